@@ -64,6 +64,8 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
     pairs: Mapping[str, Pair]
     loss: Objective
     """What was differentiated, a function of the logits at the last token `[b 1 v]`."""
+    everywhere: bool = False
+    """Whether the loss is a function of the logits at every token instead, `[b p v]`."""
 
     def __getitem__(self, name: str) -> Pair:
         if name not in self.pairs:
@@ -115,7 +117,8 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         path = where.parameter
         stand_in = self.model.get_parameter(path).detach().requires_grad_()
         batch = self.batch
-        options = {"logits_at": batch.last()[:, None], "keep": batch.keep, "types": batch.types}
+        where = None if self.everywhere else batch.last()[:, None]
+        options = {"logits_at": where, "keep": batch.keep, "types": batch.types}
         with torch.enable_grad():
             logits: Tensor = self.model.with_parameters({path: stand_in})(batch.tokens, **options)
             (found,) = torch.autograd.grad(self.loss(logits), stand_in)
@@ -190,11 +193,12 @@ def factors(
     layers: Sequence[int] | None = None,
     *,
     loss: Objective | None = None,
+    everywhere: bool = False,
 ) -> GradientFactors:
     """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
 
-    loss: from the logits at each row's last token `[b 1 v]` to one number, a sum over rows; None = `answer_loss` of the
-    batch. The backward pass goes through the norms, their scales included, as training would. A mixture's experts have
+    loss: from the logits at each row's last token `[b 1 v]` (everywhere: at all tokens `[b p v]`) to one number, a sum
+    over rows; None = `answer_loss` of the batch. The backward pass goes through the norms, their scales included, as training would. A mixture's experts have
     no factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16.
     Errors: ValueError for matrices that the model does not have, cross-attention, no logits, packed rows, a batch
     without answers, or edits of what a matrix gives; IndexError for a layer that does not exist.
@@ -212,7 +216,7 @@ def factors(
     sites = {key: between(model.config, full_name(*key)) for key in every}
     reads = {key: (Read(given), Read(output, grad=True)) for key, (given, output) in sites.items()}
     union = list(dict.fromkeys(read for pair in reads.values() for read in pair))
-    where = batch.last()[:, None]
+    where = None if everywhere else batch.last()[:, None]
     trace = observe(model, batch, union, logits_at=where, metric=metric).trace
     pairs = {}
     for (layer, matrix), (given, gradient) in reads.items():
@@ -222,7 +226,7 @@ def factors(
         for name, pair in pairs.items():
             if not all(bool(each.isfinite().all()) for each in pair):
                 raise NotFiniteError(f"the factors of {name}'s gradient are NaN or infinite")
-    return GradientFactors(model, batch, pairs, metric)
+    return GradientFactors(model, batch, pairs, metric, everywhere)
 
 
 def answer_loss(batch: Batch) -> Objective:

@@ -66,7 +66,9 @@ class FixedRows:
 
     def __post_init__(self) -> None:
         if self.rows.batch.documents is not None:
-            raise ValueError("rows that are trained on again and again require one text each, got packed ones")
+            raise ValueError(
+                "rows that are trained on again and again require one text each, got packed ones"
+            )
         if bad := [row for row in self.without if not 0 <= row < len(self.rows.batch)]:
             raise ValueError(f"rows to leave out are 0 to {len(self.rows.batch) - 1}, got {bad[0]}")
 
@@ -145,7 +147,9 @@ def leave_out(
         raise ValueError(f"processes must be at least 1, got {processes}")
     plan = replace(training or Training(), checkpoints=0)
     plan = replace(plan, log_every=plan.steps, evaluation_rows=1)
-    chosen = [(row,) for row in range(len(rows.batch))] if groups is None else [tuple(each) for each in groups]
+    chosen = (
+        [(row,) for row in range(len(rows.batch))] if groups is None else [tuple(each) for each in groups]
+    )
     data = FixedRows(rows, held_out=rows)
     jobs = {ALL: data} | {_label(i, each): replace(data, without=each) for i, each in enumerate(chosen)}
     question: Json = {
@@ -267,7 +271,9 @@ class _Kept:
             write_json(path, {"without": name, "measured": measured})
 
     def _path(self, name: str) -> Path | None:
-        return None if self.folder is None else self.folder / f"{name.partition(':')[0].replace(' ', '-')}.json"
+        return (
+            None if self.folder is None else self.folder / f"{name.partition(':')[0].replace(' ', '-')}.json"
+        )
 
 
 def _hash(examples: Examples) -> str:

@@ -134,7 +134,9 @@ def test_one_number_per_query_whatever_it_asks() -> None:
         each = [-float(logp[row, i, tokens[row, i + 1]]) for i in range(9)]
         asked = [loss for loss, yes in zip(each, QUERIES.determined[row].tolist(), strict=True) if yes]
         assert float(QUERIES.measured(found)[row]) == pytest.approx(sum(each) / 9)
-        assert float(QUERIES.measured(found, determined_only=True)[row]) == pytest.approx(sum(asked) / len(asked))
+        assert float(QUERIES.measured(found, determined_only=True)[row]) == pytest.approx(
+            sum(asked) / len(asked)
+        )
     answer, wrong = torch.arange(6), torch.arange(1, 7)
     answered = Examples(QUERIES.batch.with_answers(answer, None))
     assert_close(answered.measured(found), -logp[:, -1].gather(1, answer[:, None])[:, 0])
@@ -147,7 +149,12 @@ def test_one_number_per_query_whatever_it_asks() -> None:
 def test_a_study_goes_on_with_the_runs_that_it_has_and_is_refused_another(tmp_path: Path) -> None:
     folder = tmp_path / "study"
     whole = leave_out(CONFIG, ROWS, QUERIES, [[0], [1]], PLAN, out=folder)
-    assert {path.name for path in folder.glob("[!.]*")} == {"leave_out.json", "all-rows.json", "0.json", "1.json"}
+    assert {path.name for path in folder.glob("[!.]*")} == {
+        "leave_out.json",
+        "all-rows.json",
+        "0.json",
+        "1.json",
+    }
     kept = folder / "1.json"
     kept.unlink()
     mark = json.loads((folder / "0.json").read_text())
