@@ -1,8 +1,10 @@
-"""What depth, length and training do: checkpoints, in-context loss, rank collapse, consensus."""
+"""What depth, length and training do: checkpoints, in-context loss, rank collapse, consensus, influence."""
 
 from interp.dynamics.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
 from interp.dynamics.consensus import Consensus, consensus, flow
 from interp.dynamics.in_context import InContext, OneTokenLosses, in_context, loss_map, one_token_losses
+from interp.dynamics.influence import influence
+from interp.dynamics.lds import lds
 from interp.dynamics.rank_collapse import RankCollapse, rank_collapse
 from interp.dynamics.switched_blocks import switched_off
 
@@ -14,6 +16,8 @@ __all__ = [
     "consensus",
     "flow",
     "in_context",
+    "influence",
+    "lds",
     "loss_map",
     "one_token_losses",
     "over_checkpoints",

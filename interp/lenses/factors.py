@@ -198,8 +198,9 @@ def factors(
     """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
 
     loss: from the logits at each row's last token `[b 1 v]` (everywhere: at all tokens `[b p v]`) to one number, a sum
-    over rows; None = `answer_loss` of the batch. The backward pass goes through the norms, their scales included, as training would. A mixture's experts have
-    no factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16.
+    over rows; None = `answer_loss` of the batch. The backward pass goes through the norms, their scales included, as
+    training would. A mixture's experts have no factors here, its attention has. In float16, VJPs below 6e-8 are lost:
+    prefer bfloat16.
     Errors: ValueError for matrices that the model does not have, cross-attention, no logits, packed rows, a batch
     without answers, or edits of what a matrix gives; IndexError for a layer that does not exist.
 

@@ -26,6 +26,7 @@ from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_
 from interp.plot.depth import consensus, rank_collapse
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
+from interp.plot.influence import influence
 from interp.plot.lens import lens_comparison, lens_curve, logit_lens
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
@@ -65,6 +66,7 @@ __all__ = [
     "head_labels",
     "heads",
     "heads_over_training",
+    "influence",
     "lens_comparison",
     "lens_curve",
     "logit_lens",
@@ -108,6 +110,7 @@ PICTURES.draws |= {
     "heads": heads,
     "in_context": loss_by_index,
     "knock_out": ablation,
+    "lds": influence,
     "lens_by_depth": lens_curve,
     "logit_lens": logit_lens,
     "loss_map": loss_map,

@@ -1,8 +1,8 @@
 """What training rows did to a model, exactly: the same run again without them, bit for bit the same in all else.
 
-A row that is left out keeps its place in every batch, and its loss is multiplied by 0 there: first weights, the order of
-the rows, the divisor of the mean loss and the learning rates stay as they were. So the difference between two runs is
-what these rows did and nothing else, the truth that estimates of influence are measured against.
+A row that is left out keeps its place in every batch, and its loss is multiplied by 0 there: first weights, the order
+of the rows, the divisor of the mean loss and the learning rates stay as they were. So the difference between two runs
+is what these rows did and nothing else, the truth that estimates of influence are measured against.
 """
 
 from __future__ import annotations
