@@ -1,9 +1,9 @@
 """What training rows did to what a model says, estimated from gradients: no model is trained again.
 
-Leaving row i out takes s_i / T from the mean loss L (s_i: the nats of its tokens, T: the tokens of all rows). To
-first order the weights then move by H^-1 grad s_i / T, and the measure m_j of a query by grad m_j . H^-1 grad s_i / T (Koh
-and Liang 2017). H is taken to be the Fisher matrix of the model's own predictions, matrix by matrix as a Kronecker
-product (Grosse et al. 2023, arXiv:2308.03296), or the identity. What rows really did: `interp.training.leave_out`.
+Leaving row i out takes s_i / T from the mean loss L (s_i: the nats of its tokens, T: the tokens of all rows). To first
+order the weights then move by H^-1 grad s_i / T, and the measure m_j of a query by grad m_j . H^-1 grad s_i / T (Koh,
+Liang 2017). H is taken to be the Fisher matrix of the model's own predictions, matrix by matrix as a Kronecker product
+(Grosse et al. 2023, arXiv:2308.03296), or the identity. What rows really did: `interp.training.leave_out`.
 """
 
 from __future__ import annotations

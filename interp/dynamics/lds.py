@@ -27,8 +27,9 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
     exact: what `interp.training.leave_out` gave, some groups of it if you like; estimate: what `influence` gave for
     the same rows and queries. Returns Dataset: `value` with its 95 % interval `low` to `high` and `n`, the number of
     queries; `each`[query]; and `predicted` and `exact`[group, query], which `plot.influence` draws.
-    The interval is for other queries and other groups of the same kind: the variances of a jackknife over each are
-    added (their common part counts twice), with Student's t of the fewer of both, NaN below 3 of either.
+    The interval is for other queries and other groups of the same kind, without end: the variances of a jackknife over
+    each are added (their common part counts twice, so it is a little wide), around the jackknife's estimate (ranks of
+    few groups correlate less), with Student's t of the fewer of both; NaN below 3 of either.
     Caveat: it knows nothing of other seeds of training. A score of ranks does not see the scale of an estimate.
     Errors: ValueError for results of other functions, other rows or queries, fewer than 3 groups; a query whose
     exact or predicted effects are all equal has no correlation and is an error.
@@ -116,10 +117,13 @@ def _correlation(
 def interval(
     correlation: Float[Tensor, "c"], without: Float[Tensor, "c g"]
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
-    """A 95 % interval of the mean correlation over queries and groups, from the correlations without each group."""
+    """A 95 % interval of the mean correlation over queries and groups, from the correlations without each group.
+
+    Its middle is the jackknife's: the mean of few groups lies nearer to 0 than that of many.
+    """
     queries, groups = without.shape
     of_groups = without.mean(0).var(correction=0) * (groups - 1)
     of_queries = correlation.var() / queries
     half = t95(min(queries, groups)) * (of_groups + of_queries).sqrt()
-    mean = correlation.mean()
-    return mean - half, mean + half
+    middle = groups * correlation.mean() - (groups - 1) * without.mean()
+    return (middle - half).clamp(-1, 1), (middle + half).clamp(-1, 1)

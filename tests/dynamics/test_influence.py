@@ -282,7 +282,7 @@ def test_the_score_is_the_mean_rank_correlation_of_sums_over_groups() -> None:
 def test_the_interval_is_a_jackknife_over_groups_plus_one_over_queries() -> None:
     draw = np.random.default_rng(1)
     left_out, each = draw.random((9, 20)) < 0.3, draw.standard_normal((20, 6))
-    exact = left_out @ each + 2 * draw.standard_normal((9, 6))
+    exact = left_out @ each + 6 * draw.standard_normal((9, 6))
     found = lds(study(exact, left_out), guess(each))
 
     def score(groups: list[int], queries: list[int]) -> float:
@@ -297,8 +297,11 @@ def test_the_interval_is_a_jackknife_over_groups_plus_one_over_queries() -> None
     of_groups = jackknife([score([g for g in all_groups if g != i], everyone) for i in all_groups])
     of_queries = jackknife([score(all_groups, [q for q in everyone if q != i]) for i in everyone])
     half = scipy.stats.t.ppf(0.975, 5) * (of_groups + of_queries) ** 0.5
-    assert float(found.high - found.value) == pytest.approx(half)
-    assert float(found.value - found.low) == pytest.approx(half)
+    fewer = [score([g for g in all_groups if g != i], everyone) for i in all_groups]
+    middle = 9 * score(all_groups, everyone) - 8 * float(np.mean(fewer))
+    assert middle - half > -1 and middle + half < 1
+    assert float(found.low) == pytest.approx(middle - half)
+    assert float(found.high) == pytest.approx(middle + half)
 
 
 def test_what_cannot_be_scored_is_said() -> None:
