@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -61,30 +60,24 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
             f"effects that differ from group to group are required, those of query {where} do not"
         )
     low, high = interval(correlation, without)
+    scores = (correlation.mean(), low, high, torch.tensor(0.0), torch.tensor(len(correlation)))
+    names = ("value", "low", "high", "null", "n")
     return labelled(
         "lds",
         {
-            "value": ((), correlation.mean()),
-            "low": ((), low),
-            "high": ((), high),
-            "n": ((), torch.tensor(len(correlation))),
-            "null": ((), torch.tensor(0.0)),
+            **{name: ((), score) for name, score in zip(names, scores, strict=True)},
             "each": (("query",), correlation),
             "predicted": (("group", "query"), predicted),
             "exact": (("group", "query"), truth),
         },
-        coords={"group": exact.group.to_numpy(), "query": np.arange(len(correlation))},
+        coords={"group": exact.group.to_numpy()},
         units={
-            **dict.fromkeys(("value", "low", "high", "null", "each"), "Spearman's correlation"),
+            **dict.fromkeys((*names, "each"), "Spearman's correlation"),
             "predicted": str(estimate.value.attrs["unit"]),
             "exact": str(exact.value.attrs["unit"]),
         },
-        attrs={"groups": len(truth), "interval": "of other queries and groups", "method": _method(estimate)},
+        attrs={"groups": len(truth), "method": str(estimate.attrs.get("method", "estimate"))},
     )
-
-
-def _method(estimate: xr.Dataset) -> str:
-    return str(estimate.attrs.get("method", "estimate"))
 
 
 def correlations(

@@ -152,13 +152,7 @@ def leave_out(
     )
     data = FixedRows(rows, held_out=rows)
     jobs = {ALL: data} | {_label(i, each): replace(data, without=each) for i, each in enumerate(chosen)}
-    question: Json = {
-        "config": config.to_dict(),
-        "data": data.description,
-        "queries": _hash(queries),
-        "training": asdict(plan),
-        "groups": [list(group) for group in chosen],
-    }
+    question = _question(config, data, queries, plan, chosen)
     run = partial(_outcome, config, plan, queries)
     with _Kept.opened(out, question) as kept:
         found = {name: kept.read(name) for name in jobs}
@@ -170,6 +164,23 @@ def leave_out(
             found[name] = value
     measured = torch.tensor([found[name] for name in jobs], dtype=torch.float64)
     return _labelled(measured, chosen, list(jobs)[1:], queries.unit, len(rows.batch))
+
+
+def _question(
+    config: AnyConfig,
+    data: FixedRows,
+    queries: Examples,
+    training: Training,
+    groups: Sequence[tuple[int, ...]],
+) -> Json:
+    """All that decides the numbers of a study, as JSON."""
+    return {
+        "config": config.to_dict(),
+        "data": data.description,
+        "queries": _hash(queries),
+        "training": asdict(training),
+        "groups": [list(group) for group in groups],
+    }
 
 
 def _labelled(
