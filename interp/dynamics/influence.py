@@ -70,7 +70,8 @@ def influence(
     model was trained on, and the queries' measure, count determined tokens alone. Returns Dataset[row, query] `value`.
     Caveats: embeddings, unembedding, biases and gains are held fixed; no optimiser's statistics; a model in the middle
     of training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each.
-    Errors: ValueError for packed rows, damping that is not above 0, fewer than one sample, and those of `chosen`.
+    Errors: ValueError for packed or weighted rows, damping that is not above 0, fewer than one sample, and those of
+    `interp.lenses.gradient_factors`.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
@@ -118,6 +119,8 @@ class _Asked:
         """What is kept of all rows."""
         if examples.batch.documents is not None:
             raise ValueError("influence is that of rows with one text each, got packed ones")
+        if examples.weight is not None:
+            raise ValueError("influence is that of rows that count alike, got rows with weights")
         source = prompt_source(
             examples.batch, self.subject.text, prepend_bos=False, batch_size=self.batch_size
         )

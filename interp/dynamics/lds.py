@@ -42,17 +42,7 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
         >>> -1 <= float(lds(exact, interp.dynamics.influence(trained, rows, queries)).value) <= 1
         True
     """
-    check_result("exact", exact, ("left_out", "value", "group", "query"), "leave_out")
-    check_result("estimate", estimate, ("value", "row", "query"), "influence")
-    for dim in ("row", "query"):
-        if exact.sizes[dim] != estimate.sizes[dim]:
-            raise ValueError(
-                f"the same rows and queries are required, got {dict(exact.sizes)} and {dict(estimate.sizes)}"
-            )
-    left_out = torch.tensor(exact.left_out.transpose("group", "row").to_numpy()).double()
-    each_row = torch.tensor(estimate.value.transpose("row", "query").to_numpy()).double()
-    truth = torch.tensor(exact.value.transpose("group", "query").to_numpy()).double()
-    predicted = left_out @ each_row
+    predicted, truth = _effects(exact, estimate)
     correlation, without = correlations(predicted.T, truth.T)
     if bool(correlation.isnan().any()):
         where = correlation.isnan().nonzero()[0].item()
@@ -60,8 +50,8 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
             f"effects that differ from group to group are required, those of query {where} do not"
         )
     low, high = interval(correlation, without)
-    scores = (correlation.mean(), low, high, torch.tensor(0.0), torch.tensor(len(correlation)))
     names = ("value", "low", "high", "null", "n")
+    scores = (correlation.mean(), low, high, torch.tensor(0.0), torch.tensor(len(correlation)))
     return labelled(
         "lds",
         {
@@ -78,6 +68,20 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
         },
         attrs={"groups": len(truth), "method": str(estimate.attrs.get("method", "estimate"))},
     )
+
+
+def _effects(exact: xr.Dataset, estimate: xr.Dataset) -> tuple[Tensor, Tensor]:
+    """Predicted and exact effects of the groups, `[group, query]`. Errors: those of `lds`."""
+    check_result("exact", exact, ("left_out", "value", "group", "query"), "leave_out")
+    check_result("estimate", estimate, ("value", "row", "query"), "influence")
+    for dim in ("row", "query"):
+        if exact.sizes[dim] != estimate.sizes[dim]:
+            raise ValueError(
+                f"the same rows and queries are required, got {dict(exact.sizes)} and {dict(estimate.sizes)}"
+            )
+    left_out = torch.tensor(exact.left_out.transpose("group", "row").to_numpy()).double()
+    each_row = torch.tensor(estimate.value.transpose("row", "query").to_numpy()).double()
+    return left_out @ each_row, torch.tensor(exact.value.transpose("group", "query").to_numpy()).double()
 
 
 def correlations(

@@ -117,8 +117,8 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         path = where.parameter
         stand_in = self.model.get_parameter(path).detach().requires_grad_()
         batch = self.batch
-        where = None if self.everywhere else batch.last()[:, None]
-        options = {"logits_at": where, "keep": batch.keep, "types": batch.types}
+        columns = None if self.everywhere else batch.last()[:, None]
+        options = {"logits_at": columns, "keep": batch.keep, "types": batch.types}
         with torch.enable_grad():
             logits: Tensor = self.model.with_parameters({path: stand_in})(batch.tokens, **options)
             (found,) = torch.autograd.grad(self.loss(logits), stand_in)

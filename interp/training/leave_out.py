@@ -97,7 +97,7 @@ class FixedRows:
         orders = {e: Place(place.seed, e).generator.permutation(count) for e in np.unique(epoch).tolist()}
         chosen = [orders[e][i] for e, i in zip(epoch.tolist(), at.tolist(), strict=True)]
         index = torch.from_numpy(np.array(chosen))
-        weight = torch.ones(count)
+        weight = torch.ones(count) if self.rows.weight is None else self.rows.weight.clone()
         weight[list(self.without)] = 0.0
         return replace(self.rows.rows(index), weight=weight[index])
 

@@ -131,7 +131,7 @@ def test_the_whole_is_that_of_explicit_matrices_inverted(method: str) -> None:
             pair = interp.lenses.factors.factors(
                 model,
                 rows.batch,
-                loss=lambda logits, y=labels: nats(logits, y, rows.asked()),
+                loss=partial(nats, labels=labels, asked=rows.asked()),
                 everywhere=True,
             )
             deltas.append(pair[full][1][rows.batch.real])
@@ -325,6 +325,8 @@ def test_what_has_no_influence_is_refused_by_name() -> None:
     packed = Examples(Batch.packed([[1, 2, 3], [4, 5]], 5))
     with pytest.raises(ValueError, match="packed"):
         influence(model, packed, QUERIES)
+    with pytest.raises(ValueError, match="weights"):
+        influence(model, replace(ROWS, weight=torch.ones(5)), QUERIES)
     nothing = Examples(ROWS.batch, torch.zeros(5, 6, dtype=torch.bool))
     with pytest.raises(ValueError, match="token to predict"):
         influence(model, nothing, ROWS, determined_only=True)

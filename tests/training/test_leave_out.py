@@ -125,6 +125,13 @@ def test_every_row_comes_once_per_epoch_whatever_is_left_out() -> None:
         assert torch.equal(part.weight == 0, (part.batch.tokens == ROWS.batch.tokens[4]).all(1))
 
 
+def test_weights_that_rows_bring_are_kept() -> None:
+    rows = replace(ROWS, weight=torch.arange(6) / 4)
+    found = FixedRows(rows, ROWS, without=(5,)).batch(Place(3, 0), 6).weight
+    assert found is not None
+    assert found.tolist() == [0.0 if row == 5 else row / 4 for row in order(3, 0)]
+
+
 def test_one_number_per_query_whatever_it_asks() -> None:
     model = Transformer(CONFIG).double()
     found = logits(model, QUERIES).detach()
