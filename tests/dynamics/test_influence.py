@@ -1,6 +1,7 @@
 """Influence: kernels against closed forms, the whole against autograd and explicit inverses, ranks against scipy."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import numpy as np
