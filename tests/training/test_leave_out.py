@@ -202,4 +202,4 @@ def test_what_cannot_be_left_out_is_said() -> None:
     with pytest.raises(ValueError, match="token to predict"):
         nothing.measured(torch.zeros(6, 10, 12), determined_only=True)
     with pytest.raises(ValueError, match="one weight per row"):
-        replace(ROWS, weight=torch.ones(2))
+        Examples(ROWS.batch, weight=torch.ones(2))
