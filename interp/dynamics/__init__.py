@@ -5,12 +5,14 @@ from interp.dynamics.consensus import Consensus, consensus, flow
 from interp.dynamics.in_context import InContext, OneTokenLosses, in_context, loss_map, one_token_losses
 from interp.dynamics.influence import influence
 from interp.dynamics.lds import lds
+from interp.dynamics.learning_coefficient import Langevin, learning_coefficient, learning_coefficient_of
 from interp.dynamics.rank_collapse import RankCollapse, rank_collapse
 from interp.dynamics.switched_blocks import switched_off
 
 __all__ = [
     "Consensus",
     "InContext",
+    "Langevin",
     "OneTokenLosses",
     "RankCollapse",
     "consensus",
@@ -18,6 +20,8 @@ __all__ = [
     "in_context",
     "influence",
     "lds",
+    "learning_coefficient",
+    "learning_coefficient_of",
     "loss_map",
     "one_token_losses",
     "over_checkpoints",

@@ -19,6 +19,7 @@ import transformers
 import xarray as xr
 
 import interp
+import interp.dynamics
 import interp.families
 import interp.passes
 import interp.tasks
@@ -153,6 +154,11 @@ def span() -> torch.Tensor:
 @once
 def examples() -> interp.tasks.Examples:
     return interp.tasks.RepeatedSequences(8, 12, 3, 4).batch(interp.tasks.Place(0, 0), 2)
+
+
+@once
+def few_steps() -> interp.dynamics.Langevin:
+    return interp.dynamics.Langevin(chains=1, steps=2, burn_in=0)
 
 
 @once
@@ -309,6 +315,10 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "weights.matching_scores": {"previous": lambda: numbers(2, 4)},
     "dynamics.in_context": {"early": lambda: 1, "late": lambda: 4},
     "dynamics.influence": {"rows": examples, "queries": examples},
+    "dynamics.learning_coefficient": {"rows": examples, "sampler": few_steps},
+    "dynamics.learning_coefficient_of": {
+        "loss": lambda: lambda point: point["w"].square().sum(), "at": lambda: {"w": numbers(2)}, "rows": lambda: 9,
+        "sampler": few_steps},
     "dynamics.lds": {"exact": left_out, "estimate": estimated},
     "dynamics.loss_map": {"early": lambda: 1, "late": lambda: 4},
     "observe": {"batch": lambda: TOKENS},
