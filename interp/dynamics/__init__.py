@@ -1,4 +1,4 @@
-"""What depth, length and training do: checkpoints, in-context loss, rank collapse, consensus, influence."""
+"""What depth, length and training do: checkpoints, in-context loss, rank collapse, consensus, influence, degeneracy."""
 
 from interp.dynamics.checkpoints import over_checkpoints, per_token_loss_pca, phase_change
 from interp.dynamics.consensus import Consensus, consensus, flow
