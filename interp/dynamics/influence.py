@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
+from interp.core.boundary import Count, public
 from interp.core.results import labelled
 from interp.core.stats import Means, Reduction, Rows, uniforms, wide
 from interp.data.batch import Batch
@@ -52,7 +52,7 @@ def influence(
     matrices: Sequence[Matrix] | None = None,
     layers: Sequence[int] | None = None,
     determined_only: bool = False,
-    samples: int = 1,
+    samples: Count = 1,
     seed: int = 0,
     batch_size: int = 32,
 ) -> xr.Dataset:

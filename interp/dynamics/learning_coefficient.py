@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import Count, nearest, public
 from interp.core.results import labelled
 from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
@@ -47,11 +47,11 @@ class Langevin:
     well below n beta times the smallest that should count. Errors: ValueError.
     """
 
-    chains: int = 4
+    chains: Count = 4
     """Independent chains."""
-    steps: int = 2000
+    steps: Count = 2000
     """Draws of each chain after its burn-in."""
-    burn_in: int = 500
+    burn_in: Count = 500
     """Draws that are thrown away first."""
     step: float = 1e-4
     """epsilon: twice the size of a step along the gradient, and the variance of its noise."""
@@ -84,7 +84,7 @@ class Langevin:
 def learning_coefficient(
     model: Model,
     rows: Examples,
-    sampler: Langevin | None = None,
+    sampler: Langevin,
     *,
     parameters: Sequence[str] | None = None,
     determined_only: bool = False,
@@ -120,17 +120,17 @@ def learning_coefficient(
 
     if rows_per_step is None or rows_per_step == count:
         whole = loss_of(examples)
-        return _sampled(lambda generator: whole, at, count, sampler or Langevin())
+        return _sampled(lambda generator: whole, at, count, sampler)
 
     def some(generator: torch.Generator) -> Loss:
         order = torch.randperm(count, generator=generator, device=generator.device)
         return loss_of(examples.rows(order[:rows_per_step]))
 
-    return _sampled(some, at, count, sampler or Langevin())
+    return _sampled(some, at, count, sampler)
 
 
 @public()
-def learning_coefficient_of(loss: Loss, at: Point, rows: int, sampler: Langevin | None = None) -> xr.Dataset:
+def learning_coefficient_of(loss: Loss, at: Point, rows: int, sampler: Langevin) -> xr.Dataset:
     """The local learning coefficient of any loss of named parameters at a minimum.
 
     lambda = n beta (E[L_n(w)] - L_n(w*)). loss: from parameters of the names of `at` to the mean loss of n `rows`; at:
@@ -149,7 +149,7 @@ def learning_coefficient_of(loss: Loss, at: Point, rows: int, sampler: Langevin 
         >>> 4.5 < float(found.value) < 5.5
         True
     """
-    return _sampled(lambda generator: loss, at, rows, sampler or Langevin())
+    return _sampled(lambda generator: loss, at, rows, sampler)
 
 
 def _moving(network: Transformer, names: Sequence[str] | None) -> Point:
@@ -216,10 +216,10 @@ def _chain(
     base: dict[Loss, Tensor] = {}
     for i in bar:
         loss = draw(choice)
+        value, gradients = _gradients(loss, point)
         if loss not in base:
             with torch.no_grad():
                 base = {loss: loss(at)}
-        value, gradients = _gradients(loss, point)
         if i >= sampler.burn_in:
             kept.append((value - base[loss]).double())
         for name, gradient in gradients.items():
@@ -230,7 +230,8 @@ def _chain(
     if not bool(found.isfinite().all()):
         first = sampler.burn_in + int((~found.isfinite()).nonzero()[0])
         raise NotFiniteError(
-            f"chain {chain} ran away by step {first}: a smaller step than {sampler.step} is required"
+            f"chain {chain} ran away, its loss is NaN or infinite from draw {first} on: a smaller step than "
+            f"{sampler.step} is required, and a loss that is finite at the start"
         )
     return found
 
@@ -240,9 +241,9 @@ def _gradients(loss: Loss, point: Point) -> tuple[Float[Tensor, ""], dict[str, T
     live = {name: value.detach().requires_grad_() for name, value in point.items()}
     with torch.enable_grad():
         value = loss(live)
-        if value.numel() != 1 or not value.requires_grad:
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
             raise ValueError(
-                f"a loss that is one number and depends on the parameters is required, got {value}"
+                f"a loss that is one number and depends on the parameters is required, got {value!r:.60}"
             )
         found = torch.autograd.grad(value.reshape(()), list(live.values()))
     return value.detach().reshape(()), dict(zip(live, found, strict=True))

@@ -201,11 +201,13 @@ def test_what_has_no_coefficient_is_refused_by_name() -> None:
     with pytest.raises(NotFiniteError, match="chain 0 ran away"):
         learning_coefficient_of(lambda point: point["w"].square().sum(), at, 100, Langevin(step=10.0))
     with pytest.raises(ValueError, match="2 rows or more, got 1"):
-        learning_coefficient_of(lambda point: point["w"].square().sum(), at, 1)
-    with pytest.raises(ValueError, match="one parameter"):
-        learning_coefficient_of(lambda point: torch.zeros(()), {}, 10)
+        learning_coefficient_of(lambda point: point["w"].square().sum(), at, 1, Langevin())
     with pytest.raises(ValueError, match="one number"):
-        learning_coefficient_of(lambda point: point["w"], at, 10)
+        learning_coefficient_of(lambda point: 3, at, 10, Langevin())  # type: ignore[arg-type, return-value]
+    with pytest.raises(ValueError, match="one parameter"):
+        learning_coefficient_of(lambda point: torch.zeros(()), {}, 10, Langevin())
+    with pytest.raises(ValueError, match="one number"):
+        learning_coefficient_of(lambda point: point["w"], at, 10, Langevin())
     refused = {
         "chains": partial(Langevin, chains=0),
         "burn_in": partial(Langevin, burn_in=-1),
@@ -217,8 +219,8 @@ def test_what_has_no_coefficient_is_refused_by_name() -> None:
             made()
     model = network()
     with pytest.raises(ValueError, match="embed"):
-        learning_coefficient(model, ROWS, parameters=["embedding.weight"])
+        learning_coefficient(model, ROWS, Langevin(), parameters=["embedding.weight"])
     with pytest.raises(ValueError, match="rows_per_step"):
-        learning_coefficient(model, ROWS, rows_per_step=6)
+        learning_coefficient(model, ROWS, Langevin(), rows_per_step=6)
     with pytest.raises(ValueError, match="packed"):
-        learning_coefficient(model, Examples(Batch.packed([[1, 2, 3], [4, 5]], 5)))
+        learning_coefficient(model, Examples(Batch.packed([[1, 2, 3], [4, 5]], 5)), Langevin())
