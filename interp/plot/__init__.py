@@ -27,6 +27,7 @@ from interp.plot.depth import consensus, rank_collapse
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.influence import influence
+from interp.plot.learning_coefficient import learning_coefficient
 from interp.plot.lens import lens_comparison, lens_curve, logit_lens
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
@@ -67,6 +68,7 @@ __all__ = [
     "heads",
     "heads_over_training",
     "influence",
+    "learning_coefficient",
     "lens_comparison",
     "lens_curve",
     "logit_lens",
@@ -111,6 +113,7 @@ PICTURES.draws |= {
     "in_context": loss_by_index,
     "knock_out": ablation,
     "lds": influence,
+    "learning_coefficient": learning_coefficient,
     "lens_by_depth": lens_curve,
     "logit_lens": logit_lens,
     "loss_map": loss_map,

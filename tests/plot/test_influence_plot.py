@@ -1,12 +1,13 @@
-"""The picture of predicted and exact effects."""
+"""The pictures of predicted and exact effects, and of the chains of a learning coefficient."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 from interp import plot
-from interp.dynamics import lds
+from interp.dynamics import Langevin, lds, learning_coefficient_of
 
 
 def scored(unit: str) -> xr.Dataset:
@@ -37,6 +38,18 @@ def test_every_group_and_query_is_a_dot_and_the_diagonal_is_there_where_units_ag
     plt.close("all")
 
 
+def test_every_chain_is_a_line_of_its_losses() -> None:
+    at, sampler = {"w": torch.zeros(3)}, Langevin(chains=2, steps=20, burn_in=5)
+    found = learning_coefficient_of(lambda point: point["w"].square().sum(), at, 100, sampler)
+    ax = plot.learning_coefficient(found)
+    for line, losses in zip(ax.lines, found.loss.values, strict=False):
+        np.testing.assert_array_equal(line.get_ydata(), losses)
+    assert len(ax.lines) == 3 and f"{float(found.value):.1f}" in ax.get_title()
+    plt.close("all")
+
+
 def test_another_result_is_refused() -> None:
     with pytest.raises(ValueError, match="lds"):
         plot.influence(xr.Dataset({"value": 1.0}))
+    with pytest.raises(ValueError, match="learning_coefficient"):
+        plot.learning_coefficient(xr.Dataset({"value": 1.0}))
