@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # but for those that measure the tests, the intervals and the bounds and not the speed
-BENCHES := $(filter-out %/mutations.py %/coverage.py %/calibration.py %/lower_bounds.py,$(sort $(wildcard experiments/bench/*.py)))
+BENCHES := $(filter-out %/mutations.py %/coverage.py %/coverage_lds.py %/learning_coefficient.py %/calibration.py %/lower_bounds.py,$(sort $(wildcard experiments/bench/*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test test-slow test-books test-browser test-shapes test-lowest lint format bench clean

@@ -12,6 +12,7 @@ from interp.causal.path_patching import PathPatch, path_patch
 from interp.causal.recall import MEASURES, Recall, continuations, recall
 from interp.causal.short_circuit import ShortCircuit, identity, short_circuit
 from interp.causal.spans import ROLES, Mention
+from interp.causal.subspace import Subspace
 
 __all__ = [
     "MEASURES",
@@ -28,6 +29,7 @@ __all__ = [
     "PathPatch",
     "Recall",
     "ShortCircuit",
+    "Subspace",
     "ablate",
     "agreement",
     "attribution_patch",

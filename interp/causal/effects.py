@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.boundary import nearest, public, shape_text
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Partial, Rows, over
+from interp.core.stats import Means, Moments, Partial, Rows, over, ranks
 from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
@@ -416,10 +416,3 @@ def pearson(ours: Float[Tensor, "n"], theirs: Float[Tensor, "n"]) -> Float[Tenso
 def spearman(ours: Float[Tensor, "n"], theirs: Float[Tensor, "n"]) -> Float[Tensor, ""]:
     """The correlation of the ranks of two or more pairs of numbers; NaN if one side is constant."""
     return pearson(ranks(ours), ranks(theirs))
-
-
-def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
-    """The rank of every value from 0 upwards, equal values sharing the mean of theirs."""
-    _, which, count = values.unique(return_inverse=True, return_counts=True)
-    last = count.cumsum(0).double() - 1
-    return (last - (count.double() - 1) / 2)[which]

@@ -125,6 +125,13 @@ def two_sided_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> F
     return (2 * torch.minimum(upper_p(value, chance), upper_p(-value, -chance))).clamp(max=1)
 
 
+def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    """The rank of every value from 0 upwards, equal values sharing the mean of theirs."""
+    _, which, count = values.unique(return_inverse=True, return_counts=True)
+    last = count.cumsum(0).double() - 1
+    return (last - (count.double() - 1) / 2)[which]
+
+
 def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -> Float[Tensor, "draws n"]:
     """Draws `start` to `start + draws - 1` of each row: float64 multiples of 2^-53, uniform in [0, 1).
 

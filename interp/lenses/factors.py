@@ -74,6 +74,8 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
     pairs: Mapping[str, Pair]
     loss: Objective
     """What was differentiated, a function of the logits at the last token `[b 1 v]`; of an encoder, of its states."""
+    everywhere: bool = False
+    """Whether the loss is a function of the logits at every token instead, `[b p v]`."""
 
     def __getitem__(self, name: str) -> Pair:
         if name not in self.pairs:
@@ -131,8 +133,8 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         batch = self.batch
         with torch.enable_grad():
             output: Tensor = self.model.with_parameters({path: stand_in})(
-                batch.tokens, logits_at=_columns(self.model, batch), keep=batch.keep, types=batch.types,
-                memory=batch.memory,
+                batch.tokens, logits_at=None if self.everywhere else _columns(self.model, batch), keep=batch.keep,
+                types=batch.types, memory=batch.memory,
             )  # fmt: skip
             (found,) = torch.autograd.grad(self.loss(output), stand_in)
         return wide(side_by_side(where.view(found).to(self.model.device), name))
@@ -206,14 +208,16 @@ def factors(
     layers: Sequence[int] | None = None,
     *,
     loss: Objective | None = None,
+    everywhere: bool = False,
 ) -> GradientFactors:
     """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
 
-    loss: from the logits at each row's last token `[b 1 v]` to one number, a sum over rows; None = `answer_loss` of the
-    batch. Of an encoder it is a function of all final states `[b p d]`, and is required. The backward pass goes through
-    the norms, their scales included, as training would. A mixture's experts have no factors here, its attention has.
-    In float16, VJPs below 6e-8 are lost: prefer bfloat16. A decoder with cross-attention takes a batch that brings its
-    memory (`HookedEncoderDecoder.given`); W_K and W_V there have x and delta at source positions.
+    loss: from the logits at each row's last token `[b 1 v]` (everywhere: at all tokens `[b p v]`) to one number, a sum
+    over rows; None = `answer_loss` of the batch. Of an encoder it is a function of all final states `[b p d]`, and is
+    required. The backward pass goes through the norms, their scales included, as training would. A mixture's experts
+    have no factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16. A decoder with
+    cross-attention takes a batch that brings its memory (`HookedEncoderDecoder.given`); W_K and W_V there have x and
+    delta at source positions.
     Errors: ValueError for matrices that the model does not have, no logits, packed rows, a batch without answers or
     memory, or edits of what a matrix gives; IndexError for a layer that does not exist.
 
@@ -231,7 +235,8 @@ def factors(
     given = {name: Read(between(model.config, name)[0]) for name in names.values() if not reads_memory(name)}
     output = {name: Read(given_at(model.config, name), grad=True) for name in names.values()}
     union = list(dict.fromkeys((*given.values(), *output.values())))
-    trace = observe(model, batch, union, logits_at=_columns(model, batch), metric=metric).trace
+    where = None if everywhere else _columns(model, batch)
+    trace = observe(model, batch, union, logits_at=where, metric=metric).trace
     pairs = {}
     for (layer, matrix), name in names.items():
         x = _states(batch) if name not in given else trace[given[name]].to(model.device).flatten(2)
@@ -241,7 +246,7 @@ def factors(
         for name, pair in pairs.items():
             if not all(bool(each.isfinite().all()) for each in pair):
                 raise NotFiniteError(f"the factors of {name}'s gradient are NaN or infinite")
-    return GradientFactors(model, batch, pairs, metric)
+    return GradientFactors(model, batch, pairs, metric, everywhere)
 
 
 def _states(batch: Batch) -> Float[Tensor, "b s d"]:

@@ -26,6 +26,8 @@ from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_
 from interp.plot.depth import consensus, rank_collapse
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
+from interp.plot.influence import influence
+from interp.plot.learning_coefficient import learning_coefficient
 from interp.plot.lens import lens_comparison, lens_curve, logit_lens, patchscope
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
@@ -65,6 +67,8 @@ __all__ = [
     "head_labels",
     "heads",
     "heads_over_training",
+    "influence",
+    "learning_coefficient",
     "lens_comparison",
     "lens_curve",
     "logit_lens",
@@ -110,6 +114,8 @@ PICTURES.draws |= {
     "heads": heads,
     "in_context": loss_by_index,
     "knock_out": ablation,
+    "lds": influence,
+    "learning_coefficient": learning_coefficient,
     "lens_by_depth": lens_curve,
     "logit_lens": logit_lens,
     "loss_map": loss_map,

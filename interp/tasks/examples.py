@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.core.stats import wide
 from interp.data.batch import Batch
-from interp.model.loss import predicted
+from interp.model.loss import next_token_loss, predicted
 
 Ids = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
@@ -40,6 +41,8 @@ class Examples:
     """Which of the tokens from the second on follow from what stands before (or from the source); None = not known."""
     source: Batch | None = None
     """What the encoder of an encoder-decoder reads."""
+    weight: Float[Tensor, "b"] | None = None
+    """What the losses of each row are multiplied by in training, the divisor of the mean kept; None = 1 each."""
 
     def __post_init__(self) -> None:
         rows, columns = self.batch.tokens.shape
@@ -50,6 +53,8 @@ class Examples:
             )
         if self.source is not None and len(self.source) != rows:
             raise ValueError(f"one source per target is required, got {len(self.source)} for {rows}")
+        if self.weight is not None and self.weight.shape != (rows,):
+            raise ValueError(f"one weight per row is required, [{rows}], got {list(self.weight.shape)}")
 
     @property
     def counted(self) -> Bool[Tensor, "b n"]:
@@ -64,15 +69,58 @@ class Examples:
             batch=self.batch.to(device),
             determined=None if self.determined is None else self.determined.to(device),
             source=None if self.source is None else self.source.to(device),
+            weight=None if self.weight is None else self.weight.to(device),
         )
+
+    def rows(self, index: Int[Tensor, "n"]) -> Examples:
+        """These rows in this order, one several times if need be; of the same width."""
+        determined, weight = (
+            None if each is None else each[index.to(each.device)] for each in (self.determined, self.weight)
+        )
+        source = None if self.source is None else self.source.rows(index)
+        return Examples(self.batch.rows(index), determined, source, weight)
 
     def split(self, size: int) -> Iterator[Examples]:
         """Consecutive parts of at most `size` rows."""
         for start in range(0, len(self.batch), size):
-            rows = torch.arange(start, min(start + size, len(self.batch)))
-            determined = None if self.determined is None else self.determined[rows]
-            source = None if self.source is None else self.source.rows(rows)
-            yield Examples(self.batch.rows(rows), determined, source)
+            yield self.rows(torch.arange(start, min(start + size, len(self.batch))))
+
+    def asked(self, *, determined_only: bool = False) -> Bool[Tensor, "b n"]:
+        """Which tokens from the second on a loss is about: those predicted, or those that the context determines.
+
+        Errors: ValueError if the data does not say which are determined.
+        """
+        if not determined_only:
+            return self.counted
+        if self.determined is None:
+            raise ValueError("determined_only requires data that says which tokens the context determines")
+        return self.determined
+
+    def measured(
+        self, logits: Float[Tensor, "b p v"], *, determined_only: bool = False
+    ) -> Float[Tensor, "b"]:
+        """One number per row, from its logits: mean nats per token that is asked (`asked`).
+
+        Where the rows have an answer, -log p of it at the last token; with a wrong one too, logit(answer) -
+        logit(wrong) there. Errors: ValueError for a row of which no token is asked.
+        """
+        batch = self.batch
+        if batch.answer is None:
+            asked = self.asked(determined_only=determined_only)
+            if not bool(asked.any(1).all()):
+                raise ValueError("rows with a token to predict are required, some have none that is asked")
+            losses = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
+            return (losses * asked).sum(1) / asked.sum(1)
+        last = wide(logits[torch.arange(len(batch), device=logits.device), batch.last()])
+        right = last.gather(1, batch.answer[:, None])[:, 0]
+        if batch.wrong is None:
+            return last.logsumexp(1) - right
+        return right - last.gather(1, batch.wrong[:, None])[:, 0]
+
+    @property
+    def unit(self) -> str:
+        """That of `measured`."""
+        return "nats" if self.batch.wrong is None else "logits"
 
 
 def after_bos(tokens: Ids, determined: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Examples:

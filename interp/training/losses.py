@@ -54,14 +54,16 @@ def logits(model: AnyModel, examples: Examples) -> Float[Tensor, "b p v"]:
 def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = False) -> Float[Tensor, ""]:
     """Mean nats per token that is predicted, or per token that the context determines.
 
+    Rows with a weight have their losses multiplied by it; the divisor is the number of tokens all the same.
     Errors: ValueError if the data does not say which are determined; NaN if there are none.
     """
     batch = examples.batch
     losses = _losses(model, examples)
+    if examples.weight is not None:
+        losses = losses * examples.weight[:, None]
     if determined_only:
-        if examples.determined is None:
-            raise ValueError("determined_only requires data that says which tokens the context determines")
-        return (losses * examples.determined).sum() / examples.determined.sum()
+        asked = examples.asked(determined_only=True)
+        return (losses * asked).sum() / asked.sum()
     if batch.keep is None and batch.documents is None:
         return losses.mean()
     return losses.sum() / examples.counted.sum()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from interp.causal import agreement
-from interp.causal.effects import ranks
+from interp.core.stats import ranks
 
 
 def test_ranks_share_ties_and_correlation_is_that_of_ranks() -> None:

@@ -19,6 +19,7 @@ import transformers
 import xarray as xr
 
 import interp
+import interp.dynamics
 import interp.families
 import interp.passes
 import interp.tasks
@@ -156,6 +157,27 @@ def examples() -> interp.tasks.Examples:
 
 
 @once
+def few_steps() -> interp.dynamics.Langevin:
+    return interp.dynamics.Langevin(chains=1, steps=2, burn_in=0)
+
+
+@once
+def left_out() -> xr.Dataset:
+    """The exact effects of three groups of rows."""
+    effects = {"value": (("group", "query"), numbers(3, 2).numpy(), {"unit": "nats"})}
+    return xr.Dataset(
+        {**effects, "left_out": (("group", "row"), np.eye(3) > 0)}, {"group": range(3), "query": range(2)}
+    )
+
+
+@once
+def estimated() -> xr.Dataset:
+    """What somebody thinks that they are."""
+    effects = {"value": (("row", "query"), numbers(3, 2).numpy() ** 3, {"unit": "nats"})}
+    return xr.Dataset(effects, {"row": range(3), "query": range(2)})
+
+
+@once
 def pairs() -> object:
     """Aligned prompts, as `interp.tasks` makes them."""
     answer, wrong = torch.tensor([3, 4]), torch.tensor([4, 3])
@@ -248,6 +270,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                      "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
     "lenses.TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
                   "bias": lambda: numbers(1, 24), "sample": lambda: numbers(4)},
+    "causal.Subspace": {"directions": lambda: numbers(2, 24)},
     "lenses.FittedJacobianLens": {"layers": lambda: (0,), "jacobian": lambda: numbers(1, 24, 24)},
     "editing.WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
     # methods
@@ -292,6 +315,12 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.load_sae": {"folder": sae_folder},
     "weights.matching_scores": {"previous": lambda: numbers(2, 4)},
     "dynamics.in_context": {"early": lambda: 1, "late": lambda: 4},
+    "dynamics.influence": {"rows": examples, "queries": examples},
+    "dynamics.learning_coefficient": {"rows": examples, "sampler": few_steps},
+    "dynamics.learning_coefficient_of": {
+        "loss": lambda: lambda point: point["w"].square().sum(), "at": lambda: {"w": numbers(2)}, "rows": lambda: 9,
+        "sampler": few_steps},
+    "dynamics.lds": {"exact": left_out, "estimate": estimated},
     "dynamics.loss_map": {"early": lambda: 1, "late": lambda: 4},
     "observe": {"batch": lambda: TOKENS},
     "metrics.of_logits": {"function": lambda: lambda logits: logits[:, 0, 0]},
@@ -362,6 +391,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "training.exactly_right": {
         "model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
         "examples": lambda: interp.tasks.SequencePairs().batch(interp.tasks.Place(0, 0), 2)},
+    "training.FixedRows": {"rows": examples, "held_out": examples},
+    "training.leave_out": {"config": lambda: interp.training.attention_only(1, 8, 12), "rows": examples,
+                           "queries": examples},
     "training.mean_loss": {"model": lambda: build("gpt2"), "examples": examples},
     "training.Sentences": {
         "task": interp.tasks.Facts, "vocabulary": lambda: interp.training.Vocabulary.read(TOKENIZER)},
@@ -392,7 +424,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
 
 REFUSES = ("compat.from_bridge", "compat.load_llama2c")
 """What requires objects of other programs: its smallest call is refused, by name."""
-NOT_RUN = ("report", "editing.finetune_edit", "features.probe", "training.train")
+NOT_RUN = ("report", "editing.finetune_edit", "features.probe", "training.leave_out", "training.train")
 """What takes long even for the smallest call: whether a value is let in is asked of its annotation alone."""
 ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serve")
 """What is not called here: pictures and pages of results, and what takes no argument."""

@@ -15,7 +15,7 @@ PNG = b"\x89PNG\r\n\x1a\n"
 WITHOUT_PLOT = {
     "attention_kernel", "attention_paths", "bigram_table", "compare_methods",
     "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table", "erasure",
-    "flow_routes", "head_tokens", "interchange", "jacobian_lens", "late_layers",
+    "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens", "late_layers",
     "layer_mixing", "name_attention", "neurons", "one_token_losses",
     "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
     "sae_quality", "singular_directions", "skip_trigrams", "subject_spread", "tensors", "top_examples", "top_pairs",

@@ -36,6 +36,7 @@ SMALL = {
         "seeds=1 d_model=16 d_vocab=20 training.steps=2 training.rows=4 training.checkpoints=2"
         " training.evaluation_rows=4"
     ),
+    "influence": "rows=8 queries=3 groups=3 seeds=2 d_vocab=8 width=6 training.steps=3 training.rows=4",
     "ioi": "model=demo-attn-2l prompts=2",
     "jacobian_lens": "model=demo-attn-2l prompts=6 length=20 few=3 read=1 orders=3",
     "mixers_and_induction": (
@@ -51,7 +52,7 @@ SMALL = {
 """What to say to `-p` so that an experiment takes seconds."""
 
 
-NO_MODEL = {"phase_change", "induction_phase_change", "mixers_and_induction", "every_decoder"}
+NO_MODEL = {"phase_change", "induction_phase_change", "influence", "mixers_and_induction", "every_decoder"}
 """The first reads a log; the others train their models themselves, from parameters and seeds alone."""
 TIMES = ("_seconds", "_ms")
 """Ends of columns that measure time, which no run repeats."""

@@ -1,0 +1,96 @@
+"""A few directions at one place of a model, whatever found them, and the edits that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.model.edits import Add, Edit, Project, Swap, orthonormal
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@public(unchecked=("at", "about"))
+@dataclass(frozen=True, eq=False)
+class Subspace:
+    """Directions at one site, as a method found them: to add, to remove, to swap between two runs.
+
+    site: the full name of the site, whose last axis is as wide as the directions.
+    directions: one per row, `[k, d]`; they need not be orthogonal nor of length 1 (`add` adds them as they are).
+    at: which cells of the site, as in `Edit`: `{"pos": -1}`; all, where nothing is named.
+    about: how it was found, by word.
+
+    Example:
+        >>> found = Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1], {"pos": -1})
+        >>> model.edited([found.add(3.0)])(tokens).shape == model(tokens).shape
+        True
+    """
+
+    site: str
+    directions: Float[Tensor, "k d"]
+    at: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    about: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
+
+    def __post_init__(self) -> None:
+        if not len(self.directions) or not bool(self.directions.isfinite().all()):
+            raise ValueError("at least one direction, of finite numbers, is required")
+
+    @classmethod
+    def of_result(cls, result: xr.Dataset, **cell: int | str) -> Subspace:
+        """The subspace of one cell of a result that holds `directions` and the coordinate `site`.
+
+        cell: the label of the cell along each dim that tells cells apart: `layer=2, pos=5`.
+        Errors: ValueError for a result without directions, or a cell that is not named in full.
+        """
+        if "directions" not in result or "site" not in result.coords:
+            raise ValueError(
+                "a result that holds directions is required, such as that of `interp.causal.align`"
+            )
+        found = result[["directions"]].sel(cell)
+        own = [dim for dim in found.directions.dims if dim not in ("direction", "d_model")]
+        if own:
+            raise ValueError(f"one cell is required: name its {', '.join(map(str, own))}")
+        rows = torch.from_numpy(np.atleast_2d(found.directions.values))
+        places: dict[str, int] = {dim: int(cell[dim]) for dim in ("pos", "head") if dim in cell}
+        said = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}
+        return cls(str(found.site.values), rows, places, said)
+
+    @cached_property
+    def basis(self) -> Float[Tensor, "k d"]:
+        """Orthonormal rows that span it."""
+        return orthonormal(self.directions)
+
+    def add(self, strength: float = 1.0) -> Edit:
+        """The edit that adds `strength` times its direction: steering. ValueError for several directions."""
+        if len(self.directions) > 1:
+            raise ValueError(f"one direction is required to add, got {len(self.directions)}")
+        return Edit(self.site, Add(self.directions[0], strength), self.at)
+
+    def remove(self) -> Edit:
+        """The edit that removes what lies in it."""
+        return Edit(self.site, Project(self.directions), self.at)
+
+    def swap(self, values: Float[Tensor, "..."]) -> Edit:
+        """The edit that puts the part of other values (as in `interp.edits.Set`) that lies in it into the run."""
+        return Edit(self.site, Swap(self.directions, values), self.at)
+
+    def angles(self, other: Subspace) -> Float[Tensor, "k"]:
+        """The principal angles between two subspaces of one space, ascending, in radians.
+
+        Example:
+            >>> one, two = (Subspace("blocks.0.hook_resid_post", torch.eye(4)[i : i + 2]) for i in (0, 1))
+            >>> [round(angle, 3) for angle in one.angles(two).tolist()]
+            [0.0, 1.571]
+        """
+        overlaps = torch.linalg.svdvals(self.basis.double() @ other.basis.double().mT)
+        return overlaps.clamp(0, 1).arccos()

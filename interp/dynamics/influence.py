@@ -1,0 +1,291 @@
+"""What training rows did to what a model says, estimated from gradients: no model is trained again.
+
+Leaving row i out takes s_i / T from the mean loss L (s_i: the nats of its tokens, T: the tokens of all rows). To first
+order the weights then move by H^-1 grad s_i / T, and the measure m_j of a query by grad m_j . H^-1 grad s_i / T (Koh,
+Liang 2017). H is taken to be the Fisher matrix of the model's own predictions, matrix by matrix as a Kronecker product
+(Grosse et al. 2023, arXiv:2308.03296), or the identity. What rows really did: `interp.training.leave_out`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.boundary import Count, public
+from interp.core.results import labelled
+from interp.core.stats import Means, Reduction, Rows, uniforms, wide
+from interp.data.batch import Batch
+from interp.data.stream import prompt_source
+from interp.dynamics.kronecker import Kronecker, along, products
+from interp.lenses.factors import GradientFactors, Matrix, check_differentiable, chosen, factors
+from interp.model.loss import next_token_loss
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis
+from interp.passes.observe import Model, Objective, Subject, as_model
+from interp.runs.run import reduced_over
+from interp.tasks.examples import Examples
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Method = Literal["dot", "kfac", "ekfac"]
+Solved = Mapping[str, Float[Tensor, "c i o"]]
+"""What stands for the queries' gradients of each matrix, after the inverse curvature."""
+
+
+@public()
+def influence(
+    model: Model,
+    rows: Examples,
+    queries: Examples,
+    *,
+    method: Method = "ekfac",
+    damping: float = 0.1,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    determined_only: bool = False,
+    samples: Count = 1,
+    seed: int = 0,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The predicted change of each query's measure if a training row were left out, from gradients alone.
+
+    rows: what the model was trained on; queries: what is measured, as in `interp.training.leave_out`
+    (`Examples.measured`), whose sign this has: without the row minus with it. With s_i the summed nats of row i and T
+    the tokens of all rows, method "kfac" and "ekfac" give grad m_j . (H + damping)^-1 grad s_i / T in the unit of m_j:
+    first-order predictions for a model at the minimum of its mean loss. "dot" gives grad m_j . grad s_i / T, the same
+    for one step of gradient descent of length 1: its sign and order mean something, its scale does not.
+    H: the Fisher matrix of the mean loss, each matrix on its own, labels drawn from the model (`samples` per token,
+    `seed`). "kfac": T_real / T * E[x^T x] (kron) E[delta^T delta] over real tokens; "ekfac": in its eigenbasis the mean
+    squares of the rows' gradients. damping: share of each matrix' mean eigenvalue that is added to all of them.
+    matrices, layers: as in `interp.lenses.gradient_factors`; None = all. determined_only: whether the loss that the
+    model was trained on, and the queries' measure, count determined tokens alone. Returns Dataset[row, query] `value`.
+    Caveats: embeddings, unembedding, biases and gains are held fixed; no optimiser's statistics; a model in the middle
+    of training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each.
+    Errors: ValueError for packed or weighted rows, damping that is not above 0, fewer than one sample, and those of
+    `interp.lenses.gradient_factors`.
+
+    Example:
+        >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
+        >>> rows, queries = (task.batch(interp.tasks.Place(0, step), 4) for step in (0, 1))
+        >>> influence(model, rows, queries, method="dot").value.dims
+        ('row', 'query')
+    """
+    if not damping > 0:
+        raise ValueError(f"damping, a share of the mean eigenvalue, must be above 0, got {damping}")
+    if samples < 1:
+        raise ValueError(f"samples must be at least 1, got {samples}")
+    subject = as_model(model)
+    check_differentiable(subject.transformer, chosen(subject.transformer.config, matrices, layers))
+    asked = _Asked(subject, matrices, layers, determined_only, samples, seed, batch_size)
+    found = _solved(asked, rows, queries, method, damping)
+    scores = asked.over(rows, partial(_scores, asked=asked, examples=rows, found=found), Rows)
+    assert isinstance(scores, Rows)
+    unit = queries.unit if method != "dot" else f"{queries.unit} per step of length 1"
+    return labelled(
+        "influence",
+        {"value": (("row", "query"), scores.rows["value"] / asked.tokens(rows))},
+        units=unit,
+        attrs={"unit": unit, "method": method, "damping": damping, "effect": "without the row - with it"},
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """Whose gradients are taken, and of what."""
+
+    subject: Subject
+    matrices: Sequence[Matrix] | None
+    layers: Sequence[int] | None
+    determined_only: bool
+    samples: int
+    seed: int
+    batch_size: int
+
+    def over(
+        self,
+        examples: Examples,
+        compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
+        kept: Reduction,
+    ) -> object:
+        """What is kept of all rows."""
+        if examples.batch.documents is not None:
+            raise ValueError("influence is that of rows with one text each, got packed ones")
+        if examples.weight is not None:
+            raise ValueError("influence is that of rows that count alike, got rows with weights")
+        source = prompt_source(
+            examples.batch, self.subject.text, prepend_bos=False, batch_size=self.batch_size
+        )
+        return reduced_over(Analysis("influence", compute, kept), self.subject, source)
+
+    def factors(self, model: Transformer, batch: Batch, loss: Objective) -> GradientFactors:
+        """Those of a loss of all logits."""
+        return factors(model, batch, self.matrices, self.layers, loss=loss, everywhere=True)
+
+    def tokens(self, rows: Examples) -> int:
+        """How many the mean loss is over."""
+        count = int(rows.asked(determined_only=self.determined_only).sum())
+        if not count:
+            raise ValueError("rows with a token to predict are required, none is asked")
+        return count
+
+
+def here(examples: Examples, batch: Batch) -> Examples:
+    """The rows of a batch, by their numbers, with which of their tokens are determined."""
+    if examples.determined is None:
+        return Examples(batch)
+    assert batch.row is not None
+    known = examples.determined[batch.row.to(examples.determined.device)]
+    return Examples(batch, known[:, : batch.tokens.shape[1] - 1].to(batch.tokens.device))
+
+
+def drawn(
+    logits: Float[Tensor, "b p v"], row: Int[Tensor, "b"], sample: int, width: int, seed: int
+) -> Int[Tensor, "b p"]:
+    """A token for every position, drawn from what the model predicts there; the row's number decides the draw."""
+    p = logits.shape[1]
+    levels = uniforms(row, p, seed, start=sample * width).T.to(logits.device)
+    cumulative = logits.detach().double().softmax(-1).cumsum(-1)
+    return torch.searchsorted(cumulative, levels[..., None].contiguous(), right=True)[..., 0].clamp_max(
+        logits.shape[-1] - 1
+    )
+
+
+def nats(
+    logits: Float[Tensor, "b p v"], labels: Int[Tensor, "b p"], asked: Bool[Tensor, "b n"]
+) -> Float[Tensor, ""]:
+    """The summed loss of these labels, position i predicting label i, at the positions that are asked."""
+    each = F.cross_entropy(wide(logits[:, :-1]).mT, labels[:, :-1], reduction="none")
+    return (each * asked).sum()
+
+
+def _solved(
+    asked: _Asked, rows: Examples, queries: Examples, method: Method, damping: float
+) -> Solved | Mapping[str, tuple[Tensor, Tensor]]:
+    """What the gradients of rows are multiplied with: the queries' factors, or their solved gradients."""
+    kept = asked.over(queries, partial(_of_queries, asked=asked, examples=queries), Rows)
+    assert isinstance(kept, Rows)
+    device = asked.subject.transformer.device
+    names = [name.removesuffix(" x") for name in kept.rows if name.endswith(" x")]
+    pairs = {name: tuple(kept.rows[f"{name} {side}"].to(device) for side in ("x", "delta")) for name in names}
+    if method == "dot":
+        return {name: (x, delta) for name, (x, delta) in pairs.items()}
+    curvature = fisher(asked, rows, method)
+    solved = {}
+    for name, (x, delta) in pairs.items():
+        matrix = curvature[name].to(x)
+        solved[name] = matrix.solved(x, delta, damping * float(matrix.eigenvalues.mean()))
+    return solved
+
+
+def fisher(asked: _Asked, rows: Examples, method: Method) -> dict[str, Kronecker]:
+    """The Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis."""
+    moments = asked.over(rows, partial(_moments, asked=asked, examples=rows), Means)
+    assert isinstance(moments, Means)
+    mean = {name: each.mean for name, each in moments.moments.items()}
+    count, real, tokens = len(rows.batch), int(rows.batch.real.sum()), asked.tokens(rows)
+    names = [name.removesuffix(" x") for name in mean if name.endswith(" x")]
+    found = {}
+    for (
+        name
+    ) in names:  # sums over rows / real tokens on both sides: sum x'x (kron) sum delta'delta / (real tokens)
+        scale = count * count / (real * tokens)
+        found[name] = Kronecker.of(mean[f"{name} x"], mean[f"{name} delta"], scale)
+    if method == "kfac":
+        return found
+    squares = asked.over(rows, partial(_squares, asked=asked, examples=rows, bases=found), Means)
+    assert isinstance(squares, Means)
+    return {
+        name: each.corrected(squares.moments[name].mean.to(each.basis_in.device) * (count / tokens))
+        for name, each in found.items()
+    }
+
+
+def _pseudo(
+    asked: _Asked, model: Transformer, batch: Batch, examples: Examples, sample: int
+) -> GradientFactors:
+    """Factors of the loss of labels that the model draws."""
+    part = here(examples, batch)
+    assert batch.row is not None
+    labels = partial(
+        drawn, row=batch.row, sample=sample, width=examples.batch.tokens.shape[1], seed=asked.seed
+    )
+    where = part.asked(determined_only=asked.determined_only)
+    return asked.factors(model, batch, lambda logits: nats(logits, labels(logits), where))
+
+
+def _moments(
+    trace: Trace, batch: Batch, model: Transformer, asked: _Asked, examples: Examples
+) -> Mapping[str, Tensor]:
+    """Summed over the tokens of each row: x^T x and delta^T delta of every matrix."""
+    values: dict[str, Tensor] = {}
+    for sample in range(asked.samples):
+        for name, (x, delta) in _pseudo(asked, model, batch, examples, sample).items():
+            kept, delta = wide(x) * batch.real[..., None], wide(delta)
+            values[f"{name} x"] = kept.mT @ kept
+            more = delta.mT @ delta / asked.samples
+            values[f"{name} delta"] = values.get(f"{name} delta", torch.zeros_like(more)) + more
+    return values
+
+
+def _squares(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    asked: _Asked,
+    examples: Examples,
+    bases: Mapping[str, Kronecker],
+) -> Mapping[str, Tensor]:
+    """The squared gradient of each row in the eigenbasis of every matrix."""
+    values: dict[str, Tensor] = {}
+    for sample in range(asked.samples):
+        for name, (x, delta) in _pseudo(asked, model, batch, examples, sample).items():
+            more = bases[name].to(x).in_basis(x, delta).square() / asked.samples
+            values[name] = values.get(name, torch.zeros_like(more)) + more
+    return values
+
+
+def _of_queries(
+    trace: Trace, batch: Batch, model: Transformer, asked: _Asked, examples: Examples
+) -> Mapping[str, Tensor]:
+    """Both factors of the gradient of each query's measure."""
+    part = here(examples, batch)
+    found = asked.factors(
+        model, batch, lambda logits: part.measured(logits, determined_only=asked.determined_only).sum()
+    )
+    return {
+        f"{name} {side}": each
+        for name, pair in found.items()
+        for side, each in zip(("x", "delta"), pair, strict=True)
+    }
+
+
+def _scores(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    asked: _Asked,
+    examples: Examples,
+    found: Mapping[str, Tensor | tuple[Tensor, Tensor]],
+) -> Mapping[str, Tensor]:
+    """The gradient of each row's summed loss times what stands for the queries, over all matrices."""
+    where = here(examples, batch).asked(determined_only=asked.determined_only)
+
+    def loss(logits: Tensor) -> Tensor:
+        return (next_token_loss(logits, batch.tokens, batch.keep) * where).sum()
+
+    total: Tensor | None = None
+    for name, (x, delta) in asked.factors(model, batch, loss).items():
+        other = found[name]
+        part = along(x, delta, other) if isinstance(other, Tensor) else products(x, delta, *other)
+        total = part if total is None else total + part
+    assert total is not None
+    return {"value": total}

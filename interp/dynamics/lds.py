@@ -1,0 +1,126 @@
+"""How well estimates of influence rank what leaving rows out really does: the linear datamodeling score."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.results import check_result, labelled
+from interp.core.stats import t95
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@public()
+def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
+    """The linear datamodeling score of an estimate of influence (Park et al. 2023, "TRAK", equation 4).
+
+    The predicted effect of a group is the sum of its rows' estimates; per query, Spearman's correlation of predicted
+    and exact effects over the groups; then the mean over queries. 1: the estimate orders the groups as training
+    without them does; 0: no relation.
+    exact: what `interp.training.leave_out` gave, some groups of it if you like; estimate: what `influence` gave for
+    the same rows and queries. Returns Dataset: `value` with its 95 % interval `low` to `high` and `n`, the number of
+    queries; `each`[query]; and `predicted` and `exact`[group, query], which `plot.influence` draws.
+    The interval is for other queries and other groups of the same kind, without end: the variances of a jackknife over
+    each are added (their common part counts twice, so it is a little wide), around the jackknife's estimate (ranks of
+    few groups correlate less), with Student's t of the fewer of both; NaN below 3 of either.
+    Caveat: it knows nothing of other seeds of training. A score of ranks does not see the scale of an estimate.
+    Errors: ValueError for results of other functions, other rows or queries, fewer than 3 groups; a query whose
+    exact or predicted effects are all equal has no correlation and is an error.
+
+    Example:
+        >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
+        >>> rows, queries = (task.batch(interp.tasks.Place(0, step), 4) for step in (0, 1))
+        >>> config, plan = interp.training.attention_only(1, 8, 12), interp.training.Training(steps=2, rows=2)
+        >>> exact = interp.training.leave_out(config, rows, queries, training=plan)
+        >>> trained = interp.training.train(config, interp.training.FixedRows(rows, rows), plan).model
+        >>> -1 <= float(lds(exact, interp.dynamics.influence(trained, rows, queries)).value) <= 1
+        True
+    """
+    predicted, truth = _effects(exact, estimate)
+    correlation, without = correlations(predicted.T, truth.T)
+    if bool(correlation.isnan().any()):
+        where = correlation.isnan().nonzero()[0].item()
+        raise ValueError(
+            f"effects that differ from group to group are required, those of query {where} do not"
+        )
+    low, high = interval(correlation, without)
+    names = ("value", "low", "high", "null", "n")
+    scores = (correlation.mean(), low, high, torch.tensor(0.0), torch.tensor(len(correlation)))
+    return labelled(
+        "lds",
+        {
+            **{name: ((), score) for name, score in zip(names, scores, strict=True)},
+            "each": (("query",), correlation),
+            "predicted": (("group", "query"), predicted),
+            "exact": (("group", "query"), truth),
+        },
+        coords={"group": exact.group.to_numpy()},
+        units={
+            **dict.fromkeys((*names, "each"), "Spearman's correlation"),
+            "predicted": str(estimate.value.attrs["unit"]),
+            "exact": str(exact.value.attrs["unit"]),
+        },
+        attrs={"groups": len(truth), "method": str(estimate.attrs.get("method", "estimate"))},
+    )
+
+
+def _effects(exact: xr.Dataset, estimate: xr.Dataset) -> tuple[Tensor, Tensor]:
+    """Predicted and exact effects of the groups, `[group, query]`. Errors: those of `lds`."""
+    check_result("exact", exact, ("left_out", "value", "group", "query"), "leave_out")
+    check_result("estimate", estimate, ("value", "row", "query"), "influence")
+    for dim in ("row", "query"):
+        if exact.sizes[dim] != estimate.sizes[dim]:
+            raise ValueError(
+                f"the same rows and queries are required, got {dict(exact.sizes)} and {dict(estimate.sizes)}"
+            )
+    left_out = torch.tensor(exact.left_out.transpose("group", "row").to_numpy()).double()
+    each_row = torch.tensor(estimate.value.transpose("row", "query").to_numpy()).double()
+    return left_out @ each_row, torch.tensor(exact.value.transpose("group", "query").to_numpy()).double()
+
+
+def correlations(
+    x: Float[Tensor, "c g"], y: Float[Tensor, "c g"]
+) -> tuple[Float[Tensor, "c"], Float[Tensor, "c g"]]:
+    """Spearman's correlation of each row of x with that of y, and the same without each of the columns.
+
+    Equal values share the mean of their ranks; NaN where a side is constant. Errors: ValueError below 3 columns.
+    """
+    if x.shape[1] < 3:
+        raise ValueError(f"at least 3 groups are required to rank, got {x.shape[1]}")
+    ours, theirs = ((side[:, :, None] - side[:, None]).sign() for side in (x, y))
+    every = torch.ones(1, 1, x.shape[1], dtype=torch.bool, device=x.device)
+    whole = _correlation(ours.sum(2)[:, None], theirs.sum(2)[:, None], every)[:, 0]
+    left = ~torch.eye(x.shape[1], dtype=torch.bool, device=x.device)[None]
+    without = [each.sum(2)[:, None] - each.mT for each in (ours, theirs)]
+    return whole, _correlation(without[0], without[1], left)
+
+
+def _correlation(
+    x: Float[Tensor, "c k g"], y: Float[Tensor, "c k g"], kept: Bool[Tensor, "1 k g"]
+) -> Float[Tensor, "c k"]:
+    """Pearson's, over the columns kept. Ranks by signs are whole numbers, so a constant side is exactly 0."""
+    count = kept.sum(2, keepdim=True)
+    x, y = ((side - (side * kept).sum(2, keepdim=True) / count) * kept for side in (x, y))
+    sizes = (x.square().sum(2) * y.square().sum(2)).sqrt()
+    return torch.where(sizes > 0, (x * y).sum(2) / sizes, torch.nan)
+
+
+def interval(
+    correlation: Float[Tensor, "c"], without: Float[Tensor, "c g"]
+) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    """A 95 % interval of the mean correlation over queries and groups, from the correlations without each group.
+
+    Its middle is the jackknife's: the mean of few groups lies nearer to 0 than that of many.
+    """
+    queries, groups = without.shape
+    of_groups = without.mean(0).var(correction=0) * (groups - 1)
+    of_queries = correlation.var() / queries
+    half = t95(min(queries, groups)) * (of_groups + of_queries).sqrt()
+    middle = groups * correlation.mean() - (groups - 1) * without.mean()
+    return (middle - half).clamp(-1, 1), (middle + half).clamp(-1, 1)

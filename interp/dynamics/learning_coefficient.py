@@ -1,0 +1,249 @@
+"""How degenerate a minimum is: the local learning coefficient, by Langevin dynamics that stays near it.
+
+The volume of {w near w* : L(w) - L(w*) < e} falls as e^lambda (-log e)^(m - 1) for small e (Watanabe 2009). A minimum
+of full rank in d dimensions has lambda = d / 2; flat and crossing directions make it smaller: what the model could lose
+for free. Lau et al. 2023 (arXiv:2308.12108): lambda = n beta (E[L_n(w)] - L_n(w*)) for w drawn from
+exp(-n beta L_n(w) - gamma / 2 |w - w*|^2), beta = 1 / log n.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.boundary import Count, nearest, public
+from interp.core.results import labelled
+from interp.model.loss import next_token_loss
+from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError
+from interp.passes.observe import Model, as_network
+from interp.tasks.examples import Examples
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Point = Mapping[str, Tensor]
+"""Weights by their names."""
+Loss = Callable[[Point], Float[Tensor, ""]]
+"""The mean loss of n rows at a point, which autograd can differentiate."""
+
+
+@public()
+@dataclass(frozen=True)
+class Langevin:
+    """Chains of w <- w - step / 2 (n beta grad L_n(w) + localisation (w - w*)) + sqrt(step) noise, all from w*.
+
+    At a minimum with curvature h along a direction, k = n beta h + localisation, the chain's own limit is known: that
+    direction adds n beta h / k / (1 - step k / 4) to twice the coefficient (which is 1 for an exact sampler without
+    localisation), and it needs step k < 4. So choose step k near 0.1 for the largest curvature, and the localisation
+    well below n beta times the smallest that should count. Errors: ValueError.
+    """
+
+    chains: Count = 4
+    """Independent chains."""
+    steps: Count = 2000
+    """Draws of each chain after its burn-in."""
+    burn_in: Count = 500
+    """Draws that are thrown away first."""
+    step: float = 1e-4
+    """epsilon: twice the size of a step along the gradient, and the variance of its noise."""
+    localisation: float = 1.0
+    """gamma: how hard a chain is held near where it began."""
+    inverse_temperature: float | None = None
+    """beta; None = 1 / log n."""
+    seed: int = 0
+    """Of the noise; a chain's noise does not depend on how many chains there are."""
+
+    def __post_init__(self) -> None:
+        for name in ("chains", "steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("burn_in", "localisation", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        beta = self.inverse_temperature
+        if not self.step > 0 or (beta is not None and not beta > 0):
+            raise ValueError(f"step and inverse_temperature must be above 0, got {self.step} and {beta}")
+
+    def beta(self, n: int) -> float:
+        """The inverse temperature for n rows. ValueError below 2 rows, where 1 / log n is none."""
+        if n < 2:
+            raise ValueError(f"a learning coefficient is that of 2 rows or more, got {n}")
+        return 1 / math.log(n) if self.inverse_temperature is None else self.inverse_temperature
+
+
+@public()
+def learning_coefficient(
+    model: Model,
+    rows: Examples,
+    sampler: Langevin,
+    *,
+    parameters: Sequence[str] | None = None,
+    determined_only: bool = False,
+    rows_per_step: int | None = None,
+) -> xr.Dataset:
+    """The local learning coefficient of a trained model on its training rows.
+
+    The loss of a row is the sum of its tokens' nats (of determined tokens alone, if so asked), L_n their mean over the
+    n rows: rows are independent draws, tokens are not. parameters: names of those that move, such as
+    "blocks.0.mlp.out.weight", the others held (Wang et al. 2024); None = all. rows_per_step: rows drawn for each step
+    instead of all; differences of losses are then those of the same rows. Returns what `learning_coefficient_of` does,
+    whose caveats hold: compare models under one sampler, and do not read one number as a dimension.
+    Errors: those of `learning_coefficient_of`; ValueError for unknown parameters, packed rows, rows_per_step out of
+    range, an encoder-decoder.
+
+    Example:
+        >>> rows = interp.tasks.RepeatedSequences(8, 12, 3, 4).batch(interp.tasks.Place(0, 0), 8)
+        >>> found = learning_coefficient(model, rows, Langevin(chains=2, steps=3, burn_in=1))
+        >>> found.loss.shape
+        (2, 3)
+    """
+    network = as_network(model)
+    examples = rows.to(network.device)
+    count = len(examples.batch)
+    if examples.batch.documents is not None:
+        raise ValueError("a learning coefficient is that of rows with one text each, got packed ones")
+    if rows_per_step is not None and not 1 <= rows_per_step <= count:
+        raise ValueError(f"rows_per_step must be in [1, {count}], got {rows_per_step}")
+    at = _moving(network, parameters)
+
+    def loss_of(part: Examples) -> Loss:
+        return lambda point: _row_loss(network.with_parameters(dict(point)), part, determined_only)
+
+    if rows_per_step is None or rows_per_step == count:
+        whole = loss_of(examples)
+        return _sampled(lambda generator: whole, at, count, sampler)
+
+    def some(generator: torch.Generator) -> Loss:
+        order = torch.randperm(count, generator=generator, device=generator.device)
+        return loss_of(examples.rows(order[:rows_per_step]))
+
+    return _sampled(some, at, count, sampler)
+
+
+@public()
+def learning_coefficient_of(loss: Loss, at: Point, rows: int, sampler: Langevin) -> xr.Dataset:
+    """The local learning coefficient of any loss of named parameters at a minimum.
+
+    lambda = n beta (E[L_n(w)] - L_n(w*)). loss: from parameters of the names of `at` to the mean loss of n `rows`; at:
+    w*. Returns Dataset: `value`, the mean over chains; `spread`, the standard deviation over chains; `of_chain`[chain];
+    `loss`[chain, draw], L_n(w) - L_n(w*) along each chain, in which a burn-in that is too short shows.
+    The spread is no interval of lambda: all chains have the same bias, from localisation (too small), finite steps (too
+    large), n that is finite (under multiplicity m, by about -(m - 1) / log(n beta)) and slow mixing along flat valleys;
+    the manual has a table of it for losses whose coefficient is known. Negative: w* was no minimum.
+    Errors: NotFiniteError, naming the chain, if one runs away; ValueError below 2 rows, for no parameters, a loss that
+    is no number.
+
+    Example:
+        >>> bowl = lambda point: point["w"].square().sum() / 2
+        >>> at = {"w": torch.zeros(10, dtype=torch.float64)}
+        >>> found = learning_coefficient_of(bowl, at, 10_000, Langevin(localisation=0.0))
+        >>> 4.5 < float(found.value) < 5.5
+        True
+    """
+    return _sampled(lambda generator: loss, at, rows, sampler)
+
+
+def _moving(network: Transformer, names: Sequence[str] | None) -> Point:
+    """The parameters that move. ValueError for a name that the model does not have."""
+    known = dict(network.named_parameters())
+    chosen = list(known) if names is None else list(names)
+    if odd := [name for name in chosen if name not in known]:
+        raise ValueError(f"unknown parameter {odd[0]!r}; {nearest(odd[0], known)}")
+    return {name: known[name].detach() for name in chosen}
+
+
+def _row_loss(network: Transformer, part: Examples, determined_only: bool) -> Float[Tensor, ""]:
+    """The summed nats of a row, averaged over rows."""
+    batch = part.batch
+    losses = next_token_loss(
+        network(batch.tokens, keep=batch.keep, types=batch.types), batch.tokens, batch.keep
+    )
+    return (losses * part.asked(determined_only=determined_only)).sum() / len(batch)
+
+
+def _sampled(draw: Callable[[torch.Generator], Loss], at: Point, rows: int, sampler: Langevin) -> xr.Dataset:
+    """Every chain, labelled. draw: the loss of a step."""
+    if not at:
+        raise ValueError("at least one parameter that moves is required, got none")
+    strength = rows * sampler.beta(rows)
+    losses = torch.stack([_chain(draw, at, strength, sampler, chain) for chain in range(sampler.chains)])
+    each = strength * losses.mean(1)
+    return labelled(
+        "learning_coefficient",
+        {
+            "value": ((), each.mean()),
+            "spread": ((), each.std() if len(each) > 1 else each.new_tensor(torch.nan)),
+            "of_chain": (("chain",), each),
+            "loss": (("chain", "draw"), losses),
+        },
+        units={
+            **dict.fromkeys(("value", "spread", "of_chain"), "learning coefficient"),
+            "loss": "nats per row",
+        },
+        attrs={
+            "rows": rows,
+            "inverse_temperature": sampler.beta(rows),
+            "localisation": sampler.localisation,
+            "step": sampler.step,
+            "dimensions": sum(value.numel() for value in at.values()),
+        },
+    )
+
+
+def _chain(
+    draw: Callable[[torch.Generator], Loss], at: Point, strength: float, sampler: Langevin, chain: int
+) -> Float[Tensor, "n"]:
+    """L_n(w) - L_n(w*) at every draw of one chain that is kept, float64."""
+    (device,) = {value.device for value in at.values()}
+    noise, choice = (
+        torch.Generator(device).manual_seed(
+            int(np.random.SeedSequence([sampler.seed, chain, i]).generate_state(1)[0])
+        )
+        for i in range(2)
+    )
+    point = {name: value.detach().clone() for name, value in at.items()}
+    kept: list[Tensor] = []
+    bar = tqdm(range(sampler.burn_in + sampler.steps), desc=f"chain {chain}", delay=1, leave=False)
+    base: dict[Loss, Tensor] = {}
+    for i in bar:
+        loss = draw(choice)
+        value, gradients = _gradients(loss, point)
+        if loss not in base:
+            with torch.no_grad():
+                base = {loss: loss(at)}
+        if i >= sampler.burn_in:
+            kept.append((value - base[loss]).double())
+        for name, gradient in gradients.items():
+            pull = strength * gradient + sampler.localisation * (point[name] - at[name])
+            shake = torch.randn(gradient.shape, generator=noise, dtype=gradient.dtype, device=device)
+            point[name] = point[name] - sampler.step / 2 * pull + sampler.step**0.5 * shake
+    found = torch.stack(kept)
+    if not bool(found.isfinite().all()):
+        first = sampler.burn_in + int((~found.isfinite()).nonzero()[0])
+        raise NotFiniteError(
+            f"chain {chain} ran away, its loss is NaN or infinite from draw {first} on: a smaller step than "
+            f"{sampler.step} is required, and a loss that is finite at the start"
+        )
+    return found
+
+
+def _gradients(loss: Loss, point: Point) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+    """The loss at a point and its gradient."""
+    live = {name: value.detach().requires_grad_() for name, value in point.items()}
+    with torch.enable_grad():
+        value = loss(live)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise ValueError(
+                f"a loss that is one number and depends on the parameters is required, got {value!r:.60}"
+            )
+        found = torch.autograd.grad(value.reshape(()), list(live.values()))
+    return value.detach().reshape(()), dict(zip(live, found, strict=True))
