@@ -1,4 +1,4 @@
-"""Changing weights: gradient, fine-tuning, shift and ROME edits, what they are worth, and what changed between models."""
+"""Changing weights: gradient, fine-tuning, shift and ROME edits and their worth; what differs between two models."""
 
 from interp.editing.activation_difference import ActivationDifference, activation_difference
 from interp.editing.changed_tokens import ChangedTokens, changed_tokens

@@ -28,7 +28,7 @@ from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, NotFiniteError, Question
-from interp.passes.observe import Model, Subject, as_network, observe
+from interp.passes.observe import Model, Subject, observe
 from interp.runs.run import answered
 from interp.weights.directions import Directions
 
@@ -85,11 +85,11 @@ def activation_difference(
     """What the stream of `tuned` holds that that of `model` does not, mean over prompts, by depth and as tokens.
 
     Returns Dataset. [depth, end, rank]: `logits`, what the mean difference adds to a token's logit (the final norm at
-    scale 1, centred over the vocabulary, with the unembedding of `model`); `token`, its text, and `token_id`; `end`: top
-    and bottom, rank 0 the most extreme. [depth, score]: `value`, `low`, `high`, `n` of `relative`, the length of the
-    difference by that of the stream of `model`, mean over prompts, with its 95 % interval; and of `common`, the length
-    of the mean difference by the mean length: 1 = the same vector in every prompt, whose `null`, in random directions
-    of these lengths, is what chance leaves of as many prompts.
+    scale 1, centred over the vocabulary, with the unembedding of `model`); `token`, its text, and `token_id`; `end`:
+    top and bottom, rank 0 the most extreme. [depth, score]: `value`, `low`, `high`, `n` of `relative`, the length of
+    the difference by that of the stream of `model`, mean over prompts, with its 95 % interval from 16 on; and of
+    `common`, the length of the mean difference by the mean length: 1 = the same vector in every prompt. Its `null` is
+    what as many prompts would leave of vectors of these lengths in directions that have nothing to do with each other.
     pos: "last": at the last token of each prompt; "all": the mean over its tokens, BOS included.
     edits: of `model` alone; `tuned` stands under its own, so that a model may be compared with itself, edited.
     Caveats: what is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late
@@ -154,9 +154,8 @@ def _finish(
             "written": lists.attrs["written"], "interval": over("prompts"),
         },
     )  # fmt: skip
-    coords = {name: (lists[name].dims, lists[name].values) for name in ("token", "token_id")}
-    found = found.assign_coords(end=lists.end.values, rank=lists["rank"].values, **coords)
-    return found.assign(logits=(lists.value.dims, lists.value.values, {"unit": "logits"}))
+    logits = lists.value.drop_vars("depth").assign_attrs(unit="logits")
+    return found.assign(logits=logits)
 
 
 def _common(moments: Mapping[str, Moments]) -> Score:

@@ -102,9 +102,9 @@ def changed_tokens(
     """How far the next-token distributions of `tuned` are from those of `model`, token by token, and where most.
 
     Returns Dataset. [score]: `value`, `low`, `high`, `n` of `kl`, KL(tuned || model) in nats after every token, and of
-    `loss`, `tuned_loss` and `loss_change` (tuned minus model) of every predicted token; means per token, 95 % over texts
-    (NaN below 256). [rank]: `peak`, the divergence there; `row` of the data and `pos` of the token after which the
-    models differ, counted in its text with BOS as 0 (-1 where there are fewer than `top`). [rank, offset]: `tokens`
+    `loss`, `tuned_loss` and `loss_change` (tuned minus model) of every predicted token; means per token, 95 % over
+    texts (NaN below 256). [rank]: `peak`, the divergence there; `row` of the data and `pos` of the token after which
+    the models differ, counted in its text with BOS as 0 (-1 where there are fewer than `top`). [rank, offset]: `tokens`
     (-1 beyond the ends of the text) and `piece`, their texts; `kl` after each, and `loss` and `tuned_loss` of the token
     that follows it (NaN where there is none).
     context: how many tokens before and after. once_per_row: a row is listed at its most changed token only. Ties go to

@@ -1,8 +1,8 @@
 """What changed between two models of one kind: each part's weights, or what it writes, put from one into the other.
 
-A fine-tuned model differs from its base everywhere a little. Where is the change that matters? Put one part's weights of
-the tuned model into the base: what of the whole change does that alone bring about? Exact, no estimate: a pass of the
-model with the exchanged weights, from the block on that they stand in. Parts whose weights are the same bits need none.
+A fine-tuned model differs from its base everywhere a little. Where is the change that matters? Put one part's weights
+of the tuned model into the base: what of the whole change does that alone bring about? Exact, no estimate: a pass of
+the model with the exchanged weights, from the block on that they stand in. Parts whose weights are the same need none.
 What a part writes (its activations) carries besides all that changed before it: patching with another model's run.
 """
 
@@ -108,8 +108,8 @@ def diff(
     metric(without), mean over prompts, and of `share`, the sum of the effects by that of the whole change,
     metric(other model) - metric(this one): 1 = this part alone does it all. 95 % intervals over prompts, of shares from
     16 on. Shares need not sum to 1: parts act together (`diff_interactions`), and may overshoot.
-    `changed` [what, part]: whether the part's weights differ in any number, or what it writes on any prompt; where not, the
-    effect is exactly 0 and nothing was run. `moved` [part]: the length of the change of the weights by their length.
+    `changed` [what, part]: whether the part's weights differ in any number, or what it writes on any prompt; where
+    not, the effect is exactly 0 and nothing was run. `moved` [part]: the length of the weights' change by their own.
     `base` and `tuned`: the metric of the two models; with `each`, both [prompt] and `each` [prompt, what, part], the
     effect in every prompt.
 
@@ -504,8 +504,8 @@ def _moments(merged: Partial) -> dict[str, Moments]:
 def _share(moments: Mapping[str, Moments], effect: Score) -> Score:
     """The effects by the whole change."""
     value, low, high = ratio(moments["effect"], moments["whole"], moments["both"], FEWEST_SHARES)
-    ends = (x + 0.0 for x in (value, low, high))  # 0 by a negative change is -0
-    return Score(*ends, effect.n, torch.full_like(value, torch.nan), "share of the change")
+    value, low, high = (x + 0.0 for x in (value, low, high))  # 0 by a negative change is -0
+    return Score(value, low, high, effect.n, torch.full_like(value, torch.nan), "share of the change")
 
 
 def _where(score: Score, known: Tensor) -> Score:

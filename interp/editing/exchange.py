@@ -1,7 +1,7 @@
 """Two models of one kind, part by part: which parameters a part owns, and a model with those of another in their place.
 
-Every parameter belongs to exactly one part: a sublayer (attention, an MLP), a norm, an embedding, the unembedding. Where
-queries, keys and values are matrices of their own, attention is cut into heads too: what all heads share is its rest.
+Every parameter belongs to exactly one part: a sublayer (attention, an MLP), a norm, an embedding, the unembedding.
+Where queries, keys and values are rows of one matrix, attention is cut into heads too: what all share is its rest.
 """
 
 from __future__ import annotations
