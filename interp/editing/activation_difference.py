@@ -53,10 +53,8 @@ class ActivationDifference(Question):
     def asked(self, model: Subject) -> Analysis:
         """The streams of both models at every depth, summed over prompts; their mean is read at the end."""
         other, config = Other.of(self.tuned, model), model.transformer.config
-        reads = [
-            Read("blocks.0.hook_resid_pre"),
-            *(Read(sites.stream_after(config, i)) for i in range(config.n_layers)),
-        ]
+        blocks = [Read(f"blocks.{layer}.hook_resid_pre") for layer in range(config.n_layers)]
+        reads = [*blocks, Read(sites.final_stream(config))]
         asked = Directions(torch.ones(1, config.d_model), top=self.top)
         asked.asked(
             model

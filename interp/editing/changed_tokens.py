@@ -69,7 +69,7 @@ class ChangedTokens(Question):
                 f"context={list(self.context)}"
             )
         before, after = self.context
-        rule = TopRows(self.top, "kl", 0, once_per_row=self.once_per_row, before=before, after=after)
+        rule = TopRows(self.top, "kl", 1, once_per_row=self.once_per_row, before=before, after=after)
         sums = [f"{name}{end}" for name in SCORES for end in (" sum", _BOTH)]
         read = Read(final_stream(config))
         return Analysis(
@@ -145,7 +145,7 @@ def _compute(
         name: x.masked_fill(~there, torch.nan) for name, x in (("loss", loss), ("tuned_loss", tuned_loss))
     }
     found = {name: batch.by_text(x, batch.real, absent(x)) for name, x in each.items()}
-    return found | _sums(found)
+    return found | _sums(found) | {"kl": found["kl"][..., None]}  # one cell
 
 
 def _sums(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -182,8 +182,8 @@ def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
     top, entry = examples.top, ("rank",)
     rule = top.rule
     values: dict[str, tuple[Sequence[str], Tensor]] = {
-        "peak": (entry, top.values), "row": (entry, top.rows), "pos": (entry, top.positions),
-        **{part: ((*entry, "offset"), x) for part, x in examples.along.items()},
+        "peak": (entry, top.values[0]), "row": (entry, top.rows[0]), "pos": (entry, top.positions[0]),
+        **{part: ((*entry, "offset"), x[0]) for part, x in examples.along.items()},
     }  # fmt: skip
     found = scored(
         name,

@@ -1,6 +1,7 @@
 """Divergence token by token: the plain formula on the logits, whatever the padding, and the list of its largest."""
 
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ import interp
 from interp import Batch, Edit
 from interp.editing import changed_tokens
 from interp.edits import Zero
-from tests.configs import build, some_tokens
+from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.editing.test_difference import other, ragged
 from tests.loops import over
 from tests.tiny import hooked
@@ -93,10 +94,11 @@ def test_a_model_may_be_compared_with_itself_edited() -> None:
 
 
 def test_what_has_no_distributions_or_lists_nothing_is_refused() -> None:
+    endless = perturbed(replace(CONFIGS["gpt2"], unembed=False))
     with pytest.raises(ValueError, match="ends in its residual stream"):
-        changed_tokens(build("bidirectional"), some_tokens(), build("bidirectional"))
+        changed_tokens(endless, some_tokens(), endless)
     for given in ({"top": 0}, {"context": (1,)}):
-        with pytest.raises(ValueError, match="top|context"):
+        with pytest.raises(ValueError, match=r"top|context"):
             changed_tokens(build("gpt2"), some_tokens(), other("gpt2"), **given)  # type: ignore[arg-type]
     alone = changed_tokens(build("gpt2"), torch.tensor([[3]]), other("gpt2"), top=1)
     assert float(alone.value.sel(score="kl")) > 0 and bool(alone.value.sel(score="loss").isnull())
