@@ -44,7 +44,7 @@ class ActivationDifference(Question):
     """The mean difference of two models' streams, as tokens; `activation_difference` describes the result."""
 
     tuned: Model
-    """The other model, of the same config and tokenizer."""
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     pos: Where = "last"
     """last: at the last token of each prompt; all: the mean over its tokens."""
     top: Count = 10
@@ -93,7 +93,7 @@ def activation_difference(
     Caveats: what is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late
     layers read what is written to be read by them; only at the last depth is `logits` what happens to the logits (but
     for the scale of the final norm).
-    Errors: ValueError for models of another config, dtype or tokenizer, which names what differs.
+    Errors: ValueError for models of another config or tokenizer, which names what differs.
 
     Example:
         >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))

@@ -49,7 +49,7 @@ class ChangedTokens(Question):
     """The divergence of two models token by token, and where it is largest; `changed_tokens` describes the result."""
 
     tuned: Model
-    """The other model, of the same config and tokenizer."""
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     top: Count = 10
     """How many places are listed."""
     context: Sequence[int] = (10, 3)
@@ -110,7 +110,7 @@ def changed_tokens(
     context: how many tokens before and after. once_per_row: a row is listed at its most changed token only. Ties go to
     the smaller row, then to the smaller position.
     edits: of `model` alone; `tuned` stands under its own, so that a model may be compared with itself, edited.
-    Errors: ValueError for models of another config, dtype or tokenizer, which names what differs, and for a model
+    Errors: ValueError for models of another config or tokenizer, which names what differs, and for a model
     without logits.
 
     Example:

@@ -67,7 +67,7 @@ class Diff(Question):
     """How much of the change between two models each part brings about; `diff` describes the result."""
 
     tuned: Model
-    """The other model, of the same config and tokenizer."""
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
     """What is watched; one that compares is compared with the tuned model. None = the data's logit difference."""
     parts: Grain | Sequence[Named | Sequence[Named]] = "sublayer"
@@ -124,7 +124,7 @@ def diff(
     direction: "denoise" puts the tuned model's parts into the base, "noise" the base's into the tuned model: what is
     undone when this part alone goes back.
     each=False keeps only the moments over prompts, for data of any size.
-    Errors: ValueError for models of another config, dtype or tokenizer, which names what differs, for two of the same
+    Errors: ValueError for models of another config or tokenizer, which names what differs, for two of the same
     weights or the same metric in every prompt, for wrapped and for edited models; KeyError for a part that owns no
     parameter.
 
@@ -146,7 +146,7 @@ class DiffInteractions(Question):
     """What two parts do together beyond what each does; `diff_interactions` describes the result."""
 
     tuned: Model
-    """The other model, of the same config and tokenizer."""
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     parts: Sequence[Named]
     """The parts of which every pair is exchanged."""
     metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)

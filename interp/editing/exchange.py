@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from interp.core.boundary import nearest
 from interp.data.batch import Text
@@ -64,7 +64,7 @@ Pieces = Mapping[Part, Sequence[Piece]]
 
 @dataclass(frozen=True)
 class Other:
-    """The model that another is compared with: a network, and the interventions that it stands under."""
+    """The model that another is compared with, in its dtype: a network, and the interventions that it stands under."""
 
     network: Transformer
     edits: tuple[Edit, ...]
@@ -74,7 +74,13 @@ class Other:
         """The one that is meant. Errors: those of `check_alike`."""
         network = as_network(given)
         check_alike(model, network, text_of(given))
-        return cls(network.unedited, network.edits)
+        mine = dict(model.transformer.named_parameters())
+        cast = {
+            name: nn.Parameter(value.to(mine[name].dtype), requires_grad=False)
+            for name, value in network.named_parameters()
+            if value.dtype != mine[name].dtype
+        }
+        return cls((network.with_parameters(cast) if cast else network).unedited, network.edits)
 
     def beside(self, model: Transformer) -> Transformer:
         """It on the device of the model, under its interventions."""
@@ -85,7 +91,7 @@ class Other:
 
 
 def check_alike(model: Subject, tuned: Transformer, text: Text) -> None:
-    """ValueError, naming what differs, for a model of another config, dtype or vocabulary."""
+    """ValueError, naming what differs, for a model of another config, other parameters or another vocabulary."""
     ours, theirs = model.transformer, tuned
     differing = [
         f.name for f in fields(ours.config) if getattr(ours.config, f.name) != getattr(theirs.config, f.name)
@@ -95,16 +101,9 @@ def check_alike(model: Subject, tuned: Transformer, text: Text) -> None:
             f"{n}: {getattr(ours.config, n)} and {getattr(theirs.config, n)}" for n in differing[:3]
         )
         raise ValueError(f"two models of one config are required, these differ in {what}")
-    mine, its = (dict(network.named_parameters()) for network in (ours, theirs))
-    if mine.keys() != its.keys():
-        raise ValueError(
-            f"two models of the same parameters are required, only one has {sorted(mine.keys() ^ its.keys())[0]}"
-        )
-    for name, value in mine.items():
-        if value.dtype != its[name].dtype:
-            raise ValueError(
-                f"two models of one dtype are required, {name} is {value.dtype} and {its[name].dtype}"
-            )
+    mine, its = ({name for name, _ in network.named_parameters()} for network in (ours, theirs))
+    if mine != its:
+        raise ValueError(f"two models of the same parameters are required, only one has {min(mine ^ its)}")
     if not (model.text.has_tokenizer and text.has_tokenizer) or model.text.tokenizer is text.tokenizer:
         return
     for token in range(ours.config.d_vocab):
