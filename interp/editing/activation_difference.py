@@ -35,6 +35,8 @@ from interp.weights.directions import Directions
 if TYPE_CHECKING:
     import xarray as xr
 
+FEWEST_LENGTHS = 16
+"""Prompts below which a mean length gets no interval (`docs/intervals.md`)."""
 Where = Literal["last", "all"]
 """At which tokens the streams are compared."""
 
@@ -144,12 +146,12 @@ def _finish(
     lists = lists.rename(direction="depth")
     found = scored(
         name,
-        {"relative": Score.of(moments["relative"], "share of the stream's length"), "common": _common(moments)},
+        {"relative": Score.of(moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS), "common": _common(moments)},
         ("depth",),
         coords={"depth": [str(Part.of(read.site)) for read in reads]},
         attrs={
             "pos": "the last token" if asked.pos == "last" else "mean over tokens",
-            "written": lists.attrs["written"], "interval": over("prompts"),
+            "written": lists.attrs["written"], "interval": over("prompts", FEWEST_LENGTHS),
         },
     )  # fmt: skip
     logits = lists.value.drop_vars("depth").assign_attrs(unit="logits")

@@ -57,7 +57,7 @@ What = Literal["weights", "activations"]
 """What of a part is exchanged."""
 Direction = Literal["denoise", "noise"]
 """denoise: parts of the tuned model into the base; noise: parts of the base into the tuned model."""
-FEWEST_SHARES = 16
+FEWEST_SHARES = 64
 """Prompts below which a share of the change gets no interval (`docs/intervals.md`)."""
 SIGN = "metric with the exchanged part minus metric of the same model without it"
 
@@ -107,7 +107,7 @@ def diff(
     Returns Dataset[what, part, score] with `value`, `low`, `high`, `n` of `effect`, metric(with the part exchanged) -
     metric(without), mean over prompts, and of `share`, the sum of the effects by that of the whole change,
     metric(other model) - metric(this one): 1 = this part alone does it all. 95 % intervals over prompts, of shares from
-    16 on. Shares need not sum to 1: parts act together (`diff_interactions`), and may overshoot.
+    64 on. Shares need not sum to 1: parts act together (`diff_interactions`), and may overshoot.
     `changed` [what, part]: whether the part's weights differ in any number, or what it writes on any prompt; where
     not, the effect is exactly 0 and nothing was run. `moved` [part]: the length of the weights' change by their own.
     `base` and `tuned`: the metric of the two models; with `each`, both [prompt] and `each` [prompt, what, part], the

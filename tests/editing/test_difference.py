@@ -365,23 +365,23 @@ def test_only_what_differs_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shares_are_ratios_of_means_with_their_linear_interval() -> None:
-    found = diff(build("gpt2"), some_tokens(20, 6), other("gpt2"))
+    found = diff(build("gpt2"), some_tokens(64, 4), other("gpt2"))
     whole = (found.tuned - found.base).values
     for what in ("weights", "activations"):
         each = found.each.sel(what=what, part="L0.mlp").values
         share = each.mean() / whole.mean()
-        error = (each - share * whole).std(ddof=1) / np.sqrt(20) / abs(whole.mean())
+        error = (each - share * whole).std(ddof=1) / 8 / abs(whole.mean())
         cell = found.sel(what=what, part="L0.mlp", score="share")
-        ends = (share, share - student95(20) * error, share + student95(20) * error)
+        ends = (share, share - student95(64) * error, share + student95(64) * error)
         np.testing.assert_allclose([cell.value, cell.low, cell.high], ends, rtol=1e-9)
-    few = diff(build("gpt2"), some_tokens(15, 6), other("gpt2"))
-    assert bool(few.low.isnull().all()) and "of shares from 16 on" in few.attrs["interval"]
+    few = diff(build("gpt2"), some_tokens(63, 4), other("gpt2"))
+    assert bool(few.low.isnull().all()) and "of shares from 64 on" in few.attrs["interval"]
 
 
 def test_moments_alone_give_the_same_numbers_for_data_of_any_size() -> None:
     asked = {"tuned": other("gpt2"), "metric": logit_difference(3)}
     whole, streamed = (
-        diff(build("gpt2"), some_tokens(20, 6), **asked, each=each, batch_size=7) for each in (True, False)
+        diff(build("gpt2"), some_tokens(64, 4), **asked, each=each, batch_size=23) for each in (True, False)
     )  # type: ignore[arg-type]
     for name in ("value", "low", "high", "changed"):
         np.testing.assert_allclose(streamed[name], whole[name], rtol=1e-9, atol=1e-12)
