@@ -144,9 +144,10 @@ def _finish(
     moments = merged.moments
     lists = Directions(moments["difference"].mean, top=asked.top).asked(model).answer()
     lists = lists.rename(direction="depth")
+    relative = Score.of(moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS)
     found = scored(
         name,
-        {"relative": Score.of(moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS), "common": _common(moments)},
+        {"relative": relative, "common": _common(moments)},
         ("depth",),
         coords={"depth": [str(Part.of(read.site)) for read in reads]},
         attrs={
