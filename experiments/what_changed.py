@@ -4,7 +4,8 @@ Every subject gets the object of another of its relation. The model is trained o
 knows until it says the new objects; then each part's weights go from the taught model into the one before, and back
 (`interp.editing.diff`): in a trained wording, in one that no text contains, and, as a control of what else changed, the
 divergence on facts that nobody touched. If MLPs hold facts and attention moves them (Meng et al. 2022,
-arXiv:2202.05262), the shares of MLPs are the larger ones; a share says what suffices, not where a fact is.
+arXiv:2202.05262), the shares of MLPs are the larger ones; a share says what suffices, not where a fact is. The wordings
+of one fact are no independent prompts: intervals over several of them are too narrow.
 
 Run: `interp run experiments/what_changed.py -p facts=40`
 """
@@ -166,7 +167,7 @@ def together(
 
 def figure(found: dict[str, xr.Dataset]) -> Figure:
     """The shares of every part, one panel per kind of prompt."""
-    picture, axes = plt.subplots(len(found), 1, figsize=(10, 3.4 * len(found)), layout="constrained")
+    picture, axes = plt.subplots(len(found), 1, figsize=(10, 3.9 * len(found)), layout="constrained")
     for ax, (name, result) in zip(axes, found.items(), strict=True):
         plot.diff(result, ax=ax)
         ax.set_title(f"{name}, {ax.get_title()}")

@@ -129,13 +129,13 @@ def diff(
     parameter.
 
     Example:
+        >>> import copy
         >>> tuned = interp.HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
         >>> with torch.no_grad():
         ...     _ = tuned.transformer.blocks[1].mlp.out.weight.mul_(1.5)
         >>> found = diff(model, [prompt], tuned)
-        >>> float(found.value.sel(what="weights", part="L1.mlp", score="share"))
+        >>> round(float(found.value.sel(what="weights", part="L1.mlp", score="share")), 3)
         1.0
-        >>> import copy
     """
     question = Diff(tuned, metric, parts, what, direction, each)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
@@ -195,13 +195,13 @@ def diff_interactions(
     Errors: those of `diff`; ValueError for a single part, or one that is named twice.
 
     Example:
+        >>> import copy
         >>> tuned = interp.HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
         >>> with torch.no_grad():
         ...     for block in tuned.transformer.blocks:
         ...         _ = block.mlp.out.weight.mul_(1.5)
         >>> diff_interactions(model, [prompt], tuned, ["L0.mlp", "L1.mlp"]).pair.values.tolist()
         ['L0.mlp+L1.mlp']
-        >>> import copy
     """
     question = DiffInteractions(tuned, parts, metric, what, direction, each)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
