@@ -50,7 +50,7 @@ class Outcome:
     def reference_logits(self) -> Float[Tensor, "b n v"]:
         """All logits of the run that a metric compares with. ValueError where there is none."""
         if self.reference is None:
-            raise ValueError("KL divergence requires a reference run to compare with, got none")
+            raise ValueError("a metric that compares requires a reference run, got none")
         reader = self.model if self.reference_model is None else self.reference_model
         return wide(reader.read_out(self.reference))
 

@@ -467,6 +467,12 @@ def test_what_names_no_exchange_is_refused(
         diff(build("gpt2"), some_tokens(), other("gpt2"), **given)  # type: ignore[arg-type]
 
 
+def test_a_network_whose_parameters_are_somebody_else_s_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Transformer, "restarts", property(lambda self: False))
+    with pytest.raises(ValueError, match="a wrapped network: which part each of its parameters belongs to"):
+        diff(build("gpt2"), some_tokens(), other("gpt2"))
+
+
 def test_one_part_has_no_interaction() -> None:
     with pytest.raises(ValueError, match="at least two are required"):
         diff_interactions(build("gpt2"), some_tokens(), other("gpt2"), ["L0.mlp"])
