@@ -217,10 +217,11 @@ class Cell:
     label: str
     parts: tuple[Part, ...]
     pieces: tuple[Piece, ...]
+    """What they own, as far as it differs."""
     start: int
     """The block from which on their weights decide a pass."""
     changed: bool
-    """Whether any number of their weights differs."""
+    """Whether any of their weights differs."""
     moved: float
     """How far their weights moved, by their length."""
     written: tuple[tuple[str, Mapping[str, int]], ...]
@@ -254,7 +255,7 @@ class Cells:
             )
         found = cls(
             tuple(
-                _cell(label, group, [piece for part in group for piece in owned[part]], base, tuned)
+                _cell(label, {part: owned[part] for part in group}, base, tuned)
                 for label, group in zip(labels, groups, strict=True)
             )
         )
@@ -275,18 +276,17 @@ class Cells:
         return list(dict.fromkeys(site for cell in self.every for site, _ in cell.written))
 
 
-def _cell(
-    label: str, parts: Sequence[Part], pieces: Sequence[Piece], base: Transformer, tuned: Transformer
-) -> Cell:
+def _cell(label: str, owned: Mapping[Part, Sequence[Piece]], base: Transformer, tuned: Transformer) -> Cell:
     config = base.config
-    written = [written_at(part, config) for part in parts]
+    changed = [part for part, pieces in owned.items() if differ(base, tuned, pieces)]
+    written = [written_at(part, config) for part in owned]
     return Cell(
         label,
-        tuple(parts),
-        tuple(pieces),
-        min(first_block(part, config) for part in parts),
-        differ(base, tuned, pieces),
-        moved(base, tuned, pieces),
+        tuple(owned),
+        tuple(piece for part in changed for piece in owned[part]),
+        min((first_block(part, config) for part in changed), default=config.n_layers),
+        bool(changed),
+        moved(base, tuned, [piece for pieces in owned.values() for piece in pieces]),
         tuple(each for each in written if each is not None) if None not in written else (),
     )
 

@@ -350,6 +350,12 @@ def test_two_changes_that_multiply_interact_by_their_product() -> None:
     assert_close(together, both - sum(alone))
 
 
+def test_a_part_whose_weights_are_the_same_has_no_interaction_at_all() -> None:
+    _, edit = edits()["fine-tuning"]
+    found = diff_interactions(hooked(), CORPUS, changed_copy(hooked(), edit), ["L0.attn", "L1.mlp", "embed"])
+    assert bool((found.each == 0).all())
+
+
 def test_only_what_differs_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[object] = []
     real = difference.exchanged
