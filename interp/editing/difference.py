@@ -25,6 +25,7 @@ from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.editing.exchange import (
+    WITHIN_ATTENTION,
     Grain,
     Other,
     Piece,
@@ -253,6 +254,8 @@ class Cells:
             raise ValueError(
                 f"parts, or lists of at least one that go together, each once, are required, got {parts!r}"
             )
+        for group in groups:
+            _check_apart(group)
         found = cls(
             tuple(
                 _cell(label, {part: owned[part] for part in group}, base, tuned)
@@ -274,6 +277,15 @@ class Cells:
     def sites(self) -> list[str]:
         """Where the parts write."""
         return list(dict.fromkeys(site for cell in self.every for site, _ in cell.written))
+
+
+def _check_apart(group: Sequence[Part]) -> None:
+    """ValueError for parts that go together and share parameters: one twice, or attention and a head of it."""
+    inside = [part for part in group if Part("attn", part.layer) in group and part.kind in WITHIN_ATTENTION]
+    if inside or len(set(group)) < len(group):
+        raise ValueError(
+            f"parts that go together must own different parameters, got {', '.join(map(str, group))}"
+        )
 
 
 def _cell(label: str, owned: Mapping[Part, Sequence[Piece]], base: Transformer, tuned: Transformer) -> Cell:

@@ -27,6 +27,8 @@ from interp.passes.observe import Model, Subject, as_network, text_of
 
 Grain = Literal["sublayer", "head"]
 """How finely attention is cut."""
+WITHIN_ATTENTION = ("head", "group_key", "group_value", "attn_rest")
+"""The parts that attention is cut into."""
 LAST = ("ln_final", "mlm_head", "unembed", "output")
 """The parts after the last block."""
 WRITES: Mapping[str, tuple[str, str | None]] = {
@@ -228,7 +230,7 @@ def _by_head(attn: Attention, layer: int, name: str, inner: str) -> list[tuple[P
 
 
 _WITHIN = (
-    "ln0", "mlp_before", "ln1", "head", "group_key", "group_value", "attn", "attn_rest", "ln1_post", "ln_cross",
+    "ln0", "mlp_before", "ln1", *WITHIN_ATTENTION, "attn", "ln1_post", "ln_cross",
     "cross_attn", "ln2", "mlp", "ln2_post",
 )  # fmt: skip
 _BEFORE = ("embed", "pos_embed", "type_embed", "ln_embed", "score_bias")

@@ -460,6 +460,8 @@ def test_nothing_to_compare_is_refused() -> None:
         ({"parts": []}, ValueError, "each once, are required"),
         ({"parts": ["L0.mlp", "L0.mlp"]}, ValueError, "each once"),
         ({"parts": [[]]}, ValueError, "at least one"),
+        ({"parts": [["L0.attn", "L0H1"]]}, ValueError, "own different parameters, got L0.attn, L0H1"),
+        ({"parts": [["L0.mlp", "L0.mlp"]]}, ValueError, "own different parameters"),
         ({"parts": "neuron"}, ValueError, "parts"),
         ({"what": []}, ValueError, "weights, activations or both"),
         ({"what": ["weights", "weights"]}, ValueError, "each once"),
