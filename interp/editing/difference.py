@@ -264,9 +264,7 @@ class Cells:
         )
         whole = [piece for pieces in pieces_of(base, "sublayer").values() for piece in pieces]
         if not differ(base, tuned, whole):
-            raise ValueError(
-                "the two models have the same weights, bit for bit: there is no change to look for"
-            )
+            raise ValueError("the two models have the same weights: there is no change to look for")
         return found
 
     def starts(self, n_layers: int) -> list[int]:
