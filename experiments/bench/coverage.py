@@ -10,6 +10,7 @@ covered less often by any interval that knows nothing else: such scores have non
 `--unbound --rows 32 64 128 256 512 1024` shows.
 """
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -141,6 +142,7 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Worlds:
         | _of_rows(model, random)
         | _of_facts(model, pool)
         | _of_texts(model, texts)
+        | _of_models(model, pairs, texts)
         | {
             "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
             "rank_collapse": lambda: World.of(interp.dynamics.RankCollapse(), model, texts),
@@ -250,6 +252,38 @@ def _of_texts(model: interp.HookedTransformer, texts: Sequence[str]) -> Worlds:
         ),
         "top_examples": lambda: _by_token(interp.features.TopExamples("L1.post"), model, rows),
     }
+
+
+def _of_models(model: interp.HookedTransformer, pairs: Batch | Pairs, texts: Sequence[str]) -> Worlds:
+    """What compares two models: this one, and the same after a few steps on sentences with the names exchanged."""
+    tuned, batch = _fine_tuned(model, [text.replace(" to ", " from ") for text in texts[:32]]), pairs
+    if isinstance(batch, Batch):
+        batch = replace(batch, corrupt=None)
+    metric, parts = interp.logit_difference(), ["L0H1", "L1.attn", "L2.mlp", "unembed"]
+    asked: dict[str, Question] = {
+        "diff": interp.editing.Diff(tuned, parts="head"),
+        "diff logits": interp.editing.Diff(tuned, metric, parts="head"),
+        "diff_interactions": interp.editing.DiffInteractions(tuned, parts),
+        "activation_difference": interp.editing.ActivationDifference(tuned),
+    }
+    found: Worlds = {name: partial(World.of, question, model, batch) for name, question in asked.items()}
+    return found | {"changed_tokens": partial(World.of, interp.editing.ChangedTokens(tuned), model, texts)}
+
+
+@torch.enable_grad()
+def _fine_tuned(model: interp.HookedTransformer, texts: Sequence[str]) -> Transformer:
+    """The model after ten steps on these texts."""
+    network = copy.deepcopy(model.transformer).requires_grad_(True)
+    network.tie()
+    batch = model.text.batch(list(texts))
+    optimiser = torch.optim.AdamW(network.parameters(), lr=3e-4)
+    for _ in range(10):
+        logits = network(batch.tokens, keep=batch.keep)
+        loss = interp.model.mean_next_token_loss(logits, batch.tokens, batch.keep)
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    return network.requires_grad_(False)
 
 
 class _Doubled:

@@ -436,6 +436,33 @@ class MaskedMoments(Moments):
         return cls(plain.n, plain.mean, plain.spread, plain.replicates, counts=tensors["counts"])
 
 
+ROUNDING = 1e-12
+"""A difference of sums that is smaller than this share of them is rounding."""
+
+
+def ratio(
+    top: Moments, bottom: Moments, both: Moments, fewest: int = FEWEST
+) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
+    """The mean of `top` by that of `bottom`, and the ends of its 95 % interval over rows (linearised, Student's t).
+
+    The variance of top - ratio * bottom needs their covariance, which `both`, the moments of their sum, holds. NaN ends
+    below `fewest` rows.
+
+    Example:
+        >>> rows = torch.tensor([1.0, 2.0, 4.0])
+        >>> [float(x) for x in ratio(*(Moments.of(x) for x in (rows, 2 * rows, 3 * rows)))]
+        [0.5, 0.5, 0.5]
+    """
+    value = top.mean / bottom.mean
+    covariance = (both.spread - top.spread - bottom.spread) / 2
+    whole = top.spread + value.square() * bottom.spread
+    spread = whole - 2 * value * covariance
+    spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
+    error = (spread / max(top.n - 1, 1) / top.n).sqrt() / bottom.mean.abs()
+    half = t95(top.n, fewest) * error
+    return value, value - half, value + half
+
+
 @dataclass(frozen=True)
 class Means:
     """A reduction: keep only the moments of each named per-row value."""

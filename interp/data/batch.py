@@ -471,6 +471,11 @@ class Text:
         return self._tokenizer
 
     @property
+    def has_tokenizer(self) -> bool:
+        """Whether the model came with a tokenizer."""
+        return self._tokenizer is not None
+
+    @property
     def bos_id(self) -> int | None:
         """The id that begins a sequence; None without a tokenizer, or if the tokenizer has none."""
         return None if self._tokenizer is None else self._tokenizer.bos_id

@@ -1,5 +1,8 @@
-"""Changing weights: gradient, fine-tuning, shift and ROME edits, and what they are worth."""
+"""Changing weights: gradient, fine-tuning, shift and ROME edits and their worth; what differs between two models."""
 
+from interp.editing.activation_difference import ActivationDifference, activation_difference
+from interp.editing.changed_tokens import ChangedTokens, changed_tokens
+from interp.editing.difference import Diff, DiffInteractions, diff, diff_interactions
 from interp.editing.edit_scores import Continuation, EditCase, edit_table, ngram_entropy
 from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.editing.rome import Rome, key_moment, rome_edit
@@ -7,12 +10,20 @@ from interp.editing.singular_values import SingularValues, interpolated, train_z
 from interp.editing.weight_edit import WeightEdit
 
 __all__ = [
+    "ActivationDifference",
+    "ChangedTokens",
     "Continuation",
+    "Diff",
+    "DiffInteractions",
     "EditCase",
     "FineTuning",
     "Rome",
     "SingularValues",
     "WeightEdit",
+    "activation_difference",
+    "changed_tokens",
+    "diff",
+    "diff_interactions",
     "edit_table",
     "finetune_edit",
     "gradient_edit",

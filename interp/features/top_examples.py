@@ -23,7 +23,7 @@ from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
-from interp.core.stats import Means, Partial, Reduction, t95
+from interp.core.stats import Means, Partial, Reduction, ratio
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -48,8 +48,6 @@ QUANTILES = (0.5, 0.9, 0.99, 0.999)
 RELATIVE_ERROR = 0.05
 FEWEST_TEXTS, FEWEST_SUMS = 256, 16
 """Texts below which a density and a mean per token get no interval (`docs/intervals.md`)."""
-ROUNDING = 1e-12
-"""A difference of sums that is smaller than this share of them is rounding."""
 _BOTH = " + counted"
 MARKS = ("«", "»")
 """What stands around the token of an entry in its text."""
@@ -365,18 +363,7 @@ def per_token(sums: Means, part: str, unit: str) -> Score:
     """A sum over tokens that count, by their number, with its 95 % interval over texts (linearised, Student's t).
 
     Shares of rare events hold their mean from `FEWEST_TEXTS` texts on, sums from `FEWEST_SUMS`; NaN below.
-
-    The variance of total - ratio * number needs their covariance, which that of total + number holds.
     """
-    top, number, both = sums.moments[part], sums.moments["counted"], sums.moments[f"{part}{_BOTH}"]
-    ratio = top.mean / number.mean
-    covariance = (both.spread - top.spread - number.spread) / 2
-    whole = top.spread + ratio.square() * number.spread
-    spread = whole - 2 * ratio * covariance
-    spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
-    half = (
-        t95(top.n, FEWEST_TEXTS if part == "active" else FEWEST_SUMS)
-        * (spread / max(top.n - 1, 1) / top.n).sqrt()
-        / number.mean
-    )
-    return Score(ratio, ratio - half, ratio + half, top.count(), torch.full_like(ratio, torch.nan), unit)
+    top, number, both = (sums.moments[name] for name in (part, "counted", f"{part}{_BOTH}"))
+    value, low, high = ratio(top, number, both, FEWEST_TEXTS if part == "active" else FEWEST_SUMS)
+    return Score(value, low, high, top.count(), torch.full_like(value, torch.nan), unit)

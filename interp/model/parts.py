@@ -65,12 +65,20 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 "ln1_bias", "ln_cross_bias", "ln2_bias", "q_bias", "k_bias",
             )
         },
+        **{
+            name: Kind(f"L{{layer}}.{name}", None)
+            for name in ("attn_rest", "ln0", "ln1", "ln1_post", "ln_cross", "ln2", "ln2_post")
+        },
         "embed": Kind("embed", "hook_embed"),
         "pos_embed": Kind("pos_embed", "hook_pos_embed"),
         "type_embed": Kind("type_embed", "hook_type_embed"),
         "logits": Kind("logits", "unembed.hook_out"),
         "embed_bias": Kind("embed_bias", None),
         "final_bias": Kind("final_bias", None),
+        **{
+            name: Kind(name, None)
+            for name in ("ln_embed", "score_bias", "ln_final", "mlm_head", "unembed", "output")
+        },
     }
 )  # fmt: skip
 """Every kind of part that has a name of its own; any other site of a block is written `L3.pattern`."""

@@ -35,6 +35,8 @@ class Outcome:
     """Which row of `reference` each row belongs to; for data of your own by prompt take `prompt`."""
     reference: Float[Tensor, "b n d"] | None = None
     """The final stream of each example in the run that a metric compares with, at the same columns."""
+    reference_model: Transformer | None = None
+    """The model of that run, which reads the reference out; None = this one."""
 
     @property
     def prompt(self) -> Int[Tensor, "r"]:
@@ -44,6 +46,13 @@ class Outcome:
     def logits(self) -> Float[Tensor, "r n v"]:
         """All logits, soft cap included, in float32 at least."""
         return wide(self.model.read_out(self.stream))
+
+    def reference_logits(self) -> Float[Tensor, "b n v"]:
+        """All logits of the run that a metric compares with. ValueError where there is none."""
+        if self.reference is None:
+            raise ValueError("a metric that compares requires a reference run, got none")
+        reader = self.model if self.reference_model is None else self.reference_model
+        return wide(reader.read_out(self.reference))
 
     def logits_of(self, tokens: Int[Tensor, "r"]) -> Float[Tensor, "r n"]:
         """The logits of one token per row, in float32 at least; no others are computed."""
@@ -272,9 +281,7 @@ def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
 
 
 def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
-    if outcome.reference is None:
-        raise ValueError("KL divergence requires a reference run to compare with, got none")
-    base = wide(outcome.model.read_out(outcome.reference[:, -1])).log_softmax(-1)[outcome.example]
+    base = outcome.reference_logits()[:, -1].log_softmax(-1)[outcome.example]
     mine = outcome.logits()[:, -1].log_softmax(-1)
     return F.kl_div(mine, base, reduction="none", log_target=True).sum(-1)
 

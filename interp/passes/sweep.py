@@ -203,9 +203,8 @@ def base_run(
     """One pass under the common edits, recorded where variants edit and where they may start."""
     config, touched = model.config, dict.fromkeys(edit.site for edits in variants for edit in edits)
     layers = sorted({layer_of(site, config) for site in touched} - {0})
-    leaves = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
     entering = {
-        layer: Read(f"blocks.{layer - 1}.{leaves}") for layer in layers
+        layer: Read(sites.stream_after(config, layer - 1)) for layer in layers
     }  # before the block's own edits
     planned = dict.fromkeys(edit.site for edits in variants for edit in edits if edit.planned)
     seen = {site: Read(site) for site in dict.fromkeys([*planned, *(read.site for read in reads)])}
@@ -560,15 +559,22 @@ class Sweep:
     memory: int | None = None
     """Bytes that a pack may hold; None = as suits the device."""
 
-    def run(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Swept:
+    def run(
+        self,
+        metric: Metric,
+        reference: Float[Tensor, "b n d"] | None = None,
+        reference_model: Transformer | None = None,
+    ) -> Swept:
         """The metric of every variant.
 
         reference: the final stream that a comparing metric compares with, at the watched columns; None = the base
-        run's. A pack that does not fit into the device's memory is halved until it does.
+        run's. reference_model: the model that it comes from; None = this one. A pack that does not fit into the
+        device's memory is halved until it does.
         """
         base, everywhere = self.base, metric.everywhere
         home = base.final if everywhere else picked(base.final, self._columns[:, None])
-        judge = _Judge(metric, self._batch, self._network, home if reference is None else reference)
+        reference = home if reference is None else reference
+        judge = Judge(metric, self._batch, self._network, reference, reference_model)
         base_value = judge.value(home, 1)[0]
         values = base_value.repeat(len(self.variants), 1)
 
@@ -706,13 +712,14 @@ class Sweep:
 
 
 @dataclass(frozen=True, eq=False)
-class _Judge:
+class Judge:
     """A metric with all it needs, in slices that keep the logits small."""
 
     metric: Metric
     batch: Batch
     model: Transformer
     reference: Float[Tensor, "b n d"]
+    reference_model: Transformer | None = None
 
     @torch.no_grad()
     def value(self, stream: Float[Tensor, "r n d"], copies: int) -> Float[Tensor, "copies b"]:
@@ -722,7 +729,8 @@ class _Judge:
         found = []
         for rows in torch.arange(len(stream), device=stream.device).split(size):
             some = example[rows]
-            outcome = Outcome(self.model, stream[rows], self.batch.rows(some), some, self.reference)
+            mine = self.batch.rows(some)
+            outcome = Outcome(self.model, stream[rows], mine, some, self.reference, self.reference_model)
             found.append(wide(self.metric.of(outcome)))
         return torch.cat(found).unflatten(0, (copies, len(self.batch)))
 

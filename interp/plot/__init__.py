@@ -24,6 +24,7 @@ from interp.plot.circuit import circuit, circuit_checks, circuit_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_disc
 from interp.plot.depth import consensus, rank_collapse
+from interp.plot.difference import diff
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.influence import influence
@@ -58,6 +59,7 @@ __all__ = [
     "copying",
     "copying_map",
     "copying_plane",
+    "diff",
     "dispersion",
     "drawn",
     "eigenvalue_disc",
@@ -106,6 +108,8 @@ PICTURES.draws |= {
     "composition": composition,
     "consensus": consensus,
     "copying": copying,
+    "diff": diff,
+    "diff_interactions": diff,
     "dispersion": dispersion,
     "evaluate_circuit": circuit_checks,
     "find_circuit": circuit,

@@ -4,6 +4,7 @@
 `WORDS`, so a line says only what is special. Values that other calls need are made once.
 """
 
+import copy
 import functools
 import importlib
 import inspect
@@ -61,6 +62,16 @@ def model() -> interp.HookedTransformer:
 def plain() -> interp.HookedTransformer:
     """Two layers of attention only."""
     return hooked("attention-only")
+
+
+@once
+def tuned() -> interp.HookedTransformer:
+    """Another model of the same kind."""
+    network = copy.deepcopy(model().transformer)
+    network.tie()
+    with torch.no_grad():
+        network.block(1).attn.out.weight.mul_(1.5)
+    return interp.HookedTransformer(network, model().text.tokenizer)
 
 
 @once
@@ -232,6 +243,7 @@ WORDS: Mapping[str, Made] = {
     "path": graph_file, "folder": lambda: "out", "vectors": lambda: numbers(2, model().cfg.d_model),
     "name": lambda: "demo-attn-2l", "config": lambda: CONFIGS["gpt2"], "edits": lambda: (), "metric": lambda: None,
     "tokens": lambda: [5, 6], "prompts": lambda: TOKENS, "change": Zero, "values": lambda: 0.5, "text": lambda: TEXT,
+    "tuned": tuned,
 }  # fmt: skip
 """What a required argument of this name is, where a line says nothing else."""
 
@@ -304,6 +316,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
         "edges": lambda: 3}, "circuits.interchange": PAIRED | {"circuits": whole_circuit},
     "circuits.score_edges": PAIRED,
     "circuits.edge_stability": {"resamples": lambda: 2},
+    "editing.diff_interactions": {"parts": lambda: ["L0.mlp", "L1.attn"]},
     "editing.edit_table": {"cases": lambda: [case()], "editors": lambda: {"shift": shift},
                    "continuation": lambda: interp.editing.Continuation(20)},
     "editing.finetune_edit": {"tuning": lambda: interp.editing.FineTuning(1)},
@@ -412,6 +425,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "circuits.CircuitCurve": METRIC, "circuits.EvaluateCircuit": METRIC,
     "circuits.FindCircuit": METRIC | {"edges": lambda: 3}, "circuits.EdgeEffects": METRIC,
     "circuits.EdgeAttribution": METRIC, "circuits.Interchange": METRIC | {"circuits": whole_circuit},
+    "editing.DiffInteractions": {"parts": lambda: ["L0.mlp", "L1.attn"]},
     "features.ProbeNeurons": {"labels": lambda: [True, False] * 4, "sizes": lambda: (1,)},
     "lenses.BackwardLens": {"answer": lambda: 5},
     "lenses.GradientCosines": {"answer": lambda: 5}, "lenses.GradientRank": {"answer": lambda: 5},

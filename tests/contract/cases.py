@@ -42,6 +42,7 @@ from interp.core.patterns import SCORES
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial
 from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse
+from interp.editing import ActivationDifference, ChangedTokens, Diff, DiffInteractions
 from interp.features import SAE, ProbeNeurons, Reconstruction, SaeQuality, TopExamples, TopK
 from interp.lenses import (
     BackwardLens,
@@ -54,6 +55,7 @@ from interp.lenses import (
     OutputLens,
     Patchscope,
 )
+from interp.model import Transformer
 from interp.passes.analysis import Analysis
 from interp.residual import Attribute, Orders, Paths, TermImportance
 from interp.tokens import (
@@ -76,7 +78,7 @@ from interp.weights import (
     Spectra,
     TopPairs,
 )
-from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
+from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.contract.case import DATA, ROWS, Case, Dims, known, repeats, some_rows, with_names
 from tests.edited import without_head, without_values
 
@@ -173,6 +175,13 @@ def some_circuit(model: str) -> Circuit:
 @functools.cache
 def _scores(model: str) -> xr.Dataset:
     return edge_attribution(build(model), *some_rows().pair())
+
+
+@functools.cache
+def tuned(model: str) -> Transformer:
+    """Another model of the same config."""
+    torch.manual_seed(1)
+    return perturbed(CONFIGS[model], seed=1)
 
 
 def curve(model: str, _: Sequence[int]) -> CircuitCurve:
@@ -466,6 +475,37 @@ _DYNAMICS: dict[str, Case] = {
     "OneTokenLosses": Case(OneTokenLosses(), of("value", "index", over="prompt")),
     "RankCollapse": Case(RankCollapse(), of(*_SCORE, over="line depth")),
 }  # fmt: skip
+_OF_MODELS = of("base", "tuned", over="prompt")
+_EDITING: dict[str, Case] = {
+    "ActivationDifference": Case(
+        lambda model, _: ActivationDifference(tuned(model), top=3),
+        of(*_SCORE, over="depth score") | of("logits", over="depth end rank"),
+    ),
+    "ChangedTokens": Case(
+        lambda model, _: ChangedTokens(tuned(model), top=3, context=(2, 1)),
+        of(*_SCORE, over="score") | of("peak", "row", "pos", over="rank")
+        | of("tokens", "piece", "kl", "loss", "tuned_loss", over="rank offset"),
+    ),
+    "Diff": Case(
+        lambda model, _: Diff(tuned(model)),
+        of(*_SCORE, over="what part score") | of("changed", over="what part") | of("moved", over="part")
+        | of("each", over="prompt what part") | _OF_MODELS,
+        refuses="an edit of {head}",
+    ),
+    "Diff heads": Case(
+        lambda model, _: Diff(tuned(model), None, parts="head", direction="noise"),
+        of(*_SCORE, over="what part score") | of("changed", over="what part") | of("moved", over="part")
+        | of("each", over="prompt what part") | _OF_MODELS,
+        refuses="an edit of {head}",
+    ),
+    "DiffInteractions": Case(
+        lambda model, _: DiffInteractions(tuned(model), ["L0H1", "L1.attn", "unembed"]),
+        of(*_SCORE, over="what pair score") | of("changed", over="what pair")
+        | of("each", over="prompt what pair") | _OF_MODELS,
+        refuses="an edit of {head}",
+    ),
+}  # fmt: skip
 CASES: dict[str, Case] = {
-    **_ATTENTION, **_WEIGHTS, **_RESIDUAL, **_TOKENS, **_LENSES, **_CAUSAL, **_CIRCUITS, **_FEATURES, **_DYNAMICS,
+    **_ATTENTION, **_WEIGHTS, **_RESIDUAL, **_TOKENS, **_LENSES, **_CAUSAL, **_CIRCUITS, **_FEATURES, **_EDITING,
+    **_DYNAMICS,
 }  # fmt: skip

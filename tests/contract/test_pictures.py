@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2] / "interp"
 PNG = b"\x89PNG\r\n\x1a\n"
 """How a PNG file begins."""
 WITHOUT_PLOT = {
-    "attention_kernel", "attention_paths", "bigram_table", "compare_methods",
+    "activation_difference", "attention_kernel", "attention_paths", "bigram_table", "changed_tokens", "compare_methods",
     "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table", "erasure",
     "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens", "late_layers",
     "layer_mixing", "name_attention", "neurons", "one_token_losses",

@@ -17,6 +17,7 @@ from interp import HookedTransformer
 from interp.circuits import Circuit
 from interp.features import SAE
 from interp.lenses import FittedJacobianLens
+from interp.model import Transformer
 from interp.passes.analysis import Question
 from interp.passes.observe import as_model
 from interp.runs.fingerprint import fingerprint, incomparable
@@ -145,6 +146,8 @@ def equal(one: object, other: object) -> bool:
         return type(one) is type(other) and all(
             equal(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)
         )
+    if isinstance(one, Transformer) and isinstance(other, Transformer):
+        return one.config == other.config and equal(dict(one.state_dict()), dict(other.state_dict()))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     return one == other

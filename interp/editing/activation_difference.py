@@ -1,0 +1,169 @@
+"""What one model's stream holds that another's does not, on average, layer by layer, read as tokens.
+
+The mean over prompts of (tuned - base) is what the change adds whatever the text says: a direction, which the
+unembedding reads like any other (`interp.weights.directions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import Count, public
+from interp.core.results import Score, scored
+from interp.core.stats import Means, Moments, Partial, over, wide
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.editing.exchange import Other
+from interp.model import sites
+from interp.model.edits import Edit
+from interp.model.parts import Part
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.observe import Model, Subject, observe
+from interp.runs.run import answered
+from interp.weights.directions import Directions
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FEWEST_LENGTHS = 16
+"""Prompts below which a mean length gets no interval (`docs/intervals.md`)."""
+Where = Literal["last", "all"]
+"""At which tokens the streams are compared."""
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationDifference(Question):
+    """The mean difference of two models' streams, as tokens; `activation_difference` describes the result."""
+
+    tuned: Model
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
+    pos: Where = "last"
+    """last: at the last token of each prompt; all: the mean over its tokens."""
+    top: Count = 10
+    """How many tokens are listed at each end."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The streams of both models at every depth, summed over prompts; their mean is read at the end."""
+        other, config = Other.of(self.tuned, model), model.transformer.config
+        blocks = [Read(f"blocks.{layer}.hook_resid_pre") for layer in range(config.n_layers)]
+        reads = [*blocks, Read(sites.final_stream(config))]
+        asked = Directions(torch.ones(1, config.d_model), top=self.top)
+        asked.asked(
+            model
+        )  # which refuses a model whose stream cannot be read as tokens, and too many of them
+        return Analysis(
+            self.name,
+            partial(_compute, reads=reads, other=other, last=self.pos == "last"),
+            Means,
+            partial(_finish, name=self.name, model=model, reads=reads, asked=self),
+            reads=reads,
+        )
+
+
+@public()
+def activation_difference(
+    model: Model,
+    data: DataSource | Data,
+    tuned: Model,
+    *,
+    pos: Where = "last",
+    top: Count = 10,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What the stream of `tuned` holds that that of `model` does not, mean over prompts, by depth and as tokens.
+
+    Returns Dataset. [depth, end, rank]: `logits`, what the mean difference adds to a token's logit (the final norm at
+    scale 1, centred over the vocabulary, with the unembedding of `model`); `token`, its text, and `token_id`; `end`:
+    top and bottom, rank 0 the most extreme. [depth, score]: `value`, `low`, `high`, `n` of `relative`, the length of
+    the difference by that of the stream of `model`, mean over prompts, with its 95 % interval from 16 on; and of
+    `common`, the length of the mean difference by the mean length: 1 = the same vector in every prompt. Its `null` is
+    what as many prompts would leave of vectors of these lengths in directions that have nothing to do with each other.
+    pos: "last": at the last token of each prompt; "all": the mean over its tokens, BOS included.
+    edits: of `model` alone; `tuned` stands under its own, so that a model may be compared with itself, edited.
+    Caveats: what is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late
+    layers read what is written to be read by them; only at the last depth is `logits` what happens to the logits (but
+    for the scale of the final norm).
+    Errors: ValueError for models of another config or tokenizer, which names what differs.
+
+    Example:
+        >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
+        >>> found = activation_difference(model, [prompt], tuned, top=3)
+        >>> found.token.dims, float(found.value.sel(depth="L1.resid", score="relative"))
+        (('depth', 'end', 'rank'), 0.0)
+    """
+    question = ActivationDifference(tuned, pos, top)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, reads: Sequence[Read], other: Other, last: bool
+) -> Mapping[str, Tensor]:
+    """Prompt by prompt and depth by depth: the mean difference, and the mean lengths."""
+    given = observe(other.beside(model), batch, reads, stop=model.config.n_layers).trace
+    counted = batch.real
+    if last:
+        counted = torch.zeros_like(batch.real).scatter(1, batch.last()[:, None], value=True)
+    found: dict[str, list[Tensor]] = {"difference": [], "length": [], "square": [], "relative": []}
+    for read in reads:
+        own = wide(trace[read])
+        step = wide(given[read]) - own
+        if not bool((step.isfinite().all(-1) | ~batch.real).all()):
+            raise NotFiniteError(f"the difference of the two models at {read.site} is NaN or infinite")
+        length = step.norm(dim=-1)
+        relative = (length / own.norm(dim=-1)).masked_fill(length == 0, 0.0)
+        found["difference"].append(_mean(step.mT, batch, counted))
+        found["length"].append(_mean(length, batch, counted))
+        found["relative"].append(_mean(relative, batch, counted))
+    found["square"] = [x.square().sum(-1) for x in found["difference"]]
+    return {name: torch.stack(each, 1) for name, each in found.items()}
+
+
+def _mean(value: Float[Tensor, "b *d p"], batch: Batch, counted: Tensor) -> Float[Tensor, "n *d"]:
+    """The mean over the tokens of every row that count."""
+    there = counted if value.ndim == 2 else counted[:, None]
+    return value.double().masked_fill(~there, 0.0).sum(-1) / there.sum(-1)
+
+
+def _finish(
+    merged: Partial, name: str, model: Subject, reads: Sequence[Read], asked: ActivationDifference
+) -> xr.Dataset:
+    assert isinstance(merged, Means)
+    moments = merged.moments
+    lists = Directions(moments["difference"].mean, top=asked.top).asked(model).answer()
+    lists = lists.rename(direction="depth")
+    relative = Score.of(moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS)
+    found = scored(
+        name,
+        {"relative": relative, "common": _common(moments)},
+        ("depth",),
+        coords={"depth": [str(Part.of(read.site)) for read in reads]},
+        attrs={
+            "pos": "the last token" if asked.pos == "last" else "mean over tokens",
+            "written": lists.attrs["written"], "interval": over("prompts", FEWEST_LENGTHS),
+        },
+    )  # fmt: skip
+    logits = lists.value.drop_vars("depth").assign_attrs(unit="logits")
+    return found.assign(logits=logits)
+
+
+def _common(moments: Mapping[str, Moments]) -> Score:
+    """The length of the mean by the mean length, and what is left of random directions of these lengths."""
+    length, n = moments["length"].mean, moments["length"].n
+    still = length == 0
+    value = (moments["difference"].mean.norm(dim=-1) / length).masked_fill(still, torch.nan)
+    null = ((moments["square"].mean / n).sqrt() / length).masked_fill(still, torch.nan)
+    none = torch.full_like(value, torch.nan)
+    return Score(value, none, none, moments["length"].count(), null, "share of the mean length")

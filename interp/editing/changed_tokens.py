@@ -1,0 +1,208 @@
+"""Where two models say different things: the divergence of their next-token distributions, token by token.
+
+Over any amount of text: the mean, both losses, and the places where it is largest with what stands around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import Count, public
+from interp.core.contexts import Examples, InContext, absent
+from interp.core.extremes import TopRows
+from interp.core.named import Only, Parts, Several
+from interp.core.results import Score, scored
+from interp.core.stats import FEWEST_LOSSES, Means, Partial, over, ratio, wide
+from interp.data.batch import Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.editing.exchange import Other
+from interp.model.edits import Edit
+from interp.model.loss import next_token_loss, predicted
+from interp.model.sites import final_stream
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.memory import that_fit
+from interp.passes.observe import Model, Subject, observe
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+ALONG = ("tokens", "kl", "loss", "tuned_loss")
+"""What is kept along the context of every place."""
+SCORES = {"kl": "tokens", "loss": "predicted", "tuned_loss": "predicted", "loss_change": "predicted"}
+"""The means, and of which tokens they are: all, or those that something predicts."""
+_BOTH = " + number"
+
+
+@dataclass(frozen=True, eq=False)
+class ChangedTokens(Question):
+    """The divergence of two models token by token, and where it is largest; `changed_tokens` describes the result."""
+
+    tuned: Model
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
+    top: Count = 10
+    """How many places are listed."""
+    context: Sequence[int] = (10, 3)
+    """How many tokens before and after each are kept."""
+    once_per_row: bool = True
+    """Whether a row is listed at its most changed token only."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The final streams of both models, a list that merges, and sums."""
+        other, config = Other.of(self.tuned, model), model.transformer.config
+        if not config.unembed:
+            raise ValueError("next-token distributions are compared; this model ends in its residual stream")
+        config.require_tokens("the divergence of next-token distributions, beside their losses,")
+        if self.top < 1 or len(self.context) != 2:
+            raise ValueError(
+                f"at least one place and how many tokens before and after it are required, got top={self.top} and "
+                f"context={list(self.context)}"
+            )
+        before, after = self.context
+        rule = TopRows(self.top, "kl", 1, once_per_row=self.once_per_row, before=before, after=after)
+        sums = [f"{name}{end}" for name in SCORES for end in (" sum", _BOTH)]
+        read = Read(final_stream(config))
+        return Analysis(
+            self.name,
+            partial(_compute, read=read, other=other),
+            Several(
+                {
+                    "examples": InContext(rule, ALONG),
+                    "sums": Only((*sums, "tokens number", "predicted number"), Means),
+                }
+            ),
+            partial(_finish, name=self.name, text=model.text),
+            reads=(read,),
+        )
+
+
+@public()
+def changed_tokens(
+    model: Model,
+    data: DataSource | Data,
+    tuned: Model,
+    *,
+    top: Count = 10,
+    context: Sequence[int] = (10, 3),
+    once_per_row: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How far the next-token distributions of `tuned` are from those of `model`, token by token, and where most.
+
+    Returns Dataset. [score]: `value`, `low`, `high`, `n` of `kl`, KL(tuned || model) in nats after every token, and of
+    `loss`, `tuned_loss` and `loss_change` (tuned minus model) of every predicted token; means per token, 95 % over
+    texts (NaN below 256). [rank]: `peak`, the divergence there; `row` of the data and `pos` of the token after which
+    the models differ, counted in its text with BOS as 0 (-1 where there are fewer than `top`). [rank, offset]: `tokens`
+    (-1 beyond the ends of the text) and `piece`, their texts; `kl` after each, and `loss` and `tuned_loss` of the token
+    that follows it (NaN where there is none).
+    context: how many tokens before and after. once_per_row: a row is listed at its most changed token only. Ties go to
+    the smaller row, then to the smaller position.
+    edits: of `model` alone; `tuned` stands under its own, so that a model may be compared with itself, edited.
+    Errors: ValueError for models of another config or tokenizer, which names what differs, and for a model
+    without logits.
+
+    Example:
+        >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
+        >>> changed_tokens(model, [prompt], tuned, top=2).peak.sizes["rank"]
+        2
+    """
+    question = ChangedTokens(tuned, top, context, once_per_row)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, read: Read, other: Other
+) -> Mapping[str, Tensor]:
+    """Text by text: divergence and losses at every token, and their sums."""
+    tuned, config = other.beside(model), model.config
+    streams = trace[read], observe(tuned, batch, stop=config.n_layers).output
+    size = that_fit(model, 32 * config.n_outputs * batch.tokens.shape[1])
+    parts = [
+        _of_rows(batch.rows(rows), (model, streams[0][rows]), (tuned, streams[1][rows]))
+        for rows in torch.arange(len(batch), device=batch.tokens.device).split(size)
+    ]
+    kl, loss, tuned_loss = (torch.cat(each) for each in zip(*parts, strict=True))
+    if not bool((kl.isfinite() | ~batch.real).all()):
+        raise NotFiniteError("the divergence of the two models is NaN or infinite after some token")
+    counted = predicted(batch.keep, batch.documents)
+    there = torch.zeros_like(batch.real)
+    there[:, :-1] = True if counted is None else counted
+    each = {"tokens": batch.tokens, "kl": kl.masked_fill(~batch.real, torch.nan)}
+    each |= {
+        name: x.masked_fill(~there, torch.nan) for name, x in (("loss", loss), ("tuned_loss", tuned_loss))
+    }
+    found = {name: batch.by_text(x, batch.real, absent(x)) for name, x in each.items()}
+    return found | _sums(found) | {"kl": found["kl"][..., None]}  # one cell
+
+
+def _sums(found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums of every text, and how many tokens they are of."""
+    terms = {**found, "loss_change": found["tuned_loss"] - found["loss"]}
+    number = {
+        "tokens": (~found["kl"].isnan()).sum(1).double(), "predicted": (~found["loss"].isnan()).sum(1).double()
+    }  # fmt: skip
+    sums = {f"{name} number": x for name, x in number.items()}
+    for name, of in SCORES.items():
+        total = terms[name].nansum(1, dtype=torch.float64)
+        sums |= {f"{name} sum": total, f"{name}{_BOTH}": total + number[of]}
+    return sums
+
+
+def _of_rows(
+    batch: Batch, base: tuple[Transformer, Tensor], tuned: tuple[Transformer, Tensor]
+) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p"], Float[Tensor, "b p"]]:
+    """KL(tuned || base) after every token, and the loss of the next one in both."""
+    logits = [wide(model.read_out(stream)) for model, stream in (base, tuned)]
+    mine, its = (x.log_softmax(-1) for x in logits)
+    kl = (its.exp() * (its - mine)).sum(-1)
+    losses = [torch.zeros_like(kl) for _ in logits]
+    if batch.tokens.shape[1] > 1:
+        for into, x in zip(losses, logits, strict=True):
+            into[:, :-1] = next_token_loss(x, batch.tokens, batch.keep, batch.documents)
+    return kl, losses[0], losses[1]
+
+
+def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
+    assert isinstance(merged, Parts)
+    examples, sums = merged.parts["examples"], merged.parts["sums"]
+    assert isinstance(examples, Examples) and isinstance(sums, Means)
+    top, entry = examples.top, ("rank",)
+    rule = top.rule
+    values: dict[str, tuple[Sequence[str], Tensor]] = {
+        "peak": (entry, top.values[0]), "row": (entry, top.rows[0]), "pos": (entry, top.positions[0]),
+        **{part: ((*entry, "offset"), x[0]) for part, x in examples.along.items()},
+    }  # fmt: skip
+    found = scored(
+        name,
+        {score: _mean(sums, score) for score in SCORES},
+        (),
+        coords={"rank": range(rule.k), "offset": range(-rule.before, rule.after + 1)},
+        others=values,
+        units=dict.fromkeys(("peak", *ALONG[1:]), "nats"),
+        attrs={
+            "kl": "KL(tuned || model) of the next-token distributions after a token",
+            "pos": "tokens before it in its text", "order": "the largest first; ties by row, then pos",
+            "interval": over("texts", FEWEST_LOSSES),
+        },
+    )  # fmt: skip
+    return text.worded(found, piece="tokens")
+
+
+def _mean(sums: Means, name: str) -> Score:
+    """The mean per token that counts."""
+    top, number, both = (sums.moments[x] for x in (f"{name} sum", f"{SCORES[name]} number", f"{name}{_BOTH}"))
+    value, low, high = ratio(top, number, both, FEWEST_LOSSES)
+    return Score(value, low, high, top.count(), torch.full_like(value, torch.nan), "nats per token")

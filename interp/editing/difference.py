@@ -1,0 +1,526 @@
+"""What changed between two models of one kind: each part's weights, or what it writes, put from one into the other.
+
+A fine-tuned model differs from its base everywhere a little. Where is the change that matters? Put one part's weights
+of the tuned model into the base: what of the whole change does that alone bring about? Exact, no estimate: a pass of
+the model with the exchanged weights, from the block on that they stand in. Parts whose weights are the same need none.
+What a part writes (its activations) carries besides all that changed before it: patching with another model's run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import combinations
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.results import Score, scored
+from interp.core.stats import Means, Moments, Partial, Rows, over, ratio
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.editing.exchange import (
+    WITHIN_ATTENTION,
+    Grain,
+    Other,
+    Piece,
+    differ,
+    exchanged,
+    first_block,
+    moved,
+    named_part,
+    pieces_of,
+    written_at,
+)
+from interp.model import sites
+from interp.model.attention import picked
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
+from interp.model.parts import Named, Part, is_part
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence
+from interp.passes.observe import Model, Observation, Subject, observe
+from interp.passes.sweep import Judge, Sweep
+from interp.passes.variants import Variant
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+What = Literal["weights", "activations"]
+"""What of a part is exchanged."""
+Direction = Literal["denoise", "noise"]
+"""denoise: parts of the tuned model into the base; noise: parts of the base into the tuned model."""
+FEWEST_SHARES = 64
+"""Prompts below which a share of the change gets no interval (`docs/intervals.md`)."""
+SIGN = "metric with the exchanged part minus metric of the same model without it"
+
+
+@dataclass(frozen=True, eq=False)
+class Diff(Question):
+    """How much of the change between two models each part brings about; `diff` describes the result."""
+
+    tuned: Model
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
+    metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
+    """What is watched; one that compares is compared with the tuned model. None = the data's logit difference."""
+    parts: Grain | Sequence[Named | Sequence[Named]] = "sublayer"
+    """How finely the models are cut, or parts by name; those of an inner list are exchanged together."""
+    what: Sequence[What] = ("weights", "activations")
+    """What is exchanged: weights, activations, or each for itself."""
+    direction: Direction = "denoise"
+    """denoise: the tuned model's parts into the base; noise: the base's into the tuned model."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A pass per exchanged part, from its block on, and one planned sweep."""
+        other, network = _compared(self.tuned, model), model.transformer
+        cells = Cells.of(self.parts, network, other.network)
+        return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric), tuple(self.what),
+                                   self.direction, self.each), model)  # fmt: skip
+
+
+@public()
+def diff(
+    model: Model,
+    data: DataSource | Data,
+    tuned: Model,
+    *,
+    metric: Metric | LogitFunction | None = kl_divergence(),  # noqa: B008 - a frozen record
+    parts: Grain | Sequence[Named | Sequence[Named]] = "sublayer",
+    what: Sequence[What] = ("weights", "activations"),
+    direction: Direction = "denoise",
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How much of the change from `model` (the base) to `tuned` each part brings about by itself, exactly.
+
+    Returns Dataset[what, part, score] with `value`, `low`, `high`, `n` of `effect`, metric(with the part exchanged) -
+    metric(without), mean over prompts, and of `share`, the sum of the effects by that of the whole change,
+    metric(other model) - metric(this one): 1 = this part alone does it all. 95 % intervals over prompts, of shares from
+    64 on. Shares need not sum to 1: parts act together (`diff_interactions`), and may overshoot.
+    `changed` [what, part]: whether the part's weights differ in any number, or what it writes on any prompt; where
+    not, the effect is exactly 0 and nothing was run. `moved` [part]: the length of the weights' change by their own.
+    `base` and `tuned`: the metric of the two models; with `each`, both [prompt] and `each` [prompt, what, part], the
+    effect in every prompt.
+
+    what: "weights": the part's parameters in the other's place. "activations": what the part writes in the run of the
+    other model, which carries all that changed before it; NaN for parts that write nothing of their own (norms, the
+    unembedding, what the heads of a layer share).
+    parts: "sublayer" (embeddings, attention, MLPs, norms, unembedding: together every parameter, each once), "head"
+    (attention cut into heads, and under grouped-query attention their keys and values `L0G1.k`, with `L0.attn_rest` for
+    what they share), or parts by name, those of an inner list exchanged together.
+    metric: KL(tuned || exchanged) of the next-token distributions at the last token by default; or any metric, or a
+    function of the last logits. One that compares always compares with the tuned model.
+    direction: "denoise" puts the tuned model's parts into the base, "noise" the base's into the tuned model: what is
+    undone when this part alone goes back.
+    each=False keeps only the moments over prompts, for data of any size.
+    Errors: ValueError for models of another config or tokenizer, which names what differs, for two of the same
+    weights or the same metric in every prompt, for wrapped and for edited models; KeyError for a part that owns no
+    parameter.
+
+    Example:
+        >>> import copy
+        >>> tuned = interp.HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
+        >>> with torch.no_grad():
+        ...     _ = tuned.transformer.blocks[1].mlp.out.weight.mul_(1.5)
+        >>> found = diff(model, [prompt], tuned)
+        >>> round(float(found.value.sel(what="weights", part="L1.mlp", score="share")), 3)
+        1.0
+    """
+    question = Diff(tuned, metric, parts, what, direction, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class DiffInteractions(Question):
+    """What two parts do together beyond what each does; `diff_interactions` describes the result."""
+
+    tuned: Model
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
+    parts: Sequence[Named]
+    """The parts of which every pair is exchanged."""
+    metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
+    """What is watched, as in `Diff`."""
+    what: Sequence[What] = ("weights",)
+    """What is exchanged: weights, activations, or each for itself."""
+    direction: Direction = "denoise"
+    """denoise: the tuned model's parts into the base; noise: the base's into the tuned model."""
+    each: bool = True
+    """Whether every prompt's interactions are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A pass per part and per pair."""
+        if len(self.parts) < 2:
+            raise ValueError(
+                f"an interaction is of two parts: at least two are required, got {list(self.parts)}"
+            )
+        other, network = _compared(self.tuned, model), model.transformer
+        pairs = [list(pair) for pair in combinations(self.parts, 2)]
+        cells = Cells.of([*self.parts, *pairs], network, other.network)
+        return _analysis(_Exchange(self.name, "pair", cells, other, as_metric(self.metric), tuple(self.what),
+                                   self.direction, self.each), model)  # fmt: skip
+
+
+@public()
+def diff_interactions(
+    model: Model,
+    data: DataSource | Data,
+    tuned: Model,
+    parts: Sequence[Named],
+    *,
+    metric: Metric | LogitFunction | None = kl_divergence(),  # noqa: B008 - a frozen record
+    what: Sequence[What] = ("weights",),
+    direction: Direction = "denoise",
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What every pair of these parts does together beyond what each does alone: effect(both) - effect(a) - effect(b).
+
+    Returns Dataset[what, pair, score]; scores, `changed` and the metric of both models as in `diff`, `effect` being the
+    interaction. 0: the two add up. Of the sign of the effects: they need each other (each alone does little); of the
+    other: one does what the other would have done. A part whose weights are the same has no interaction.
+    parts: two parts or more, such as those of the largest shares in the result of `diff`. Others as in `diff`.
+    Errors: those of `diff`; ValueError for a single part, or one that is named twice.
+
+    Example:
+        >>> import copy
+        >>> tuned = interp.HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
+        >>> with torch.no_grad():
+        ...     for block in tuned.transformer.blocks:
+        ...         _ = block.mlp.out.weight.mul_(1.5)
+        >>> diff_interactions(model, [prompt], tuned, ["L0.mlp", "L1.mlp"]).pair.values.tolist()
+        ['L0.mlp+L1.mlp']
+    """
+    question = DiffInteractions(tuned, parts, metric, what, direction, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+# --- what is exchanged ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Some parts that are exchanged together."""
+
+    label: str
+    parts: tuple[Part, ...]
+    pieces: tuple[Piece, ...]
+    """What they own, as far as it differs."""
+    start: int
+    """The block from which on their weights decide a pass."""
+    changed: bool
+    """Whether any of their weights differs."""
+    moved: float
+    """How far their weights moved, by their length."""
+    written: tuple[tuple[str, Mapping[str, int]], ...]
+    """Where they write, if every one of them does."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """All that is exchanged, each for itself."""
+
+    every: tuple[Cell, ...]
+
+    @classmethod
+    def of(
+        cls, parts: Grain | Sequence[Named | Sequence[Named]], base: Transformer, tuned: Transformer
+    ) -> Cells:
+        """The cells that were asked for. Errors: see `diff`."""
+        if isinstance(parts, str):
+            owned = pieces_of(base, parts)  # type: ignore[arg-type]  # the record has looked at it
+            groups = [[part] for part in owned]
+        else:
+            owned = {
+                part: pieces for grain in get_args(Grain) for part, pieces in pieces_of(base, grain).items()
+            }
+            given = [[each] if is_part(each) else list(each) for each in parts]  # type: ignore[arg-type]
+            groups = [[named_part(each, list(owned)) for each in group] for group in given]  # type: ignore[arg-type]
+        labels = ["+".join(map(str, group)) for group in groups]
+        if not labels or not all(labels) or len(set(labels)) < len(labels):
+            raise ValueError(
+                f"parts, or lists of at least one that go together, each once, are required, got {parts!r}"
+            )
+        for group in groups:
+            _check_apart(group)
+        found = cls(
+            tuple(
+                _cell(label, {part: owned[part] for part in group}, base, tuned)
+                for label, group in zip(labels, groups, strict=True)
+            )
+        )
+        whole = [piece for pieces in pieces_of(base, "sublayer").values() for piece in pieces]
+        if not differ(base, tuned, whole):
+            raise ValueError("the two models have the same weights: there is no change to look for")
+        return found
+
+    def starts(self, n_layers: int) -> list[int]:
+        """The blocks, but for the first, where passes with exchanged weights begin."""
+        return sorted({cell.start for cell in self.every if cell.changed and 0 < cell.start < n_layers})
+
+    @property
+    def sites(self) -> list[str]:
+        """Where the parts write."""
+        return list(dict.fromkeys(site for cell in self.every for site, _ in cell.written))
+
+
+def _check_apart(group: Sequence[Part]) -> None:
+    """ValueError for parts that go together and share parameters: one twice, or attention and a head of it."""
+    inside = [part for part in group if Part("attn", part.layer) in group and part.kind in WITHIN_ATTENTION]
+    if inside or len(set(group)) < len(group):
+        raise ValueError(
+            f"parts that go together must own different parameters, got {', '.join(map(str, group))}"
+        )
+
+
+def _cell(label: str, owned: Mapping[Part, Sequence[Piece]], base: Transformer, tuned: Transformer) -> Cell:
+    config = base.config
+    changed = [part for part, pieces in owned.items() if differ(base, tuned, pieces)]
+    written = [written_at(part, config) for part in owned]
+    return Cell(
+        label,
+        tuple(owned),
+        tuple(piece for part in changed for piece in owned[part]),
+        min((first_block(part, config) for part in changed), default=config.n_layers),
+        bool(changed),
+        moved(base, tuned, [piece for pieces in owned.values() for piece in pieces]),
+        tuple(each for each in written if each is not None) if None not in written else (),
+    )
+
+
+def _compared(tuned: Model, model: Subject) -> Other:
+    """The other model. Errors: see `diff`."""
+    other = Other.of(tuned, model)
+    if edits := (*model.transformer.edits, *other.edits):
+        raise ValueError(
+            f"weights are exchanged between models as they are, got one with an edit of {edits[0].name}: ask about the "
+            "models without edits, or use `changed_tokens` and `activation_difference`, which take edited models"
+        )
+    return other
+
+
+# --- passes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class _Exchange:
+    """What is exchanged between which models, and what is watched."""
+
+    name: str
+    dim: Literal["part", "pair"]
+    cells: Cells
+    other: Other
+    metric: Metric
+    what: tuple[What, ...]
+    direction: Direction
+    each: bool
+
+    def __post_init__(self) -> None:
+        if not self.what or len(set(self.what)) < len(self.what):
+            raise ValueError(f"what must name weights, activations or both, each once, got {list(self.what)}")
+
+    @property
+    def shown(self) -> Sequence[Cell]:
+        """The cells of the result: for interactions the pairs, which stand last."""
+        every = self.cells.every
+        return every if self.dim == "part" else [cell for cell in every if len(cell.parts) > 1]
+
+    @property
+    def combined(self) -> Float[Tensor, "cell shown"]:
+        """What the numbers of the result are of those of the cells: themselves, or both - a - b."""
+        every = self.cells.every
+        if self.dim == "part":
+            return torch.eye(len(every), dtype=torch.float64)
+        place = {cell.label: i for i, cell in enumerate(every)}
+        found = torch.zeros(len(every), len(self.shown), dtype=torch.float64)
+        for column, pair in enumerate(self.shown):
+            found[place[pair.label], column] = 1.0
+            for part in pair.parts:
+                found[place[str(part)], column] = -1.0
+        return found
+
+
+def _analysis(asked: _Exchange, model: Subject) -> Analysis:
+    return Analysis(
+        asked.name,
+        partial(_compute, asked=asked),
+        Rows if asked.each else Means,
+        partial(_finish, asked=asked),
+        pose=Posed.of(model.text, asked.metric.answer, asked.metric.wrong),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Pair:
+    """The runs of both models on some prompts: the one that parts are put into, and the one they come from."""
+
+    asked: _Exchange
+    batch: Batch
+    into: Transformer
+    source: Transformer
+    own: Observation
+    given: Observation
+
+    @classmethod
+    def of(cls, asked: _Exchange, batch: Batch, model: Transformer) -> _Pair:
+        """One pass of each, recorded where passes begin and where parts write."""
+        tuned, config = asked.other.beside(model), model.config
+        into, source = (model, tuned) if asked.direction == "denoise" else (tuned, model)
+        starts = asked.cells.starts(config.n_layers) if "weights" in asked.what else []
+        written = asked.cells.sites if "activations" in asked.what else []
+        own = observe(into, batch, [_entering(config, start) for start in starts], stop=config.n_layers)
+        given = observe(source, batch, [Read(site) for site in written], stop=config.n_layers)
+        return cls(asked, batch, into, source, own, given)
+
+    @property
+    def columns(self) -> Tensor | None:
+        """The columns that the metric looks at; None = all."""
+        return None if self.asked.metric.everywhere else self.batch.last()[:, None]
+
+    def seen(self, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b n d"]:
+        """What the metric looks at."""
+        return stream if self.columns is None else picked(stream, self.columns)
+
+    @property
+    def reference(self) -> tuple[Float[Tensor, "b n d"], Transformer]:
+        """What a metric that compares compares with: the tuned model's final stream, and that model."""
+        run, model = (self.given, self.source) if self.asked.direction == "denoise" else (self.own, self.into)
+        return self.seen(run.output), model
+
+    def value(self, model: Transformer, seen: Float[Tensor, "b n d"]) -> Float[Tensor, "b"]:
+        """The metric of a final stream that this model reads out."""
+        return Judge(self.asked.metric, self.batch, model, *self.reference).value(seen, 1)[0]
+
+    def with_weights(self, cell: Cell) -> Float[Tensor, "b"]:
+        """The metric of the model with these weights exchanged."""
+        model = exchanged(self.into, self.source, cell.pieces)
+        n, batch = model.config.n_layers, self.batch
+        if cell.start == n:
+            return self.value(model, self.seen(self.own.output))
+        begin = self.own.trace[_entering(model.config, cell.start)] if cell.start else batch.tokens
+        stream = model(
+            begin, None, cell.start, n, keep=batch.keep, logits_at=self.columns, documents=batch.documents,
+            types=batch.types, memory=batch.memory,
+        )  # fmt: skip
+        return self.value(model, stream)
+
+    def by_weights(self, without: Float[Tensor, "b"]) -> tuple[Tensor, Tensor]:
+        """The effect of every cell's weights, and whether they differ `[b c]`."""
+        cells = self.asked.cells.every
+        effect = [self.with_weights(c) - without if c.changed else torch.zeros_like(without) for c in cells]
+        changed = torch.tensor([cell.changed for cell in cells], device=without.device)
+        return torch.stack(effect, 1), changed.expand(len(without), -1)
+
+    def by_activations(self) -> tuple[Tensor, Tensor]:
+        """The effect of what every cell writes, and whether it differs `[b c]`; 0 for cells that write nothing."""
+        put = {site: Set(self.given.trace[Read(site)]) for site in self.asked.cells.sites}
+        variants = [
+            Variant([Edit(site, put[site], at) for site, at in cell.written])
+            for cell in self.asked.cells.every
+        ]
+        found = Sweep(self.into, self.batch, variants).run(self.asked.metric, *self.reference)
+        return (found.values - found.base).mT, found.changed.mT
+
+
+def _entering(config: ModelConfig, layer: int) -> Read:
+    """The stream that enters a block, but for the first."""
+    return Read(sites.stream_after(config, layer - 1))
+
+
+@torch.no_grad()
+def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _Exchange) -> Mapping[str, Tensor]:
+    """The effect of every cell in every prompt, beside the whole change."""
+    pair = _Pair.of(asked, batch, model)
+    own = pair.value(pair.into, pair.seen(pair.own.output))
+    other = pair.value(pair.source, pair.seen(pair.given.output))
+    base, tuned = (own, other) if asked.direction == "denoise" else (other, own)
+    for name, value in (("base", base), ("tuned", tuned)):
+        if not bool(value.isfinite().all()):
+            raise NotFiniteError(f"{asked.metric.name} is NaN or infinite in the {name} model on some prompt")
+    found = [pair.by_weights(own) if what == "weights" else pair.by_activations() for what in asked.what]
+    combined = asked.combined.to(own.device)
+    effect = torch.stack([each.double() for each, _ in found], 1) @ combined
+    changed = torch.stack([each.double() for _, each in found], 1) @ combined.abs()
+    whole = (other - own).double()
+    return {
+        "effect": effect,
+        "whole": whole[:, None, None],
+        "both": effect + whole[:, None, None],
+        "changed": changed,
+        "base": base,
+        "tuned": tuned,
+    }
+
+
+# --- the result -----------------------------------------------------------------------------------------------------
+
+
+def _finish(merged: Partial, asked: _Exchange) -> xr.Dataset:
+    metric, shown = asked.metric, asked.shown
+    moments = merged.moments if isinstance(merged, Means) else _moments(merged)
+    whole = moments["whole"]
+    if not bool(whole.mean) and not bool(whole.spread):
+        raise ValueError(
+            f"{metric.name} is the same for both models in every prompt: there is no change whose parts could be told"
+        )
+    effect = Score.of(moments["effect"], metric.unit, fewest=metric.fewest)
+    share = _share(moments, effect)
+    known = torch.tensor([[what == "weights" or bool(cell.written) for cell in shown] for what in asked.what])
+    scores = {name: _where(score, known) for name, score in {"effect": effect, "share": share}.items()}
+    dims = ("what", asked.dim)
+    more: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, moments["changed"].mean > 0)}
+    if asked.dim == "part":
+        more["moved"] = (("part",), torch.tensor([cell.moved for cell in shown], dtype=torch.float64))
+    if isinstance(merged, Rows):
+        each = merged.rows["effect"]
+        more["each"] = (("prompt", *dims), each.masked_fill(~known.to(each.device), torch.nan))
+        more |= {name: (("prompt",), merged.rows[name]) for name in ("base", "tuned")}
+    else:
+        more |= {name: ((), moments[name].mean) for name in ("base", "tuned")}
+    interval = f"{over('prompts', metric.fewest)}; of shares from {FEWEST_SHARES} on"
+    return scored(
+        asked.name,
+        scores,
+        dims,
+        coords={"what": list(asked.what), asked.dim: [cell.label for cell in shown]},
+        others=more,
+        units={**dict.fromkeys(("each", "base", "tuned"), metric.unit), "moved": "share of the weights' length"},
+        attrs={
+            "metric": metric.name, "unit": metric.unit, "direction": asked.direction, "effect": SIGN,
+            "share": "of the change of the whole model", "interval": interval,
+        },
+    )  # fmt: skip
+
+
+def _moments(merged: Partial) -> dict[str, Moments]:
+    """The moments of rows that were all kept."""
+    assert isinstance(merged, Rows)
+    return {name: Moments.of(rows) for name, rows in merged.rows.items()}
+
+
+def _share(moments: Mapping[str, Moments], effect: Score) -> Score:
+    """The effects by the whole change."""
+    value, low, high = ratio(moments["effect"], moments["whole"], moments["both"], FEWEST_SHARES)
+    value, low, high = (x + 0.0 for x in (value, low, high))  # 0 by a negative change is -0
+    return Score(value, low, high, effect.n, torch.full_like(value, torch.nan), "share of the change")
+
+
+def _where(score: Score, known: Tensor) -> Score:
+    """The same without numbers where nothing is known."""
+    known = known.to(score.value.device)
+    ends = (score.value, score.low, score.high)
+    value, low, high = (x.masked_fill(~known, torch.nan) for x in ends)
+    return Score(value, low, high, score.n.masked_fill(~known, 0), score.null, score.unit)

@@ -1,0 +1,244 @@
+"""Two models of one kind, part by part: which parameters a part owns, and a model with those of another in their place.
+
+Every parameter belongs to exactly one part: a sublayer (attention, an MLP), a norm, an embedding, the unembedding.
+Where queries, keys and values are rows of one matrix, attention is cut into heads too: what all share is its rest.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from interp.core.boundary import nearest
+from interp.data.batch import Text
+from interp.model import sites
+from interp.model.attention import Attention
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Named, Part
+from interp.model.sites import WORDS
+from interp.model.transformer import Transformer
+from interp.passes.observe import Model, Subject, as_network, text_of
+
+Grain = Literal["sublayer", "head"]
+"""How finely attention is cut."""
+WITHIN_ATTENTION = ("head", "group_key", "group_value", "attn_rest")
+"""The parts that attention is cut into."""
+LAST = ("ln_final", "mlm_head", "unembed", "output")
+"""The parts after the last block."""
+WRITES: Mapping[str, tuple[str, str | None]] = {
+    "head": ("attn.hook_z", "h"),
+    "group_key": ("attn.hook_k", "g"),
+    "group_value": ("attn.hook_v", "g"),
+    "attn": ("hook_attn_out", None),
+    "cross_attn": ("hook_cross_attn_out", None),
+    "mlp": ("hook_mlp_out", None),
+    "mlp_before": ("hook_mlp_before_out", None),
+    "embed": ("hook_embed", None),
+    "pos_embed": ("hook_pos_embed", None),
+    "type_embed": ("hook_type_embed", None),
+}
+"""The site of what a part of a kind writes, and the axis that tells several apart."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A parameter, or some rows or columns of it."""
+
+    parameter: str
+    axis: int | None = None
+    span: tuple[int, int] = (0, 0)
+
+    def of(self, value: Tensor) -> Tensor:
+        """This piece of the parameter's value, as a view."""
+        return (
+            value if self.axis is None else value.narrow(self.axis, self.span[0], self.span[1] - self.span[0])
+        )
+
+
+Pieces = Mapping[Part, Sequence[Piece]]
+
+
+@dataclass(frozen=True)
+class Other:
+    """The model that another is compared with, in its dtype: a network, and the interventions that it stands under."""
+
+    network: Transformer
+    edits: tuple[Edit, ...]
+
+    @classmethod
+    def of(cls, given: Model, model: Subject) -> Other:
+        """The one that is meant. Errors: those of `check_alike`."""
+        network = as_network(given)
+        check_alike(model, network, text_of(given))
+        mine = dict(model.transformer.named_parameters())
+        cast = {
+            name: nn.Parameter(value.to(mine[name].dtype), requires_grad=False)
+            for name, value in network.named_parameters()
+            if value.dtype != mine[name].dtype
+        }
+        return cls((network.with_parameters(cast) if cast else network).unedited, network.edits)
+
+    def beside(self, model: Transformer) -> Transformer:
+        """It on the device of the model, under its interventions."""
+        moved = self.network
+        if moved.device != model.device:
+            moved = copy.deepcopy(moved).to(model.device)
+        return moved.edited(self.edits) if self.edits else moved
+
+
+def check_alike(model: Subject, tuned: Transformer, text: Text) -> None:
+    """ValueError, naming what differs, for a model of another config, other parameters or another vocabulary."""
+    ours, theirs = model.transformer, tuned
+    differing = [
+        f.name for f in fields(ours.config) if getattr(ours.config, f.name) != getattr(theirs.config, f.name)
+    ]
+    if differing:
+        what = "; ".join(
+            f"{n}: {getattr(ours.config, n)} and {getattr(theirs.config, n)}" for n in differing[:3]
+        )
+        raise ValueError(f"two models of one config are required, these differ in {what}")
+    mine, its = ({name for name, _ in network.named_parameters()} for network in (ours, theirs))
+    if mine != its:
+        raise ValueError(f"two models of the same parameters are required, only one has {min(mine ^ its)}")
+    if not (model.text.has_tokenizer and text.has_tokenizer) or model.text.tokenizer is text.tokenizer:
+        return
+    for token in range(ours.config.d_vocab):
+        one, other = (each.pieces([token])[0] for each in (model.text, text))
+        if one != other:
+            raise ValueError(
+                f"two models of one tokenizer are required, token {token} is {one!r} and {other!r}"
+            )
+
+
+def pieces_of(network: Transformer, grain: Grain) -> dict[Part, tuple[Piece, ...]]:
+    """Every part and the pieces that it owns, in the order of a pass; together all parameters, each once.
+
+    Errors: ValueError for a wrapped network, whose parameters are those of somebody else's modules.
+    """
+    if not network.restarts:
+        raise ValueError(
+            "this is a wrapped network: which part each of its parameters belongs to is not known"
+        )
+    found: dict[Part, list[Piece]] = {}
+    for name, _ in network.named_parameters():
+        for part, piece in _owners(network, name, grain):
+            found.setdefault(part, []).append(piece)
+    return {part: tuple(found[part]) for part in sorted(found, key=_order)}
+
+
+def named_part(given: Named, parts: Sequence[Part]) -> Part:
+    """The one of these parts that is meant. KeyError for any other."""
+    wanted = str(Part.of(given))
+    by_name = {str(part): part for part in parts}
+    if wanted not in by_name:
+        raise KeyError(f"no parameter belongs to a part {wanted!r} of this model; {nearest(wanted, by_name)}")
+    return by_name[wanted]
+
+
+def first_block(part: Part, config: ModelConfig) -> int:
+    """The block from which on a part's weights decide a pass: 0 for embeddings, the number of blocks after them."""
+    if part.layer is not None:
+        return part.layer
+    return config.n_layers if part.kind in LAST else 0
+
+
+def written_at(part: Part, config: ModelConfig) -> tuple[str, dict[str, int]] | None:
+    """The site of what a part writes, and its place there; None where the model has no such site."""
+    if part.kind not in WRITES:
+        return None
+    inner, axis = WRITES[part.kind]
+    name = inner if part.layer is None else f"blocks.{part.layer}.{inner}"
+    try:
+        sites.find(name, config)
+    except KeyError:
+        return None
+    return name, {} if axis is None or part.index is None else {WORDS[axis]: part.index}
+
+
+def differ(one: Transformer, other: Transformer, pieces: Sequence[Piece]) -> bool:
+    """Whether any number of these pieces differs."""
+    both = [
+        [piece.of(net.get_parameter(piece.parameter)).detach() for net in (one, other)] for piece in pieces
+    ]
+    return not all(torch.equal(mine, its.to(mine.device)) for mine, its in both)
+
+
+def moved(one: Transformer, other: Transformer, pieces: Sequence[Piece]) -> float:
+    """The length of the change from one to the other, by the length that these pieces have in the one; 0 for none."""
+    squares = torch.zeros(2, dtype=torch.float64)
+    for piece in pieces:
+        mine, its = (
+            piece.of(net.get_parameter(piece.parameter)).detach().double().cpu() for net in (one, other)
+        )
+        squares += torch.stack(((its - mine).square().sum(), mine.square().sum()))
+    return float((squares[0] / squares[1]).sqrt()) if squares[0] else 0.0
+
+
+def exchanged(into: Transformer, source: Transformer, pieces: Sequence[Piece]) -> Transformer:
+    """A model with these pieces of another; all that is not in them is shared with the first, bit for bit."""
+    found: dict[str, Tensor] = {}
+    for piece in pieces:
+        own, other = (net.get_parameter(piece.parameter).detach() for net in (into, source))
+        if piece.axis is None:
+            found[piece.parameter] = other.to(own.device)
+            continue
+        value = found.setdefault(piece.parameter, own.clone())
+        piece.of(value).copy_(piece.of(other))
+    return into.with_parameters(found)
+
+
+def _owners(network: Transformer, name: str, grain: Grain) -> list[tuple[Part, Piece]]:
+    """The parts that a parameter belongs to, with what of it is theirs."""
+    first, _, rest = name.partition(".")
+    if first != "blocks":
+        return [(Part(first), Piece(name))]
+    number, child, inner = rest.split(".", 2)
+    layer = int(number)
+    attn = network.block(layer).attn
+    if child != "attn" or grain == "sublayer" or not _has_heads(attn):
+        return [(Part(child, layer), Piece(name))]
+    return _by_head(attn, layer, name, inner)
+
+
+def _has_heads(attn: Attention) -> bool:
+    """Whether queries, keys and values are rows of one matrix, head after head."""
+    usual = type(attn).part is Attention.part and type(attn)._cut is Attention._cut
+    qkv = getattr(attn, "qkv", None)
+    return usual and qkv is not None and qkv.weight.shape[0] == sum(attn.heads) * attn.d_head
+
+
+def _by_head(attn: Attention, layer: int, name: str, inner: str) -> list[tuple[Part, Piece]]:
+    """The heads that a parameter of attention belongs to; what is no head's belongs to the rest."""
+    (heads, groups, _), width = attn.heads, attn.d_head
+    kinds = ("head", "head", "head") if heads == groups else ("head", "group_key", "group_value")
+    if inner in ("qkv.weight", "qkv.bias"):
+        owners = [Part(kind, layer, i) for kind, n in zip(kinds, attn.heads, strict=True) for i in range(n)]
+        return [(part, Piece(name, 0, (n * width, (n + 1) * width))) for n, part in enumerate(owners)]
+    if inner == "out.weight":
+        each = [Piece(name, 1, (i * width, (i + 1) * width)) for i in range(heads)]
+    elif inner == "sinks":
+        each = [Piece(name, 0, (i, i + 1)) for i in range(heads)]
+    else:
+        return [(Part("attn_rest", layer), Piece(name))]
+    return [(Part("head", layer, i), piece) for i, piece in enumerate(each)]
+
+
+_WITHIN = (
+    "ln0", "mlp_before", "ln1", *WITHIN_ATTENTION, "attn", "ln1_post", "ln_cross",
+    "cross_attn", "ln2", "mlp", "ln2_post",
+)  # fmt: skip
+_BEFORE = ("embed", "pos_embed", "type_embed", "ln_embed", "score_bias")
+
+
+def _order(part: Part) -> tuple[int, int, int, int]:
+    """The place of a part in a pass."""
+    if part.layer is not None:
+        return 1, part.layer, _WITHIN.index(part.kind), part.index or 0
+    stage, kinds = (2, LAST) if part.kind in LAST else (0, _BEFORE)
+    return stage, 0, kinds.index(part.kind), 0
