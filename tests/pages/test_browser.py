@@ -324,6 +324,13 @@ def test_a_click_on_a_cell_says_why_the_head_looks_there(seen: Visit) -> None:
     seen.page.select_option("#why-other", "2")
     found = attention_attribution(model, prompt, "L1H5", query=9, key=2, by="head")
     assert shown_reasons(seen)[0] == pytest.approx(float(found.total[0]), abs=6e-3)
+    seen.page.focus("#pattern")
+    for key in ("ArrowRight", "ArrowUp", "ArrowDown", "ArrowLeft"):
+        seen.page.keyboard.press(key)
+        assert "(9) to" in seen.texts("#why-name")[0] or (
+            key == "ArrowUp" and "(8) to" in seen.texts("#why-name")[0]
+        )
+    assert shown_reasons(seen)[0] == pytest.approx(float(found.total[0]), abs=6e-3)
     seen.page.select_option("#why-other", "12")
     assert seen.texts("#why-score") == ["It does not see that token: there is no score."]
     assert seen.complaints == []

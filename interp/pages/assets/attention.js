@@ -101,6 +101,12 @@ const drawPattern = () => {
   } else {
     context.strokeRect(query * frame.cell - 0.5, query * frame.cell - 0.5, frame.cell, (n - query) * frame.cell);
   }
+  if (data.reasons) {
+    const cell = chosenCell();
+    context.strokeStyle = style("--pos");
+    context.lineWidth = 2;
+    context.strokeRect(cell.key * frame.cell - 0.5, cell.query * frame.cell - 0.5, frame.cell, frame.cell);
+  }
   drawLabels(context, query);
 };
 

@@ -70,6 +70,19 @@ const showReasons = () => {
 };
 if (data.reasons) {
   views.push(showReasons);
+  const pick = (cell) => select({ cell, pos: state.direction === "from" ? cell.query : cell.key });
+  canvas.tabIndex = 0;
+  canvas.addEventListener("keydown", (event) => {
+    const { query, key } = chosenCell();
+    const [up, down] = [Math.max(query - 1, 0), Math.min(query + 1, n - 1)];
+    const next = {
+      ArrowLeft: { query, key: Math.max(key - 1, 0) }, ArrowRight: { query, key: Math.min(key + 1, query) },
+      ArrowUp: { query: up, key: Math.min(key, up) }, ArrowDown: { query: down, key },
+    }[event.key];
+    if (!next) return;
+    event.preventDefault();
+    pick(next);
+  });
   one("#why-other").addEventListener("change", ({ target }) => {
     const other = +target.value;
     select({ cell: state.direction === "from" ? { query: state.pos, key: other } : { query: other, key: state.pos } });
