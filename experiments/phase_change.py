@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from interp.runs.record import Record
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 
 
 @dataclass(frozen=True)

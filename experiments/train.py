@@ -31,7 +31,7 @@ from interp.training import (
     train,
 )
 from interp.training.loop import WithVocabulary
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 
 Task = Literal["repeats", "recall", "regression", "names", "facts", "texts"]
 TRAINING = Training(checkpoints=12)

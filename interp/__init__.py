@@ -39,8 +39,7 @@ Here stand the names of a first day. Everything else lives one level down, by qu
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from interp import lab  # config files may hold its records
-from interp.core import viewer
+from interp.core import late
 
 if TYPE_CHECKING:
     from interp import (
@@ -55,6 +54,7 @@ if TYPE_CHECKING:
         edits,
         families,
         features,
+        lab,
         lenses,
         metrics,
         model,
@@ -187,8 +187,8 @@ WINGS = (
 )
 """Where everything else lives, one level down; imported at first use where that is slow."""
 
-viewer.PICTURES.load = lambda: import_module("interp.plot")
-"""Who draws a result, at the first look at one: matplotlib is slow to import."""
+late.MODULES |= {"pictures": "interp.plot", "records": "interp.lab"}
+"""Who draws a result, at the first look at one, and what else config files may hold."""
 
 _EARLIER = {
     "BackwardLens": "interp.lenses.GradientFactors, made by interp.lenses.gradient_factors",

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families
-from interp.core.boundary import Device, public
+from interp.core.boundary import Device, Precision, as_dtype, public
 from interp.core.viewer import Shown
 from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
 from interp.families.hub import located
@@ -60,11 +60,12 @@ class HookedEncoderDecoder(Shown):
         *,
         tokenizer: Tokenizer | TransformersTokenizer | None = None,
         revision: str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: Precision | None = None,
         device: Device = "cpu",
         devices: Sequence[Device] | None = None,
     ) -> HookedEncoderDecoder:
         """The model of a local folder, hub name or live Hugging Face model, as in `HookedTransformer`."""
+        dtype = as_dtype(dtype)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             tokenizer = HuggingFaceTokenizer(tokenizer)
         origin: Path | nn.Module

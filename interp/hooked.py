@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families, zoo
-from interp.core.boundary import Device, nearest, public
+from interp.core.boundary import Device, Precision, as_dtype, nearest, public
 from interp.core.factored import FactoredMatrix
 from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
@@ -85,20 +85,22 @@ class HookedTransformer(Shown):
         *,
         tokenizer: Tokenizer | TransformersTokenizer | None = None,
         revision: str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: Precision | None = None,
         device: Device = "cpu",
         devices: Sequence[Device] | None = None,
         wrapped: bool | None = None,
     ) -> HookedTransformer:
         """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.
 
-        Weights are never folded or centred. dtype None keeps the checkpoint's. A bare transformers tokenizer is
-        accepted too. revision: a branch, tag or training checkpoint ("step3000"), on the hub or as a subfolder.
+        Weights are never folded or centred. dtype: torch.bfloat16, or "bfloat16"; None keeps the checkpoint's. A bare
+        transformers tokenizer is accepted too. revision: a branch, tag or training checkpoint ("step3000"), on the hub
+        or as a subfolder.
         devices: several to spread the layers over; inputs and what is recorded are on the first.
         wrapped: True takes Hugging Face's own code instead of ours, watched (`interp.wrapped`), False never does; None
         where we have none for the family.
         Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
         """
+        dtype = as_dtype(dtype)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
             tokenizer = HuggingFaceTokenizer(tokenizer)
         if isinstance(source, nn.Module):

@@ -1,14 +1,19 @@
 """The command line: what a user got wrong is one line and exit code 2, and nothing half-written stays behind."""
 
+import inspect
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
+import interp
 from interp import cli
-from interp.cli import COMMANDS, main, parsed
+from interp.cli import COMMANDS, command, main, parsed
 from interp.cli.commands import ANSWER, PROMPT, WRONG, Models, Report, Verify
 from interp.cli.runs import Run
 from interp.model import KVCache
@@ -35,10 +40,10 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def test_the_defaults_ask_about_an_indirect_object() -> None:
-    command = parsed(["report"])
-    assert command == Report()
-    assert isinstance(command, Report)
-    question = command.question()
+    asked = parsed(["report"])
+    assert asked == Report()
+    assert isinstance(asked, Report)
+    question = asked.question()
     assert (question.prompt, question.answer, question.wrong) == (PROMPT, ANSWER, WRONG)
 
 
@@ -52,16 +57,18 @@ def test_every_option_of_a_report_can_be_given() -> None:
         "seed": "3",
         "device": "cuda",
     }
-    command = parsed(["report", *(word for name, value in options.items() for word in (f"--{name}", value))])
-    assert command == Report("m", "p", " a", " w", Path("o"), 3, "cuda")
+    asked = parsed(["report", *(word for name, value in options.items() for word in (f"--{name}", value))])
+    assert asked == Report(
+        model="m", prompt="p", answer=" a", wrong=" w", out=Path("o"), seed=3, device="cuda"
+    )
 
 
 def test_other_commands() -> None:
     assert parsed(["models"]) == Models()
-    heads = COMMANDS["heads"]
+    heads = command("heads")
     asked = heads(model="demo-attn-2l", data=RepeatedTokens(seed=1))
-    assert parsed(["heads", "demo-attn-2l", "--data.seed", "1"]) == asked
-    assert parsed(["verify", "m", "--dtype", "float64"]) == Verify("m", dtype="float64")
+    assert parsed(["heads", "--model", "demo-attn-2l", "--data.seed", "1"]) == asked
+    assert parsed(["verify", "--model", "m", "--dtype", "float64"]) == Verify(model="m", dtype="float64")
     assert parsed(["run", "x.py", "-p", "a=3", "-p", "b=4"]) == Run(Path("x.py"), ("a=3", "b=4"))
 
 
@@ -73,8 +80,8 @@ def test_other_commands() -> None:
         ["report", "--modle", "x"],
         ["run"],
         ["report", "--seed", "x"],
-        ["verify"],
-        ["verify", "m", "--dtype", "int8"],
+        ["verify", "m"],
+        ["verify", "--model", "m", "--dtype", "int8"],
     ],
 )
 def test_what_cannot_be_parsed_ends_with_code_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +119,7 @@ def test_without_options_the_trained_model_answers_its_own_question(tmp_path: Pa
 def test_verify_prints_every_line_and_ends_with_code_0_where_all_hold(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["verify", "groundtruth-induction"]) == 0
+    assert main(["verify", "--model", "groundtruth-induction"]) == 0
     verdict, *lines = capsys.readouterr().out.splitlines()
     assert verdict == "groundtruth-induction: every line holds"
     assert {line.split()[0] for line in lines} == {"ok", "-"}
@@ -129,7 +136,7 @@ def test_verify_ends_with_code_1_where_a_line_does_not_hold(
         return keys, values * 0.9
 
     monkeypatch.setattr(KVCache, "append", forgetful)
-    assert main(["verify", "groundtruth-induction"]) == 1
+    assert main(["verify", "--model", "groundtruth-induction"]) == 1
     captured = capsys.readouterr()
     verdict, *lines = captured.out.splitlines()
     assert verdict == "groundtruth-induction: BROKEN"
@@ -150,7 +157,7 @@ def test_verify_ends_with_code_1_where_a_line_does_not_hold(
 def test_verify_loads_in_the_dtype_asked_for(
     dtype: str, allowed: str, drift: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["verify", "groundtruth-induction", "--dtype", dtype]) == 0
+    assert main(["verify", "--model", "groundtruth-induction", "--dtype", dtype]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.split()[1] == "fused" and f"<= {allowed}" in line for line in lines)
     (about,) = [line for line in lines if "drift in bfloat16" in line]
@@ -163,7 +170,7 @@ def test_verify_measures_both_sides_of_an_encoder_decoder_in_a_folder(
 ) -> None:
     hf_model("bart").save_pretrained(tmp_path)
     for path in (tmp_path, tmp_path / "model.safetensors"):
-        assert main(["verify", str(path)]) == 0
+        assert main(["verify", "--model", str(path)]) == 0
         verdict, *lines = capsys.readouterr().out.splitlines()
         assert verdict == f"{path}: every line holds"
         for claim in (
@@ -179,9 +186,11 @@ def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_name
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hf_model("gpt2").save_pretrained(tmp_path / "checkpoint-30")
-    assert main(["verify", str(tmp_path), "--revision", "step30"]) == 0
+    assert main(["verify", "--model", str(tmp_path), "--revision", "step30"]) == 0
     assert "ok   logits = Hugging Face" in capsys.readouterr().out
-    assert "has no checkpoint 'step7'" in error_of(capsys, "verify", str(tmp_path), "--revision", "step7")
+    assert "has no checkpoint 'step7'" in error_of(
+        capsys, "verify", "--model", str(tmp_path), "--revision", "step7"
+    )
 
 
 # --- bad input ----------------------------------------------------------------------------------------------------
@@ -200,21 +209,21 @@ def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_name
         (["report", *PLANTED, "--answer", "d", "--wrong", "d"], "must differ"),
         ([*MODEL, "--answer", "d"], "requires a prompt"),
         (["report", *PLANTED, "--device", "abacus"], "device 'abacus' is not available"),
-        (["heads", "groundtruth-inductoin"], "nearest: groundtruth-induction"),
-        (["heads", "demo-attn-2l", "--checkpoints", "step7"], "has no revision 'step7'; it has ['step1200'"),
-        (["heads", "demo-attn-2l", "--checkpoints", "main"], "names its step is required, such as 'step2850'"),
-        (["heads", "demo-4l", "--checkpoints", "step1"], "demo-4l has no revision 'step1'"),
-        (["heads", "demo-4l", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got 'demo-4l'"),
-        (["heads", "./nowhere", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got './nowhere'"),
-        (["heads", "./nowhere", "--checkpoints", "step1"], "./nowhere does not exist"),
+        (["heads", "--model", "groundtruth-inductoin"], "nearest: groundtruth-induction"),
+        (["heads", "-m", "demo-attn-2l", "--checkpoints", "step7"], "has no revision 'step7'; it has ['step1200'"),
+        (["heads", "-m", "demo-attn-2l", "--checkpoints", "main"], "names its step is required, such as 'step2850'"),
+        (["heads", "-m", "demo-4l", "--checkpoints", "step1"], "demo-4l has no revision 'step1'"),
+        (["heads", "-m", "demo-4l", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got 'demo-4l'"),
+        (["heads", "-m", "./nowhere", "--checkpoints", "all"], "with checkpoints (demo-attn-2l), got './nowhere'"),
+        (["heads", "-m", "./nowhere", "--checkpoints", "step1"], "./nowhere does not exist"),
         (["backward-lens", "The capital of France is", "--answer", " Rome"], "single token, got 2: [' R', 'ome']"),
         (["backward-lens", "abc", "--answer", "d", "--model", "groundtruth-induction", "--matrices", "W_out"],
          "no factors of W_out"),
-        (["verify", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
-        (["verify", "./nowhere"], "./nowhere does not exist"),
-        (["verify", "."], "config.json is required beside the weights"),
-        (["verify", "groundtruth-induction", "--revision", "step7"], "has no revision 'step7'"),
-        (["verify", "groundtruth-induction", "--device", "abacus"], "device 'abacus' is not available"),
+        (["verify", "--model", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
+        (["verify", "--model", "./nowhere"], "./nowhere does not exist"),
+        (["verify", "--model", "."], "config.json is required beside the weights"),
+        (["verify", "--model", "groundtruth-induction", "--revision", "step7"], "has no revision 'step7'"),
+        (["verify", "--model", "groundtruth-induction", "--device", "abacus"], "device 'abacus' is not available"),
         (["run", "experiments/nowhere.py"], "experiments/nowhere.py does not exist"),
     ],
 )  # fmt: skip
@@ -270,6 +279,47 @@ def test_debug_shows_where_it_was_raised(tmp_path: Path) -> None:
                 str(tmp_path / "x"),
             ]
         )
+
+
+def test_the_help_says_of_every_command_what_its_own_help_says() -> None:
+    for name, entry in COMMANDS.items():
+        assert entry.says == (inspect.getdoc(command(name)) or "").split("\n\n")[0], name
+
+
+def test_help_models_and_wrong_usage_need_no_torch() -> None:
+    """What a person waits for before anything is computed."""
+    code = (
+        "import sys; from interp.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "assert not {'torch', 'numpy', 'pandas', 'xarray'} & set(sys.modules), 'slow to import'"
+    )
+    for argv in (["--help"], ["models"], ["modles"], ["report", "--help"], ["report", "--sed"]):
+        done = subprocess.run(
+            [sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_command_that_there_is_not_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["modles"])
+    assert ended.value.code == 2
+    assert "there is no command 'modles'; nearest: models" in capsys.readouterr().err
+
+
+def test_an_option_that_would_do_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    both = error_of(capsys, "heads", "-m", "demo-attn-2l", "--checkpoints", "all", "--revision", "step1200")
+    assert "--checkpoints names the revisions: leave --revision out" in both
+    assert "leave --sort out" in error_of(capsys, "circuit", "facts", "--sort", "value")
+
+
+def test_every_command_about_a_model_loads_the_checkpoint_and_the_dtype_that_are_named() -> None:
+    asked = parsed(["logit-lens", "a", "-m", "demo-attn-2l", "--revision", "step1200", "--dtype", "bfloat16"])
+    model = asked.opened()  # type: ignore[attr-defined]
+    assert model.transformer.dtype == torch.bfloat16
+    same = interp.HookedTransformer.from_pretrained("demo-attn-2l", revision="step1200", dtype="bfloat16")
+    assert torch.equal(model.W_E, same.W_E)
 
 
 # --- start --------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from xarray import Dataset
 import interp
 from interp import HookedTransformer, causal_trace, frame, heads, logit_difference, patch, zoo
 from interp.circuits import Circuit  # fmt: skip
-from interp.cli import ASKED, COMMANDS, main, parsed
+from interp.cli import ASKED, command, main, parsed
 from interp.cli.asking import data_of, function_of, option_of
 from interp.core.boundary import hints_of
 from interp.lenses import FittedJacobianLens, jacobian_lens
@@ -28,7 +28,7 @@ def test_models_lists_every_demo_model(
 ) -> None:
     entry = {"value": 0.92, "n": 10, "definition": "d", "head": "L1H2"}
     monkeypatch.setattr(
-        "interp.zoo.card", lambda name: {"measured": {"best_score": entry}} if "4l" in name else {}
+        "interp.zoo.demos.card_of", lambda name: {"measured": {"best_score": entry}} if "4l" in name else {}
     )
     assert main(["models"]) == 0
     out = capsys.readouterr().out
@@ -69,13 +69,13 @@ def written(path: Path, result: Dataset) -> None:
 # --- options ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ASKED, ids=lambda command: command.__name__)
+@pytest.mark.parametrize("name", ASKED)
 def test_the_options_are_the_fields_of_the_record_with_its_defaults(
-    command: type, capsys: pytest.CaptureFixture[str]
+    name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kind, options = command.question, {each.name: each for each in dataclasses.fields(command)}
-    name = function_name(kind).replace("_", "-")
-    assert COMMANDS[name] is command
+    made = command(name)
+    kind, options = made.question, {each.name: each for each in dataclasses.fields(made)}  # type: ignore[attr-defined]
+    assert name == function_name(kind).replace("_", "-")
     with pytest.raises(SystemExit) as ended:
         parsed([name, "--help"])
     shown = " ".join(capsys.readouterr().out.replace("│", " ").split())
@@ -90,7 +90,7 @@ def test_the_options_are_the_fields_of_the_record_with_its_defaults(
         assert (options[each].default is dataclasses.MISSING) == required
     given = {each: [" x"] if each == "data" else " x" for each in data_of(kind)}
     needed = {each for each in said if fields[each].default is dataclasses.MISSING}
-    asked = command(**given, **dict.fromkeys(needed, ("a",)))
+    asked = made(**given, **dict.fromkeys(needed, ("a",)))
     for each, value in asked.fields().items():
         if each not in needed:
             assert value == fields[each].default
@@ -135,7 +135,7 @@ def test_data_may_be_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) 
     ("argv", "message"),
     [
         (["patch", CLEAN, CORRUPT, "--metric", "kl_divergence", "--answer", " Mary"], "asks for no answer"),
-        (["heads", "groundtruth-induction", "--scores", "inductoin"], "no score 'inductoin'; nearest: induction"),
+        (["heads", "-m", "groundtruth-induction", "--scores", "inductoin"], "no score 'inductoin'; nearest: induction"),
         (["attribute", CLEAN, *ANSWERS, "--sort", "vlaue"], "no column 'vlaue'; nearest: value"),
         (["output-lens", CLEAN, "--part", "L9H9"], "L9H9"),
         (["patch", CLEAN, f"{CORRUPT} the", "--answer", " Mary"], "same length"),
@@ -161,10 +161,10 @@ def test_what_a_question_refuses_is_one_line(
         (["token-attribution", CLEAN, *ANSWERS], {"answer": " Mary", "wrong": " John"}),
         (["attribution-patch", CLEAN, CORRUPT, *ANSWERS], {"metric": logit_difference(" Mary", " John")}),
         (["path-patch", CLEAN, CORRUPT, *ANSWERS], {"metric": logit_difference(" Mary", " John")}),
-        (["composition", "demo-4l", "--kind", "V"], {"kind": "V"}),
-        (["copying", "demo-4l", "--no-ranks"], {"ranks": False}),
+        (["composition", "--model", "demo-4l", "--kind", "V"], {"kind": "V"}),
+        (["copying", "--model", "demo-4l", "--no-ranks"], {"ranks": False}),
         (["head-tokens", "--tokens", " Mary", " John"], {"tokens": [" Mary", " John"]}),
-        (["top-pairs", "demo-4l", "--head", "L1H7"], {"head": "L1H7"}),
+        (["top-pairs", "--model", "demo-4l", "--head", "L1H7"], {"head": "L1H7"}),
     ],
     ids=lambda each: each[0] if isinstance(each, list) else "",
 )  # fmt: skip
@@ -173,9 +173,9 @@ def test_every_command_asks_the_function_of_its_name(
 ) -> None:
     out = tmp_path / "table.csv"
     lines = printed(capsys, *argv, "--out", str(out), "--most", "5")
-    command = COMMANDS[argv[0]]
-    data = [{"data": CLEAN, "clean": CLEAN, "corrupt": CORRUPT}[name] for name in data_of(command.question)]  # type: ignore[attr-defined]
-    found = function_of(command.question)(demo(), *data, **options)  # type: ignore[attr-defined]
+    made = command(argv[0])
+    data = [{"data": CLEAN, "clean": CLEAN, "corrupt": CORRUPT}[name] for name in data_of(made.question)]  # type: ignore[attr-defined]
+    found = function_of(made.question)(demo(), *data, **options)  # type: ignore[attr-defined]
     written(out, found)
     assert lines[-1] == str(out)
     if len(frame(found)) > 5 and "score" not in found.dims:
@@ -184,7 +184,7 @@ def test_every_command_asks_the_function_of_its_name(
 
 
 def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [line.split() for line in printed(capsys, "heads", "groundtruth-induction")]
+    rows = [line.split() for line in printed(capsys, "heads", "--model", "groundtruth-induction")]
     assert rows[0] == ["part", "label", *SCORES]
     assert rows[1][:3] == ["L1H2", "induction", "1.00"]
     assert [row[:3] for row in rows[1:-1] if row[1] == "previous"] == [["L0H1", "previous", "token"]]
@@ -293,7 +293,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dataset]:
 def test_heads_over_checkpoints_prints_the_best_head_of_each_and_the_phase_change(
     quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = printed(capsys, "heads", "demo-attn-2l", "--checkpoints", "step3250", "step1200")
+    lines = printed(capsys, "heads", "--model", "demo-attn-2l", "--checkpoints", "step3250", "step1200")
     header, *steps, change, about = lines
     assert header.split() == ["step", *SCORES]
     tables = {}
@@ -318,7 +318,7 @@ def test_heads_over_checkpoints_prints_the_best_head_of_each_and_the_phase_chang
 def test_one_checkpoint_has_no_phase_change(
     quick: Callable[..., Dataset], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = printed(capsys, "heads", "demo-attn-2l", "--checkpoints", "step1200")
+    lines = printed(capsys, "heads", "--model", "demo-attn-2l", "--checkpoints", "step1200")
     assert len(lines) == 3 and lines[1].split()[0] == "1200"
 
 
@@ -326,19 +326,19 @@ def test_one_checkpoint_has_no_phase_change(
 def test_all_checkpoints_are_those_that_the_demo_model_ships(
     quick: Callable[..., Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert parsed(["heads", "m", "--checkpoints", "a", "b"]) == COMMANDS["heads"](
+    assert parsed(["heads", "--model", "m", "--checkpoints", "a", "b"]) == command("heads")(
         model="m", checkpoints=("a", "b")
     )
-    command = parsed(["heads", "demo-attn-2l", "--checkpoints", "all"])
+    asked = parsed(["heads", "--model", "demo-attn-2l", "--checkpoints", "all"])
     planted = demo("groundtruth-induction")
     loaded: list[str | None] = []
 
-    def remembered(name: str, *, revision: str | None, device: str) -> HookedTransformer:
+    def remembered(name: str, *, revision: str | None, **options: object) -> HookedTransformer:
         loaded.append(revision)
         return planted
 
     monkeypatch.setattr("interp.HookedTransformer.from_pretrained", remembered)
-    command.run()
+    asked.run()
     assert loaded == zoo.revisions("demo-attn-2l") and len(loaded) > 1
 
 

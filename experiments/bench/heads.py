@@ -25,7 +25,7 @@ from interp.data.stream import prompt_source
 from interp.families.load import tokenizer_of
 from interp.runs.run import reduced_over
 from interp.tasks import SHORT_SENTENCES
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 
 DATA = interp.tasks.RepeatedTokens(period=63, repeats=2, rows=16)
 CLAIM, CLAIM_MIB, CLAIM_PASSES = 0.70, 220, 6.0

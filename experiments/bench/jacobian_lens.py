@@ -17,7 +17,7 @@ from interp.lenses.jacobian_lens import prompt_jacobian
 from interp.model import Transformer
 from interp.model.sites import stream_after
 from interp.model.tap import Tap
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 
 LAYERS, WIDTH, LENGTH, SKIP, CLAIM = 6, 384, 128, 16, 1.05
 
@@ -46,12 +46,7 @@ def main(repeats: int = 3) -> None:
         first, *others = (call() for call in calls.values())
         assert isinstance(first, torch.Tensor)
         assert all(isinstance(x, torch.Tensor) and largest_difference(x, first) < 1e-4 for x in others[:2])
-        seconds = cpu_seconds(calls, repeats)
-        for system, call in calls.items():
-            report(
-                "jacobian_lens", system, f"J of 5 layers, {length} tokens, width {WIDTH}",
-                timing(seconds, system, "one by one"), memory(call), claim=CLAIM,
-            )  # fmt: skip
+        measured(calls, repeats, f"J of 5 layers, {length} tokens, width {WIDTH}", "one by one", claim=CLAIM)
     beside_transformer_lens(network, repeats)
 
 
@@ -77,12 +72,15 @@ def beside_transformer_lens(model: transformers.GPT2LMHeadModel, repeats: int) -
     theirs, mine = (call() for call in calls.values())
     assert isinstance(theirs, dict) and isinstance(mine, torch.Tensor)
     apart = largest_difference(mine, torch.stack([theirs[layer] for layer in range(LAYERS - 1)]))
+    what = f"the fit of one prompt of {LENGTH} tokens"
+    measured(calls, repeats, what, "TransformerLens", largest_difference=apart)
+
+
+def measured(calls: Calls, repeats: int, what: str, reference: str, **more: float) -> None:
+    """Report the times of every system beside the reference's, then its memory."""
     seconds = cpu_seconds(calls, repeats)
     for system, call in calls.items():
-        report(
-            "jacobian_lens", system, f"the fit of one prompt of {LENGTH} tokens",
-            timing(seconds, system, "TransformerLens"), memory(call), largest_difference=apart,
-        )  # fmt: skip
+        report("jacobian_lens", system, what, timing(seconds, system, reference), memory(call), **more)
 
 
 def systems(model: Transformer, tokens: torch.Tensor) -> Calls:

@@ -32,7 +32,7 @@ from interp.serve.app import Subject, opened
 from interp.serve.asks import Look, parsed
 from interp.serve.session import Session
 from interp.serve.snippet import Origin
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 SPEAKER = "demo-4l"

@@ -157,15 +157,16 @@ def _measured(
     model, names, dims = under_rules(model, rules), cells.names, cells.dims
     pair, watched = Contrast.of(batch, direction), Watched(model, metric)
     reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
+    ends = [end] if model.rules else []  # for the check; and rules may leave no gradient at any other site
     given = watched.recorded(pair.other, reads)
     watched = watched.beside(given.output, pair.other)  # a metric that compares has its clean run there
-    run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names), end])
+    run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names), *ends])
     inner = tuple(dim for dim in dims if dim != "layer")
     products = torch.stack([_product(name, run.trace, given.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
     with torch.no_grad():
         here, there = watched.value(run.output, pair.own), watched.value(given.output, pair.other)
-        beside = completeness(model, pair.own, run.output, run.trace[end])
+        beside = completeness(model, pair.own, run.output, run.trace[end]) if ends else {}
         if compared:
             values = {name: given.trace[Read(name)] for name in names}
             beside |= _agreement(watched, pair.own, cells.variants(values)[0], effect, compared)

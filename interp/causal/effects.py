@@ -378,8 +378,7 @@ def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, to
     if not 1 <= top <= n:
         raise ValueError(f"top in [1, {n}] is required, got {top}")
     tops = [set(x.abs().topk(top).indices.tolist()) for x in (ours, theirs)]
-    pair = torch.stack((ranks(ours), ranks(theirs)))
-    correlation = float(torch.corrcoef(pair)[0, 1]) if n > 1 else float("nan")
+    correlation = float(spearman(ours, theirs)) if n > 1 else float("nan")
     largest = torch.tensor(sorted(tops[1]))
     same = float((ours[largest].sign() == theirs[largest].sign()).double().mean())
     return Agreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
@@ -404,13 +403,19 @@ def fisher_z(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"]) -> tuple[f
     ours, theirs, n = estimate.double(), exact.double(), len(exact)
     if n < 2 or not bool((ours != ours[0]).any()) or not bool((theirs != theirs[0]).any()):
         return float("nan"), float("nan")
-    pairs = (torch.stack((ours, theirs)), torch.stack((ranks(ours), ranks(theirs))))
-    most = (1 - 1e-9, 1 - 6 / (n * (n * n - 1)))
-    pearson, spearman = (
-        float(torch.corrcoef(pair)[0, 1].clamp(-cut, cut).atanh())
-        for pair, cut in zip(pairs, most, strict=True)
-    )
-    return pearson, spearman
+    by_value = float(pearson(ours, theirs).clamp(-(1 - 1e-9), 1 - 1e-9).atanh())
+    most = 1 - 6 / (n * (n * n - 1))
+    return by_value, float(spearman(ours, theirs).clamp(-most, most).atanh())
+
+
+def pearson(ours: Float[Tensor, "n"], theirs: Float[Tensor, "n"]) -> Float[Tensor, ""]:
+    """The correlation of two or more pairs of numbers; NaN if one side is constant."""
+    return torch.corrcoef(torch.stack((ours, theirs)))[0, 1]
+
+
+def spearman(ours: Float[Tensor, "n"], theirs: Float[Tensor, "n"]) -> Float[Tensor, ""]:
+    """The correlation of the ranks of two or more pairs of numbers; NaN if one side is constant."""
+    return pearson(ranks(ours), ranks(theirs))
 
 
 def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, 
 
 import tyro
 
+from interp.cli.opening import OfModel
 from interp.core.boundary import hints_of
 from interp.data.batch import Batch
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
@@ -49,13 +50,11 @@ DATA: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking:
+class Asking(OfModel):
     """What every such command has besides the fields of its question."""
 
     question: ClassVar[type[Question]]
 
-    model: str = "demo-4l"
-    """Demo name (see `interp models`), local folder, safetensors file or hub name."""
     checkpoints: tuple[str, ...] = ()
     """Training checkpoints to compare, such as `step1200 step2850`, or `all` that a demo model ships."""
     scores: tuple[str, ...] = ()
@@ -66,10 +65,6 @@ class Asking:
     """The most lines to print."""
     out: Path | None = None
     """CSV file for the whole table."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
-    debug: bool = False
-    """Show where an error was raised."""
 
     def run(self) -> None:
         """Ask, print the table and how to read it, and write it whole if asked for."""
@@ -80,10 +75,11 @@ class Asking:
         if self.out is not None:
             check_replaceable(self.out)
         if self.checkpoints:
+            self.refuse("revision", why="--checkpoints names the revisions")
             found = self._over_training()
             lines = tables.over_steps(found, self.scores)
         else:
-            found = self.answer_of(opened(self.model, self.device))
+            found = self.answer_of(self.opened())
             lines = tables.lines(found, scores=self.scores, sort=self.sort, most=self.most)
         for line in lines:
             print(line)
@@ -91,6 +87,11 @@ class Asking:
             table = frame(found)
             write_atomically(self.out, lambda path: table.to_csv(path, index=False))
             print(self.out)
+
+    def refuse(self, *names: str, why: str) -> None:
+        """ValueError for an option that was given and would do nothing."""
+        if odd := [name for name in names if getattr(self, name)]:
+            raise ValueError(f"{why}: leave --{odd[0]} out")
 
     def answer_of(self, model: "HookedTransformer") -> "xr.Dataset":
         """The answer of the function of the same name."""
@@ -129,7 +130,7 @@ class Asking:
 
         revisions = _revisions(self.model, self.checkpoints)
         return over_checkpoints(
-            lambda revision: opened(self.model, self.device, revision),
+            self.opened,
             revisions,
             lambda model: self.answer_of(cast("HookedTransformer", model)),
         )
@@ -145,8 +146,6 @@ def asking(kind: type[Question], base: type[Asking] = Asking, **usual: object) -
     for name in positional:
         hint = tuple[str, ...] if name == "data" else str
         every.append(_field(name, hint, DATA[name], dataclasses.MISSING, positional=True))
-    if not positional and base is Asking:
-        every.append(_field("model", str, "Demo name, local folder, file or hub name.", "demo-4l", True))
     hints, own = _hints(kind), {each.name for each in dataclasses.fields(base)}
     for each in dataclasses.fields(kind):
         if each.name in own and base is not Asking:
@@ -212,24 +211,6 @@ def option_of(hint: object) -> object | None:
     else:
         return None
     return typing.Union[found, None] if type(None) in members else found  # noqa: UP007
-
-
-def opened(name: str, device: str, revision: str | None = None) -> "HookedTransformer":
-    """A model by name; ValueError before any weights are read if there is no such device here."""
-    from interp import HookedTransformer
-
-    return HookedTransformer.from_pretrained(name, revision=revision, device=available(device))
-
-
-def available(name: str) -> str:
-    """The name, if there is such a device here; ValueError otherwise."""
-    import torch
-
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as cause:
-        raise ValueError(f"device {name!r} is not available: {cause}") from cause
-    return name
 
 
 def _hints(owner: object) -> Mapping[str, object]:

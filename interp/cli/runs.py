@@ -123,12 +123,10 @@ class List:
 
     def run(self) -> None:
         """Print a line for each run, the oldest first."""
-        import pandas as pd
-
         from interp.runs.folder import changes
         from interp.runs.run_file import duration
 
-        if not named_path(self.runs).is_dir():
+        if not named_path(self.runs).is_dir() and self.runs != ROOT:
             raise ValueError(f"the folder of runs is required (--runs), {self.runs} does not exist")
         records, unreadable = _records(self.runs)
         rows = []
@@ -138,7 +136,7 @@ class List:
             row = {"run": record.folder.name, "started": run.sessions[0].started, "state": state}
             rows.append({**row, "duration": duration(run.seconds), "parameters": " ".join(given)})
         shown = [row for row in rows if self.state in (None, row["state"])]
-        print(pd.DataFrame(shown).to_string(index=False) if shown else f"no runs in {self.runs}")
+        print(_table(shown) if shown else f"no runs in {self.runs}")
         for line in unreadable:
             print(line)
 
@@ -182,6 +180,12 @@ class Compare:
         first, second = (Record.open(_found(name, self.runs)) for name in (self.first, self.second))
         for line in compared_runs(first, second, self.largest):
             print(line)
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    import pandas as pd
+
+    return pd.DataFrame(rows).to_string(index=False)
 
 
 def _records(root: Path) -> tuple[list["Record"], list[str]]:

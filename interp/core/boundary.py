@@ -502,6 +502,23 @@ def _instead_of_text(what: str, value: str, options: Sequence[object], allowed: 
     return ""
 
 
+Precision = torch.dtype | Literal["float64", "float32", "bfloat16", "float16"]
+"""A dtype of weights, or its name."""
+
+
+def as_dtype(given: Precision | None) -> torch.dtype | None:
+    """The dtype that is meant; None stays None.
+
+    Example:
+        >>> as_dtype("bfloat16")
+        torch.bfloat16
+    """
+    if isinstance(given, str):
+        found: torch.dtype = getattr(torch, given)
+        return found
+    return given
+
+
 def _no_device(given: object) -> str | None:
     """None for a device or its name."""
     if isinstance(given, torch.device):

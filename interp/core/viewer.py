@@ -8,6 +8,8 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from interp.core import late
+
 WIDTH = 80
 """Columns of a plain text form."""
 ANALYSIS = "interp_analysis"
@@ -20,8 +22,6 @@ Draw = Callable[..., object]
 class Pictures:
     """Who draws what; ValueError where somebody looks before anything was registered."""
 
-    load: Callable[[], object] = lambda: None
-    """Imports what fills the rest."""
     draws: dict[str | type, Draw] = field(default_factory=dict)
     """Name of an analysis, the same and " over training", or class of a result -> its function."""
     card: Callable[[object], str] = str
@@ -29,7 +29,7 @@ class Pictures:
 
     def of(self, result: object) -> Draw | None:
         """The function that draws this result; None if there is none."""
-        self.load()
+        late.fill("pictures")
         if name := named(result):
             return self.draws.get(name + over_training(result))
         kinds = (kind for kind in self.draws if isinstance(kind, type) and isinstance(result, kind))
@@ -98,5 +98,5 @@ def drawn(result: object, *args: object, **options: object) -> object:
 
 def card(result: object) -> str:
     """HTML: a small picture of a result, what it is, and its numbers."""
-    PICTURES.load()
+    late.fill("pictures")
     return PICTURES.card(result)

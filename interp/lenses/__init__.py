@@ -16,9 +16,11 @@ from interp.lenses.jacobian_lens import JacobianLens, jacobian_lens
 from interp.lenses.late_layers import LateLayers, late_layers
 from interp.lenses.lens import LogitLens, by_depth, logit_lens
 from interp.lenses.output_lens import OutputLens, output_lens
+from interp.lenses.patchscope import IDENTITY, Patchscope, patchscope
 from interp.lenses.tuned_lens import TunedLens, train_tuned_lens
 
 __all__ = [
+    "IDENTITY",
     "BackwardLens",
     "CompareLenses",
     "FittedJacobianLens",
@@ -29,6 +31,7 @@ __all__ = [
     "LateLayers",
     "LogitLens",
     "OutputLens",
+    "Patchscope",
     "TunedLens",
     "backward_lens",
     "by_depth",
@@ -41,6 +44,7 @@ __all__ = [
     "late_layers",
     "logit_lens",
     "output_lens",
+    "patchscope",
     "shift",
     "train_tuned_lens",
 ]

@@ -36,6 +36,7 @@ from interp.lenses.factors import (
     factors,
     full_name,
     part_of,
+    present,
 )
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
 Projection = Literal["normalised", "final_norm", "raw"]
 NO_UPDATE = "no update"
+ELSEWHERE: tuple[Matrix, ...] = ("cross_attn.W_K", "cross_attn.W_V")
+"""Matrices that read the encoder's stream, at the tokens of the source."""
 THRESHOLD = 1e-6
 """Share of a prompt's largest update, over layers and tokens of a matrix, below which a cell counts as not updated."""
 _CELL = ("prompt", "matrix", "layer", "pos")
@@ -75,7 +78,7 @@ class _OfGradients(Question):
     def asked(self, model: Subject) -> Analysis:
         """A forward and a backward pass per batch, and what is made of the factors of each matrix."""
         config = under_rules(model.transformer, self.rules).config
-        check_differentiable(model.transformer, chosen(config, self.matrices, self.layers))
+        check_differentiable(model.transformer, chosen(config, self.wanted(config), self.layers))
         return Analysis(
             self.name,
             partial(_compute, asked=self),
@@ -83,6 +86,22 @@ class _OfGradients(Question):
             partial(_finish, asked=self, config=config, text=model.text),
             pose=Posed.of(model.text, self.answer, self.wrong),
         )
+
+    def wanted(self, config: ModelConfig) -> Sequence[Matrix] | None:
+        """The matrices that it is about: of those that stand at the tokens of the prompt; None = all there are.
+
+        W_K and W_V of cross-attention read the encoder's stream at source positions: ValueError if they are asked for.
+        """
+        if not config.cross_attention:
+            return self.matrices
+        if elsewhere := [each for each in self.matrices or () if each in ELSEWHERE]:
+            raise ValueError(
+                f"{elsewhere[0]} reads the encoder's stream, which the unembedding does not read; `gradient_factors` "
+                "has its vectors, `gradient_rank` its rank"
+            )
+        if self.matrices is not None:
+            return self.matrices
+        return [each for each in present(config, self.layers) if each not in ELSEWHERE]
 
     def of_matrix(
         self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
@@ -99,7 +118,7 @@ class _OfGradients(Question):
 
 def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _OfGradients) -> Mapping[str, Tensor]:
     """Every number of every matrix `[b matrix layer ...]`."""
-    found = factors(under_rules(model, asked.rules), batch, asked.matrices, asked.layers)
+    found = factors(under_rules(model, asked.rules), batch, asked.wanted(model.config), asked.layers)
     by_matrix = [asked.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
     values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
     return values | {"token": batch.token_ids}
@@ -107,7 +126,7 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _OfGradients
 
 def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Text) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    every = chosen(config, asked.matrices, asked.layers)
+    every = chosen(config, asked.wanted(config), asked.layers)
     layers, matrices = (list(dict.fromkeys(each)) for each in zip(*every, strict=True))
     parts = [[str(part_of(layer, matrix)) for layer in layers] for matrix in matrices]
     coords = {"matrix": matrices, "layer": layers, "part": (("matrix", "layer"), parts)}
@@ -188,6 +207,10 @@ class GradientRank(_OfGradients):
                 f"tolerance, a share of the largest singular value, must be in [0, 1], got {self.tolerance}"
             )
         return super().asked(model)
+
+    def wanted(self, config: ModelConfig) -> Sequence[Matrix] | None:
+        """Any: a rank needs no stream."""
+        return self.matrices
 
     def of_matrix(
         self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
@@ -273,8 +296,9 @@ def backward_lens(
     `part`[matrix, layer] names the sublayer of each matrix, `token` is the text of every token. Padding holds NaN, -1
     and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix, ids
     and ranks are -1 and the word is "no update": even zero projects to some tokens, those of the final norm's beta.
-    matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; None = all that the model has (of a mixture of experts:
-    attention only).
+    matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; in Macaron blocks also those of the MLP before attention,
+    "mlp_before.W_in" and so on; in the decoder of an encoder-decoder, asked on `model.given(source, target)`, also
+    "cross_attn.W_Q" and "cross_attn.W_O"; None = all that the model has (of a mixture of experts: attention only).
     rules: backward rules under which gradients are taken, or a preset of them, as in `interp.attribution_patch`; they
     are then no gradients of a loss, but what relevance propagation would send back.
     projection: the vector v as the model would read it out, "final_norm" N_f(v) W_U + b_U with gamma and beta;
@@ -282,8 +306,9 @@ def backward_lens(
     streamed.
     Caveats: a first-order picture of one SGD step, no optimiser's statistics; it shows where the loss would change the
     weights, not where the model keeps what it knows.
-    Errors: ValueError for answers that are not one token of the vocabulary, matrices the model does not have, cross-
-    attention, no logits, and edits of what a matrix gives; IndexError for a layer that does not exist.
+    Errors: ValueError for answers that are not one token of the vocabulary, matrices the model does not have, W_K and
+    W_V of cross-attention (which read the encoder's stream, and that the unembedding does not), no logits, and edits
+    of what a matrix gives; IndexError for a layer that does not exist.
 
     Example:
         >>> found = backward_lens(model, prompt, " Mary", matrices=["W_in", "W_out"])
@@ -313,7 +338,7 @@ def gradient_rank(
 
     Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
     upper bound. In the last block only the last token reaches the loss, so that the gradient of all but W_K and W_V has
-    rank 1 there.
+    rank 1 there. Of cross-attention's W_K and W_V the tokens of the source bound it.
     answer, wrong, matrices, layers, rules: as in `backward_lens`.
     tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
     `torch.linalg.matrix_rank` of the gradient takes it.

@@ -15,15 +15,17 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import nearest, public
 from interp.core.stats import Rows, all_finite, wide
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.stream import prompt_source
+from interp.model.attention import Memory
 from interp.model.config import MLP, ModelConfig
 from interp.model.edits import Add, Edit
+from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -33,15 +35,23 @@ from interp.passes.frozen import gradient_before, output_norm
 from interp.passes.observe import Model, Objective, Studied, as_model, observe
 from interp.passes.rules import Rules, under_rules
 from interp.runs.run import reduced_over
-from interp.weights.matrices import between, held, side_by_side
+from interp.weights.matrices import between, given_at, held, reads_memory, side_by_side
 
-Matrix = Literal["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O"]
+Matrix = Literal[
+    "W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O",
+    "mlp_before.W_in", "mlp_before.W_gate", "mlp_before.W_out",
+    "cross_attn.W_Q", "cross_attn.W_K", "cross_attn.W_V", "cross_attn.W_O",
+]  # fmt: skip
 MATRICES: tuple[Matrix, ...] = get_args(Matrix)
-"""Those of the MLP, then those of attention. A gated MLP is `act(x W_gate) * (x W_in) W_out` (gate, up, down)."""
-WRITERS = ("W_out", "W_O")
+"""Those of the MLP, those of attention, those of the MLP before attention in Macaron blocks, and of cross-attention.
+
+A gated MLP is `act(x W_gate) * (x W_in) W_out` (gate, up, down).
+"""
+WRITERS = ("W_out", "W_O", "mlp_before.W_out", "cross_attn.W_O")
 """The matrices whose output is as wide as the stream; the others read it."""
 _UNSEEN = {
     **{f"W_{part}": (f"hook_{part.lower()}_input",) for part in "QKV"},
+    "cross_attn.W_O": ("cross_attn.hook_result",),
     "W_O": ("attn.hook_result", "ln1_post.hook_scale", "ln1_post.hook_normalized"),
     "W_out": ("ln2_post.hook_scale", "ln2_post.hook_normalized"),
 }
@@ -63,7 +73,7 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
     batch: Batch
     pairs: Mapping[str, Pair]
     loss: Objective
-    """What was differentiated, a function of the logits at the last token `[b 1 v]`."""
+    """What was differentiated, a function of the logits at the last token `[b 1 v]`; of an encoder, of its states."""
 
     def __getitem__(self, name: str) -> Pair:
         if name not in self.pairs:
@@ -84,12 +94,16 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         """The layers in which each matrix was recorded."""
         found: dict[Matrix, list[int]] = {}
         for name in self.pairs:
-            _, layer, _, matrix = name.split(".")
+            _, layer, part, matrix = name.split(".")
+            matrix = matrix if part in ("mlp", "attn") else f"{part}.{matrix}"
             found.setdefault(matrix, []).append(int(layer))  # type: ignore[arg-type]
         return found
 
     def in_stream(self, layer: int, matrix: Matrix) -> Float[Tensor, "b p d"]:
-        """The factor of a matrix that lives in the residual stream: delta of W_out and W_O, x of the others."""
+        """The factor of a matrix that lives in a residual stream: delta of W_out and W_O, x of the others.
+
+        x of cross-attention's W_K and W_V lives in the encoder's, at source positions.
+        """
         return self[full_name(layer, matrix)][1 if matrix in WRITERS else 0]
 
     def reconstruct(self, name: str) -> Float[Tensor, "i o"]:
@@ -115,10 +129,12 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         path = where.parameter
         stand_in = self.model.get_parameter(path).detach().requires_grad_()
         batch = self.batch
-        options = {"logits_at": batch.last()[:, None], "keep": batch.keep, "types": batch.types}
         with torch.enable_grad():
-            logits: Tensor = self.model.with_parameters({path: stand_in})(batch.tokens, **options)
-            (found,) = torch.autograd.grad(self.loss(logits), stand_in)
+            output: Tensor = self.model.with_parameters({path: stand_in})(
+                batch.tokens, logits_at=_columns(self.model, batch), keep=batch.keep, types=batch.types,
+                memory=batch.memory,
+            )  # fmt: skip
+            (found,) = torch.autograd.grad(self.loss(output), stand_in)
         return wide(side_by_side(where.view(found).to(self.model.device), name))
 
 
@@ -194,10 +210,12 @@ def factors(
     """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
 
     loss: from the logits at each row's last token `[b 1 v]` to one number, a sum over rows; None = `answer_loss` of the
-    batch. The backward pass goes through the norms, their scales included, as training would. A mixture's experts have
-    no factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16.
-    Errors: ValueError for matrices that the model does not have, cross-attention, no logits, packed rows, a batch
-    without answers, or edits of what a matrix gives; IndexError for a layer that does not exist.
+    batch. Of an encoder it is a function of all final states `[b p d]`, and is required. The backward pass goes through
+    the norms, their scales included, as training would. A mixture's experts have no factors here, its attention has.
+    In float16, VJPs below 6e-8 are lost: prefer bfloat16. A decoder with cross-attention takes a batch that brings its
+    memory (`HookedEncoderDecoder.given`); W_K and W_V there have x and delta at source positions.
+    Errors: ValueError for matrices that the model does not have, no logits, packed rows, a batch without answers or
+    memory, or edits of what a matrix gives; IndexError for a layer that does not exist.
 
     Example:
         >>> batch = model.text.batch(prompt).with_answers(torch.tensor([5]), None)
@@ -205,24 +223,73 @@ def factors(
         >>> found["blocks.1.mlp.W_in"][0].shape[-1] == model.cfg.d_model
         True
     """
-    every = chosen(model.config, matrices, layers)
+    every = chosen(model.config, matrices, layers, logits=loss is None)
     check_differentiable(model, every)
     batch = batch.to(model.device)
     metric = answer_loss(batch) if loss is None else loss
-    sites = {key: between(model.config, full_name(*key)) for key in every}
-    reads = {key: (Read(given), Read(output, grad=True)) for key, (given, output) in sites.items()}
-    union = list(dict.fromkeys(read for pair in reads.values() for read in pair))
-    where = batch.last()[:, None]
-    trace = observe(model, batch, union, logits_at=where, metric=metric).trace
+    names = {key: full_name(*key) for key in every}
+    given = {name: Read(between(model.config, name)[0]) for name in names.values() if not reads_memory(name)}
+    output = {name: Read(given_at(model.config, name), grad=True) for name in names.values()}
+    union = list(dict.fromkeys((*given.values(), *output.values())))
+    trace = observe(model, batch, union, logits_at=_columns(model, batch), metric=metric).trace
     pairs = {}
-    for (layer, matrix), (given, gradient) in reads.items():
-        x, delta = (trace[read].to(model.device).flatten(2) for read in (given, gradient))
-        pairs[full_name(layer, matrix)] = x, _at_output(model, layer, matrix, x, delta)
+    for (layer, matrix), name in names.items():
+        x = _states(batch) if name not in given else trace[given[name]].to(model.device).flatten(2)
+        delta = trace[output[name]].to(model.device).flatten(2)
+        pairs[name] = x, _at_output(model, layer, matrix, x, delta)
     if not all_finite(each for pair in pairs.values() for each in pair):
         for name, pair in pairs.items():
             if not all(bool(each.isfinite().all()) for each in pair):
                 raise NotFiniteError(f"the factors of {name}'s gradient are NaN or infinite")
     return GradientFactors(model, batch, pairs, metric)
+
+
+def _states(batch: Batch) -> Float[Tensor, "b s d"]:
+    """What cross-attention reads."""
+    assert batch.memory is not None
+    return batch.memory.states.detach()
+
+
+def _columns(model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
+    """Where logits are asked for: at the last token. None for an encoder, all of whose states are read."""
+    return batch.last()[:, None] if model.config.unembed else None
+
+
+def encoder_factors(
+    model: EncoderDecoder,
+    source: Batch,
+    target: Batch,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+) -> GradientFactors:
+    """Inputs and output VJPs of the encoder's matrices, of the answer's loss at the target's last token.
+
+    The target is a batch with answers; its rows belong to those of the source. Names are those of the encoder alone
+    (`blocks.0.mlp.W_in`). The unembedding does not read the encoder's stream, so there is no lens of these vectors:
+    lengths, ranks and cosines can be compared, words cannot be read off.
+    Errors: those of `factors`, and ValueError for another number of targets than sources.
+
+    Example:
+        >>> of = {"n_layers": 1, "d_model": 16, "n_heads": 2, "d_vocab": 30, "n_ctx": 12}
+        >>> encoder, decoder = ModelConfig(**of, causal=False, unembed=False), ModelConfig(**of, cross_attention=True)
+        >>> pair = EncoderDecoder(interp.model.EncoderDecoderConfig(encoder, decoder, start_token=0))
+        >>> target = Batch(torch.tensor([[0, 7]])).with_answers(torch.tensor([9]), None)
+        >>> found = encoder_factors(pair, Batch(torch.tensor([[5, 3, 8]])), target, ["W_V"])
+        >>> found.error("blocks.0.attn.W_V") < 1e-4
+        True
+    """
+    if len(source) != len(target):
+        raise ValueError(
+            f"one target per source is required, got {len(target)} targets of {len(source)} sources"
+        )
+    source, target = source.to(model.device), target.to(model.device)
+    loss, where = answer_loss(target), target.last()[:, None]
+
+    def of_states(states: Float[Tensor, "b s d"]) -> Float[Tensor, ""]:
+        memory = Memory(states, source.keep)
+        return loss(model.decoder(target.tokens, keep=target.keep, logits_at=where, memory=memory))
+
+    return factors(model.encoder, source, matrices, layers, loss=of_states)
 
 
 def answer_loss(batch: Batch) -> Objective:
@@ -247,8 +314,13 @@ def answer_loss(batch: Batch) -> Objective:
 
 
 def full_name(layer: int, matrix: Matrix) -> str:
-    """The name of a matrix in the field's layout: `blocks.3.mlp.W_in`."""
-    return f"blocks.{layer}.{'mlp' if matrix in MATRICES[:3] else 'attn'}.{matrix}"
+    """The name of a matrix in the field's layout: `blocks.3.mlp.W_in`, `blocks.3.mlp_before.W_in`."""
+    return f"blocks.{layer}.{sublayer_of(matrix)}.{matrix.rpartition('.')[2]}"
+
+
+def sublayer_of(matrix: Matrix) -> str:
+    """Which sublayer of a block a matrix belongs to: `mlp`, `attn`, `mlp_before` or `cross_attn`."""
+    return matrix.rpartition(".")[0] or ("mlp" if matrix in MATRICES[:3] else "attn")
 
 
 def present(config: ModelConfig, layers: Sequence[int] | None = None) -> tuple[Matrix, ...]:
@@ -260,7 +332,10 @@ def why_not(config: ModelConfig, matrix: Matrix, layers: Sequence[int] | None = 
     """Why a model has no factors of a matrix in these layers (None: in all); None if it has."""
     if config.block.why_not("matrices"):
         return config.block.unusual
-    if matrix in MATRICES[3:]:
+    sublayer = sublayer_of(matrix)
+    if sublayer == "cross_attn":
+        return None if config.cross_attention else "has no cross-attention"
+    if sublayer == "attn":
         for layer in range(config.n_layers) if layers is None else layers:
             mixer = config.mixers[layer]
             if matrix != "W_O" and not getattr(mixer.traits, "values" if matrix == "W_V" else "queries"):
@@ -268,15 +343,17 @@ def why_not(config: ModelConfig, matrix: Matrix, layers: Sequence[int] | None = 
         return None
     if config.mlp is None:
         return "is attention-only"
-    if config.mlp.no_matrices is not None or config.block.unusual is not None:
-        return config.block.unusual or f"has {config.mlp.no_matrices}"
+    if config.mlp.no_matrices is not None:
+        return f"has {config.mlp.no_matrices}"
+    if sublayer not in config.mlps:
+        return "has no MLP before attention"
     gated = isinstance(config.mlp, MLP) and config.mlp.gated
-    return "has an MLP without a gate" if matrix == "W_gate" and not gated else None
+    return "has an MLP without a gate" if matrix.endswith("W_gate") and not gated else None
 
 
 def part_of(layer: int, matrix: Matrix) -> Part:
     """The sublayer that a matrix belongs to."""
-    return Part("mlp" if matrix in MATRICES[:3] else "attn", layer)
+    return Part(sublayer_of(matrix), layer)
 
 
 def check_differentiable(model: Transformer, every: Sequence[tuple[int, Matrix]]) -> None:
@@ -285,7 +362,7 @@ def check_differentiable(model: Transformer, every: Sequence[tuple[int, Matrix]]
     What is added there changes no gradient.
     """
     for layer, matrix in every:
-        _, output = between(model.config, full_name(layer, matrix))
+        output = given_at(model.config, full_name(layer, matrix))
         inner = {output, *(f"blocks.{layer}.{site}" for site in _UNSEEN.get(matrix, ()))}
         acting = [edit for edit in model.edits if edit.site in inner and not isinstance(edit.change, Add)]
         if acting:
@@ -296,12 +373,17 @@ def check_differentiable(model: Transformer, every: Sequence[tuple[int, Matrix]]
 
 
 def chosen(
-    config: ModelConfig, matrices: Sequence[Matrix] | None, layers: Sequence[int] | None
+    config: ModelConfig,
+    matrices: Sequence[Matrix] | None,
+    layers: Sequence[int] | None,
+    *,
+    logits: bool = True,
 ) -> list[tuple[int, Matrix]]:
-    """The layers and matrices asked for, checked. Errors: those of `factors`."""
-    if config.cross_attention:
-        raise ValueError("a backward lens of a decoder with cross-attention is not defined here")
-    if not config.unembed:
+    """The layers and matrices asked for, checked; `logits`: whether the model must have them.
+
+    Errors: those of `factors`.
+    """
+    if logits and not config.unembed:
         raise ValueError("a backward lens requires logits; this model ends in its residual stream")
     every = range(config.n_layers) if layers is None else layers
     if bad := [layer for layer in every if not 0 <= layer < config.n_layers]:
@@ -333,7 +415,7 @@ def _at_output(
     """The gradient at the bare output of the matrix, which some families pass through a norm and a factor."""
     if matrix not in WRITERS:
         return gradient
-    norm = output_norm(model, layer, "mlp_out" if matrix == "W_out" else "attn_out")
+    norm = output_norm(model, layer, f"{sublayer_of(matrix)}_out")
     gradient = gradient if norm.factor == 1 else gradient * norm.factor
     if norm.norm is None:
         return gradient

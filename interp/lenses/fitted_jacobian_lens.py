@@ -27,7 +27,7 @@ from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.lenses.lens import CHUNK, LogitLens, columns_of
-from interp.lenses.tuned_lens import is_of, sample_of
+from interp.lenses.tuned_lens import is_of, lens_file, sample_of
 from interp.model.edits import Add, Edit
 from interp.model.sites import find, stream_after
 from interp.model.tap import Read, Trace
@@ -247,26 +247,15 @@ class FittedJacobianLens:
     @classmethod
     def load(cls, path: Path | str, model: Model) -> FittedJacobianLens:
         """The lens of a file that `save` wrote. ValueError if it is none, is damaged, or belongs to another model."""
-        from safetensors import SafetensorError, safe_open
-
         network = as_network(model)
-        try:
-            with safe_open(regular(path), framework="pt", device=str(network.device)) as file:
-                header = file.metadata() or {}
-                if header.get("format") != FORMAT:
-                    raise ValueError(
-                        f"{path}: a file of format {FORMAT!r} is required, got {header.get('format')!r}"
-                    )
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-                said = json.loads(header["lens"])
+        with lens_file(path, "Jacobian lens", FORMAT, network.device) as (header, tensors):
+            said = json.loads(header["lens"])
             sample, jacobian = tensors.pop("sample"), tensors.pop("jacobian")
             tokens = None if said["tokens"] is None else tuple(said["tokens"])
             if not is_of(network, sample):
                 raise ValueError(f"{path} is a Jacobian lens of another model: its parameters differ")
             layers, prompts = tuple(said["layers"]), said["prompts"]
             return cls(model, layers, jacobian, prompts, tokens, **tensors, about=said["about"])
-        except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as cause:
-            raise ValueError(f"{path} is not a readable Jacobian lens (truncated?): {cause}") from cause
 
     def to_neuronpedia(self, path: Path | str, *, dtype: torch.dtype = torch.float16) -> None:
         """Write J in the format of Neuronpedia's files, which TransformerLens reads; groups and errors are not in it.

@@ -8,7 +8,8 @@ lens. What it finds is what an affine map can read out; a trained probe may find
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -97,20 +98,10 @@ class TunedLens:
     @classmethod
     def load(cls, path: Path | str, model: Model) -> TunedLens:
         """The translators of a file. ValueError if it is none, is damaged, or belongs to another model."""
-        from safetensors import SafetensorError, safe_open
-
         network = as_network(model)
-        try:
-            with safe_open(regular(path), framework="pt", device=str(network.device)) as file:
-                header = file.metadata() or {}
-                if header.get("format") != FORMAT:
-                    raise ValueError(
-                        f"{path}: a file of format {FORMAT!r} is required, got {header.get('format')!r}"
-                    )
-                tensors = {name: file.get_tensor(name) for name in ("weight", "bias", "sample")}
-                sites = tuple(json.loads(header["sites"]))
-        except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as cause:
-            raise ValueError(f"{path} is not a readable tuned lens (truncated?): {cause}") from cause
+        with lens_file(path, "tuned lens", FORMAT, network.device) as (header, stored):
+            tensors = {name: stored[name] for name in ("weight", "bias", "sample")}
+            sites = tuple(json.loads(header["sites"]))
         d = network.config.d_model
         shapes = {"weight": (len(sites), d, d), "bias": (len(sites), d)}
         if bad := [name for name, shape in shapes.items() if tensors[name].shape != shape]:
@@ -121,6 +112,29 @@ class TunedLens:
         found = cls(sites, **tensors)
         found.check(network, lens_sites(network.config, sites or "resid_pre")[:-1])
         return found
+
+
+@contextmanager
+def lens_file(
+    path: Path | str, what: str, form: str, device: torch.device
+) -> Iterator[tuple[Mapping[str, str], dict[str, Tensor]]]:
+    """Header and tensors of a lens that was saved.
+
+    ValueError for a file of another format, one that is damaged, and one in which the body misses something.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(regular(path), framework="pt", device=str(device)) as file:
+            header = file.metadata() or {}
+            if header.get("format") != form:
+                raise ValueError(
+                    f"{path}: a file of format {form!r} is required, got {header.get('format')!r}"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        yield header, tensors
+    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as cause:
+        raise ValueError(f"{path} is not a readable {what} (truncated?): {cause}") from cause
 
 
 @public()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from interp.core import late
 from interp.core.boundary import check_fields, hints_of, nearest
 
 if TYPE_CHECKING:
@@ -245,6 +246,7 @@ def not_negative(record: object, *names: str) -> None:
 
 def known() -> dict[str, type[Record]]:
     """Every record that has been defined, by the name under which a config file keeps it."""
+    late.fill("records")
     found: dict[str, type[Record]] = {}
     todo: list[type[Record]] = [Record]
     while todo:

@@ -370,11 +370,12 @@ def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitt
 
 
 def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
-    """Of a matrix that writes to the stream and one that reads it: those of the MLP, if it has factors."""
+    """Of a matrix that writes to the stream and one that reads it: those of every MLP, if they have factors."""
     config = model.transformer.config
     there = present(config)
-    pair: tuple[Matrix, ...] = ("W_out", "W_in") if "W_out" in there else ("W_O", "W_V")
-    matrices = tuple(matrix for matrix in pair if matrix in there)
+    of_mlps: tuple[Matrix, ...] = ("mlp_before.W_out", "mlp_before.W_in", "W_out", "W_in")
+    shown: tuple[Matrix, ...] = of_mlps if "W_out" in there else ("W_O", "W_V")
+    matrices = tuple(matrix for matrix in shown if matrix in there)
     found = backward_lens(model, batch, answer, matrices=matrices)
     return tables.backward_lens(found)
 

@@ -19,6 +19,8 @@ IDLE = f"at most {100 * THRESHOLD:g} % of the largest update"
 LISTED = 5
 """Top tokens in the explanation of a cell of the logit lens."""
 MATRICES = {
+    "mlp_before.W_out": "writes what the neurons of the MLP before attention found to the stream",
+    "mlp_before.W_in": "reads the stream for the neurons of the MLP before attention",
     "W_out": "writes what the MLP's neurons found to the stream",
     "W_in": "reads the stream for the MLP's neurons",
     "W_O": "writes what heads moved to the stream",

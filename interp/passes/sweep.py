@@ -600,6 +600,19 @@ class Sweep:
         self._run(base, plan, "reading", lambda one: one.record(found, stop))
         return {read: found[same] for read, same in asked.items()}
 
+    def final(self) -> Float[Tensor, "v b d"]:
+        """The final stream of every variant at the watched column; the base run's where the variant changed nothing."""
+        base, columns = self.base, self._columns
+        home = picked(base.final, columns[:, None])[:, 0]
+        found = home.repeat(len(self.variants), 1, 1)
+
+        def keep(one: SweepPass) -> None:
+            found[list(one.pack.variants)] = one.final(columns)[:, 0].unflatten(0, (-1, len(home)))
+
+        where = self._departures(base, everywhere=False)
+        self._run(base, self._planned(where, everywhere=False), "final stream", keep)
+        return found
+
     def plan(self, *, everywhere: bool = False) -> Plan:
         """What will run, and what that saves: `print(sweep.plan().explain())`. It takes the base run to know.
 

@@ -26,7 +26,7 @@ from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_
 from interp.plot.depth import consensus, rank_collapse
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
-from interp.plot.lens import lens_comparison, lens_curve, logit_lens
+from interp.plot.lens import lens_comparison, lens_curve, logit_lens, patchscope
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
@@ -72,6 +72,7 @@ __all__ = [
     "loss_by_order",
     "loss_map",
     "patching",
+    "patchscope",
     "probing",
     "rank_collapse",
     "recall_curve",
@@ -97,6 +98,7 @@ PICTURES.draws |= {
     "causal_trace": causal_trace,
     "circuit_curve": circuit_curve,
     "compare_lenses": lens_comparison,
+    "patchscope": patchscope,
     "composition": composition,
     "consensus": consensus,
     "copying": copying,

@@ -158,11 +158,9 @@ def backward_lens_curves(
     layers = result["layer"].values
     for name, places in (segments or _SEGMENTS).items():
         rows = np.stack([_mean_of(row, places, int(n)) for row, n in zip(numbers_bld, lengths, strict=True)])
-        known = ~np.isnan(rows)
-        if not known.any():
+        if np.isnan(rows).all():
             raise ValueError(f"no prompt has an update in the segment {name!r}")
-        mean = np.where(known.any(0), np.where(known, rows, 0).sum(0) / np.maximum(known.sum(0), 1), np.nan)
-        (drawn,) = ax.plot(layers, mean, "o-", markersize=3, label=name)
+        (drawn,) = ax.plot(layers, _mean_of_known(rows, 0), "o-", markersize=3, label=name)
         if 1 < len(rows) <= _FEW:
             ax.plot(layers, rows.T, color=drawn.get_color(), linewidth=0.6, alpha=0.3)
     ax.set_xlabel("layer")
@@ -231,6 +229,11 @@ def _mean_of(row_lp: np.ndarray, places: Sequence[int] | slice, n: int) -> np.nd
     """The mean over some of a prompt's n tokens in every layer, of those that have a number."""
     every = np.arange(n)
     picked = every[places] if isinstance(places, slice) else every[[i for i in places if -n <= i < n]]
-    some = row_lp[:, picked]
-    known = ~np.isnan(some)
-    return np.where(known.any(1), np.where(known, some, 0).sum(1) / np.maximum(known.sum(1), 1), np.nan)
+    return _mean_of_known(row_lp[:, picked], 1)
+
+
+def _mean_of_known(values: np.ndarray, axis: int) -> np.ndarray:
+    """The mean along an axis over what is a number; NaN where nothing is."""
+    known = ~np.isnan(values)
+    total, count = np.where(known, values, 0).sum(axis), known.sum(axis)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)

@@ -63,6 +63,25 @@ def _words(
     return best.word.to_numpy().tolist() if "word" in best else ids.tolist()
 
 
+@public()
+def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """The share of prompts whose answer comes first, by the depth a state is taken at and the depth it is put at.
+
+    Example:
+        >>> plot.patchscope(interp.lenses.patchscope(model, [prompt], prompt))
+    """
+    values = result.value.transpose("depth", "target_depth").to_numpy()
+    rows, columns = ([str(name) for name in result[dim].values] for dim in ("depth", "target_depth"))
+    ax = axes(ax, 2.6 + 0.62 * len(columns), 1.7 + 0.36 * len(rows))
+    scale = Scale.mass("share: answer comes first")
+    image = heat_map(ax, values, scale, title=f"patchscope: states of {result.sizes['prompt']} prompts")
+    annotate(ax, image, [[f"{value:.2f}" for value in row] for row in values])
+    name_cells(ax, rows=rows, columns=[*columns[:-1], "logit lens"], turned=True)
+    ax.set_xlabel("put at, in the target prompt")
+    ax.set_ylabel("taken at")
+    return ax
+
+
 COMPARED = {
     "kl": "KL(final || lens) (nats)",
     "cross_entropy": "cross-entropy to the model's answer (nats)",

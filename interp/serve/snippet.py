@@ -20,12 +20,16 @@ class Origin:
 
     source: str
     device: str = "cpu"
+    revision: str | None = None
+    dtype: str | None = None
 
     @property
     def call(self) -> str:
         """The line of Python."""
-        device = "" if self.device == "cpu" else f", device={self.device!r}"
-        return f"interp.HookedTransformer.from_pretrained({self.source!r}{device})"
+        said = {"revision": self.revision, "dtype": self.dtype, "device": self.device}
+        usual = {"revision": None, "dtype": None, "device": "cpu"}
+        options = "".join(f", {name}={value!r}" for name, value in said.items() if value != usual[name])
+        return f"interp.HookedTransformer.from_pretrained({self.source!r}{options})"
 
 
 def python(ask: Ask, origin: Origin, position: int) -> str:

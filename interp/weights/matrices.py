@@ -19,7 +19,7 @@ from interp.model.config import MLP, Learned, ModelConfig, MoE, NoNorm
 from interp.model.sites import attention_input
 from interp.model.transformer import Transformer
 
-_NAME = re.compile(r"blocks\.(-?\d+)\.(attn|mlp|mlp_before)\.(W_\w+)")
+_NAME = re.compile(r"blocks\.(-?\d+)\.(attn|cross_attn|mlp|mlp_before)\.(W_\w+)")
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,10 @@ def held(model: Transformer, name: str) -> Held:
         if parameter not in dict(model.named_parameters()):
             raise ValueError(f"{name!r}: {config.mixers[layer]} has no such matrix of its own")
         return Held(parameter, _head_view(config, matrix))
+    if part == "cross_attn":
+        if not config.cross_attention:
+            raise ValueError(f"{name!r}: this model has no cross-attention")
+        return Held(f"blocks.{layer}.cross_attn.{_CROSSED[matrix]}.weight", _crossed_view(config, matrix))
     mlp = config.mlp
     if isinstance(mlp, MoE):
         raise ValueError(f"{name!r}: this model has a mixture of {mlp.n_experts} experts, not one matrix")
@@ -107,7 +111,7 @@ def ends(config: ModelConfig, name: str) -> Ends:
     reads, writes = between(config, name)
     part, matrix = match[2], match[3]
     if matrix not in ("W_out", "W_O"):
-        axes = "b p i, h i r, h r o -> b p h o" if part == "attn" else "b p i, i r, r o -> b p o"
+        axes = "b p i, h i r, h r o -> b p h o" if part in _ATTENTIONS else "b p i, i r, r o -> b p o"
         return Ends(reads, writes, axes)
     if config.norm_place in ("sandwich", "output"):
         raise ValueError(
@@ -119,29 +123,52 @@ def ends(config: ModelConfig, name: str) -> Ends:
 
 
 def between(config: ModelConfig, name: str) -> tuple[str, str]:
-    """The sites of what a block matrix reads and of what it gives; of W_out and W_O, of what is added to the stream."""
+    """The sites of what a block matrix reads and of what it gives; of W_out and W_O, of what is added to the stream.
+
+    ValueError for W_K and W_V of cross-attention, which read the memory: it is no site of the decoder.
+    """
+    if reads_memory(name):
+        raise ValueError(f"{name!r} reads the encoder's final states, which are no site of this model")
+    prefix, part, matrix = name.rsplit(".", 2)
+    reads = {"W_O": f"{part}.hook_z", "W_out": f"{part}.hook_post"}
+    source = reads.get(matrix) or _read_through(config, part)
+    return f"{prefix}.{source}", given_at(config, name)
+
+
+def given_at(config: ModelConfig, name: str) -> str:
+    """The site of what a block matrix gives; of W_out and W_O, of what is added to the stream."""
     prefix, part, matrix = name.rsplit(".", 2)
     gated = isinstance(config.mlp, MLP) and config.mlp.gated
-    reads = {"W_O": "attn.hook_z", "W_out": f"{part}.hook_post"}
-    writes = {
-        "W_Q": "attn.hook_q", "W_K": "attn.hook_k", "W_V": "attn.hook_v", "W_O": "hook_attn_out",
+    sites = {
+        **{f"W_{letter}": f"{part}.hook_{letter.lower()}" for letter in "QKV"},
+        **dict.fromkeys(("W_O", "W_out"), f"hook_{part}_out"),
         "W_gate": f"{part}.hook_pre", "W_in": f"{part}.hook_pre{'_linear' if gated else ''}",
-        "W_out": f"hook_{part}_out",
     }  # fmt: skip
-    source = reads.get(matrix) or _read_through(config, part)
-    return f"{prefix}.{source}", f"{prefix}.{writes[matrix]}"
+    return f"{prefix}.{sites[matrix]}"
+
+
+def reads_memory(name: str) -> bool:
+    """Whether a matrix reads what the encoder left, and not the stream: W_K and W_V of cross-attention."""
+    return name.endswith(("cross_attn.W_K", "cross_attn.W_V"))
 
 
 def _read_through(config: ModelConfig, part: str) -> str:
     """The site of what a sublayer's first matrices read: the normed stream, or the stream where no norm precedes."""
+    if part == "cross_attn":
+        unnormed = isinstance(config.norm, NoNorm) or config.norm_place == "output"
+        norm = "ln1" if config.norm_place == "post" else "ln_cross"
+        return "hook_resid_mid" if unnormed else f"{norm}.hook_normalized"
     if isinstance(config.norm, NoNorm) or config.norm_place in ("output", "post"):
         return attention_input(config, 0).rpartition(".")[2] if part == "attn" else f"hook_{part}_in"
     norm = "ln1" if config.shared_norm else {"attn": "ln1", "mlp": "ln2", "mlp_before": "ln0"}[part]
     return f"{norm}.hook_normalized"
 
 
+_ATTENTIONS = ("attn", "cross_attn")
+_CROSSED = {"W_Q": "q", "W_K": "kv", "W_V": "kv", "W_O": "out"}
+"""The parameter of cross-attention that holds each of its matrices."""
 _MATRICES = {
-    "attn": ("W_Q", "W_K", "W_V", "W_O"),
+    **dict.fromkeys(_ATTENTIONS, ("W_Q", "W_K", "W_V", "W_O")),
     **dict.fromkeys(("mlp", "mlp_before"), ("W_in", "W_gate", "W_out")),
 }
 _OUTSIDE = ("embed.W_E", "pos_embed.W_pos", "unembed.W_U")
@@ -171,6 +198,13 @@ def _head_view(config: ModelConfig, matrix: str) -> Callable[[Tensor], Tensor]:
     i = "QKV".index(matrix[2:])
     heads = slice(sum(bounds[: i + 1]), sum(bounds[: i + 2]))
     return lambda t: rearrange(t, "(n e) d -> n d e", e=width)[heads]
+
+
+def _crossed_view(config: ModelConfig, matrix: str) -> Callable[[Tensor], Tensor]:
+    if matrix in ("W_Q", "W_O"):
+        return _head_view(config, matrix)
+    width, i = config.head_width, "KV".index(matrix[2:])
+    return lambda t: rearrange(t, "(two g e) d -> two g d e", two=2, e=width)[i]
 
 
 def _mlp_view(mlp: MLP, matrix: str) -> Callable[[Tensor], Tensor]:

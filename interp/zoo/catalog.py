@@ -1,10 +1,7 @@
-"""The models that come with the package: trained ones from `weights/`, hand-built ones from code."""
+"""The models that come with the package, loaded: trained ones from `weights/`, a hand-built one from code."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,34 +12,9 @@ from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 from interp.zoo import groundtruth
+from interp.zoo.demos import DEMOS, WEIGHTS, card_of
 
 DemoTokenizer = TokenizerAdapter | groundtruth.Alphabet
-WEIGHTS = Path(__file__).parent / "weights"
-
-
-@dataclass(frozen=True)
-class Demo:
-    """One embedded model: what it is in a sentence, and the code that builds it (None: trained weights)."""
-
-    name: str
-    summary: str
-    build: Callable[[], Transformer] | None = None
-
-
-DEMOS: dict[str, Demo] = {
-    demo.name: demo
-    for demo in (
-        Demo("demo-4l", "trained, 4 layers with MLPs, GPT-2 shape: facts, indirect objects, induction"),
-        Demo(
-            "demo-attn-2l", "trained, 2 layers of attention only, rotary positions: induction by composition"
-        ),
-        Demo(
-            "groundtruth-induction",
-            "hand-built, 2 layers: L0H1 attends to the previous token, L1H2 does induction, the rest is noise",
-            groundtruth.induction,
-        ),
-    )
-}
 
 
 @public()
@@ -56,11 +28,10 @@ def load(
     """A demo model and its tokenizer; `revision="step1500"` is a checkpoint of its training, where one is shipped."""
     if name not in DEMOS:
         raise ValueError(f"there is no demo model {name!r}; {nearest(name, DEMOS)}")
-    demo = DEMOS[name]
-    if demo.build is not None:
+    if DEMOS[name].built:
         if revision is not None:
             raise ValueError(f"{name} is built from code and has no revision {revision!r}")
-        model = demo.build().to(device=device, dtype=dtype).requires_grad_(False).eval()
+        model = groundtruth.induction().to(device=device, dtype=dtype).requires_grad_(False).eval()
         return model, groundtruth.Alphabet()
     folder = WEIGHTS / name
     return _weights(folder, revision, dtype, device), tokenizer_of(folder)
@@ -69,9 +40,7 @@ def load(
 @public()
 def card(name: str) -> Json:
     """What a trained demo model measurably does on held-out material; empty for a hand-built one."""
-    path = WEIGHTS / named_path(name) / "card.json"
-    values: Json = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return values
+    return card_of(name)
 
 
 @public()

@@ -46,7 +46,7 @@ TOKENS = torch.tensor([[5, 6, 7, 8, 9, 5, 6, 7, 8], [9, 8, 7, 6, 5, 9, 8, 7, 6]]
 OTHERS = torch.tensor([[5, 6, 3, 8, 9, 5, 6, 7, 8], [9, 8, 4, 6, 5, 9, 8, 7, 6]])
 TEXT = "When Mary and John went to the shop"
 LENGTH = TOKENS.shape[1]
-TOKENIZER = interp.zoo.catalog.WEIGHTS / "demo-4l" / "tokenizer.json"
+TOKENIZER = interp.zoo.demos.WEIGHTS / "demo-4l" / "tokenizer.json"
 GPT2 = transformers.GPT2Config(vocab_size=30, n_positions=12, n_embd=8, n_layer=1, n_head=2)
 
 
@@ -321,6 +321,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                   "d_sae": lambda: 8, "steps": lambda: 2, "batch_size": lambda: 4},
     "lenses.compare_lenses": {"lenses": lambda: {"logit lens": None}},
     "lenses.CompareLenses": {"lenses": lambda: {"logit lens": None}},
+    **{f"lenses.{name}": {"target": lambda: TOKENS[0]} for name in ("patchscope", "Patchscope")},
     "lenses.jacobian_lens": {"skip": lambda: 1}, "lenses.JacobianLens": {"skip": lambda: 1},
     "lenses.train_tuned_lens": {"steps": lambda: 1},
     "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],

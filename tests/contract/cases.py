@@ -52,6 +52,7 @@ from interp.lenses import (
     LateLayers,
     LogitLens,
     OutputLens,
+    Patchscope,
 )
 from interp.passes.analysis import Analysis
 from interp.residual import Attribute, Orders, Paths, TermImportance
@@ -335,6 +336,12 @@ _LENSES: dict[str, Case] = {
         for what, row, tokens in (("whole", "out", None), ("tokens", "token", (3, 14)))
     },
     "CompareLenses": Case(CompareLenses({"logit lens": None}), of(*_SCORE, over="lens depth score")),
+    "Patchscope": Case(
+        Patchscope(torch.tensor([3, 7, 5, 11]), top=3),
+        of("entropy", "kl", "target_prob", "target_rank", over="prompt depth target_depth")
+        | of("top_prob", "top_token", "word", over="prompt depth target_depth rank")
+        | of("value", "low", "high", "n", over="depth target_depth") | of("unpatched_prob", over="prompt"),
+    ),
     "LateLayers": Case(
         LateLayers(frequencies=torch.arange(1.0, D_VOCAB + 1)), of(*_SCORE, "null_sd", "p", over="part score")
     ),

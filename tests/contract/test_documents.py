@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
@@ -57,11 +58,28 @@ def test_the_code_blocks_of_a_page_run(name: str) -> None:
 def test_the_first_lines_of_the_readme_print_what_it_says() -> None:
     readme = DOCS.parent / "README.md"
     text = readme.read_text(encoding="utf-8")
-    code, said = re.findall(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[
-        0
-    ]
+    code, said = re.findall(
+        r"^```python\n((?:(?!```).*\n)*)```\n\n```text\n((?:(?!```).*\n)*)```$", text, re.MULTILINE
+    )[0]
     (shown,) = BLOCKS.run_page(f"```python\n{code}```\n", readme)
     assert shown.text == BLOCKS.fenced(said)
+
+
+def test_the_lean_requirements_are_those_of_the_package_without_transformer_lens() -> None:
+    root = DOCS.parent
+    every = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    lean = (root / "requirements-lean.txt").read_text(encoding="utf-8").splitlines()
+    assert [line for line in lean if not line.startswith("#")] == [
+        each for each in every if not each.startswith("transformer-lens")
+    ]
+
+
+def test_every_link_of_the_readme_leads_to_a_file() -> None:
+    root = DOCS.parent
+    found = re.findall(r"\]\(([^)#]+)\)", (root / "README.md").read_text(encoding="utf-8"))
+    assert len(found) > 20 and not [
+        link for link in found if "://" not in link and not (root / link).exists()
+    ]
 
 
 def test_no_block_of_python_is_skipped() -> None:

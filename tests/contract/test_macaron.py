@@ -160,6 +160,20 @@ def test_the_largest_neurons_are_chosen_among_both_mlps() -> None:
         interp.attribute(model(), some_tokens(), ANSWER, parts="neuron", top=161)
 
 
+def test_a_backward_lens_has_the_matrices_of_both() -> None:
+    found = interp.backward_lens(model(), some_tokens(), ANSWER)
+    before = ["mlp_before.W_in", "mlp_before.W_gate", "mlp_before.W_out"]
+    assert found.matrix.values.tolist() == ["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O", *before]
+    assert found.part.sel(layer=1).values[[0, 2, -1]].tolist() == ["L1.mlp", "L1.mlp", "L1.mlp_before"]
+    assert found.side.values[[0, 2, 7, 9]].tolist() == ["x", "delta", "x", "delta"]
+    x, delta = interp.lenses.gradient_factors(model(), some_tokens(), ANSWER)["blocks.0.mlp_before.W_out"]
+    cells = found.sel(matrix="mlp_before.W_out", layer=0)
+    assert cells.delta.values.tolist() == delta.norm(dim=-1).tolist()
+    ranks = interp.lenses.gradient_rank(model(), some_tokens(), ANSWER, matrices=["mlp_before.W_out"])
+    gradients = torch.einsum("bpi,bpo->bio", x, delta)
+    assert ranks.value.values[:, 0, 0].tolist() == torch.linalg.matrix_rank(gradients).tolist()
+
+
 def test_spectra_have_the_matrices_of_both() -> None:
     names = interp.weights.spectra(model()).matrix.values.tolist()
     for part in ("mlp", "mlp_before"):
@@ -183,7 +197,6 @@ REFUSED: dict[str, Callable[[], object]] = {
     "TransformerLens": lambda: to_hooked_state(build("macaron")),
     "tensor parallel": lambda: check_tensor_parallel(CONFIG, 2),
     "neurons in words": lambda: neurons(model(), "L0N3"),
-    "backward lens": lambda: interp.backward_lens(model(), some_tokens(), ANSWER, matrices=["W_out"]),
 }
 
 

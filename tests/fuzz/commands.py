@@ -14,7 +14,7 @@ from unittest import mock
 
 import tyro
 
-from interp.cli import COMMANDS, parsed
+from interp.cli import COMMANDS, command, parsed
 from tests.contract.calls import graph_file
 from tests.fuzz import loaders
 from tests.fuzz.judge import REFUSED, SECONDS, Case
@@ -90,8 +90,8 @@ def home() -> Path:
 
 def cases() -> Iterator[Case]:
     """Every option of every command with every text; and lines with too much, too little, or the wrong things."""
-    for name, command in COMMANDS.items():
-        right, places = line(name, command)
+    for name in COMMANDS:
+        right, places = line(name, command(name))
         for what, changed in {
             "as it is": right, "with a word more": [*right, "nonsense"], "with an unknown option": [*right,
             "--nonsense", "1"],
@@ -181,11 +181,11 @@ def _run(argv: list[str]) -> object:
     try:
         with mock.patch("interp.serve.app.serve", return_value=None), mock.patch("webbrowser.open"):
             try:
-                command = parsed(argv)
+                given = parsed(argv)
             except SystemExit as ending:  # of the parser, which has said why
                 if ending.code not in (0, 2):
                     raise
                 return REFUSED if ending.code else 0
-            return command.run()
+            return given.run()
     finally:
         os.chdir(before)

@@ -9,6 +9,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer, Read, observe
 from interp.causal import attribution_patch
+from interp.causal.contrast import Watched
 from interp.circuits import edge_attribution
 from interp.data.batch import Batch
 from interp.edits import Add, Edit, Scale, Zero
@@ -18,6 +19,7 @@ from interp.model import MLP, MoE, Tap, Transformer, Weights, sites
 from interp.model.rules import Rule
 from interp.model.sites import final_stream
 from interp.passes.metrics import logit_difference, next_token_loss
+from interp.passes.observe import Observation
 from interp.passes.rules import LINEAR, PRESETS, as_rules, completeness, under_rules
 from interp.tokens import METHODS, token_attribution
 from tests.causal.slow_edges import ANSWER, WRONG, by_autograd, difference, gradients
@@ -62,6 +64,16 @@ def last(stream: Tensor, model: Transformer) -> Tensor:
     """One number per row, linear in the logits (or the final stream) of the last token."""
     seen = model.read_out(stream[:, -1])
     return seen[:, 3] - seen[:, 5]
+
+
+def final_gradient(model: Transformer) -> tuple[Tensor, Tensor]:
+    """The final stream, and d (sum of `last`) / d it."""
+    end = final_stream(model.config)
+    found = observe(
+        model, Batch(TOKENS), [Read(end, grad=True)], stop=model.config.n_layers,
+        metric=lambda stream: last(stream, model).sum(),
+    )  # fmt: skip
+    return found.output, found.trace[end]
 
 
 def slopes(model: Transformer, reads: list[str], tokens: Tensor = TOKENS) -> dict[str, Tensor]:
@@ -212,12 +224,7 @@ def test_relevances_of_embeddings_and_biases_sum_to_the_metric(name: str) -> Non
 @over("name", REACHED)
 def test_the_check_measures_rounding_and_nothing_else(name: str) -> None:
     under = ruled(name)
-    end = final_stream(under.config)
-    found = observe(
-        under, Batch(TOKENS), [Read(end, grad=True)], stop=under.config.n_layers,
-        metric=lambda stream: last(stream, under).sum(),
-    )  # fmt: skip
-    error = completeness(under, Batch(TOKENS), found.output, found.trace[end])["completeness_error"]
+    error = completeness(under, Batch(TOKENS), *final_gradient(under))["completeness_error"]
     assert error.shape == (len(TOKENS),) and float(error.max()) < 1e-13
 
 
@@ -244,12 +251,7 @@ def test_edits_that_bring_no_constant_keep_the_promise(name: str, edit: tuple[st
             ruled(name).edited(Edit(where, change))
         return
     under = ruled(name).edited(Edit(where, change))
-    end = final_stream(under.config)
-    found = observe(
-        under, Batch(TOKENS), [Read(end, grad=True)], stop=under.config.n_layers,
-        metric=lambda stream: last(stream, under).sum(),
-    )  # fmt: skip
-    error = completeness(under, Batch(TOKENS), found.output, found.trace[end])["completeness_error"]
+    error = completeness(under, Batch(TOKENS), *final_gradient(under))["completeness_error"]
     assert float(error.max()) < 1e-13
 
 
@@ -279,6 +281,23 @@ def test_attribution_patching_takes_the_gradient_under_the_rules() -> None:
     plain = attribution_patch(HookedTransformer(model), CLEAN, CORRUPT, "z", metric=METRIC)
     assert not {"rules", "completeness_error"} & set(plain.attrs)
     assert not torch.allclose(torch.from_numpy(plain.value.values), torch.from_numpy(found.value.values))
+
+
+@pytest.mark.parametrize(("rules", "read"), [("", False), ("relp", True)])
+def test_the_gradient_of_the_final_stream_is_read_under_rules_alone(
+    rules: str, read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Read] = []
+    differentiated = Watched.differentiated
+
+    def watching(self: Watched, batch: Batch, reads: list[Read]) -> Observation:
+        seen.extend(reads)
+        return differentiated(self, batch, reads)
+
+    monkeypatch.setattr(Watched, "differentiated", watching)
+    attribution_patch(HookedTransformer(build("gpt2")), CLEAN, CORRUPT, "z", metric=METRIC, rules=rules or ())
+    assert (Read(final_stream(CONFIGS["gpt2"]), grad=True) in seen) == read
+    assert len(seen) == 4 + read
 
 
 def test_sites_that_rules_leave_without_a_gradient_say_so() -> None:

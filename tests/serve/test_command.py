@@ -17,8 +17,10 @@ from interp.cli.commands import Serve
 
 def test_options_of_the_command() -> None:
     assert parsed(["serve"]) == Serve()
-    asked = parsed(["serve", "demo-attn-2l", "--port", "8123", "--open", "--prompt", "a", "--second", "b"])
-    assert asked == Serve("demo-attn-2l", "a", "b", 8123, open=True)
+    asked = parsed(
+        ["serve", "--model", "demo-attn-2l", "--port", "8123", "--open", "--prompt", "a", "--second", "b"]
+    )
+    assert asked == Serve(model="demo-attn-2l", prompt="a", second="b", port=8123, open=True)
 
 
 def test_without_the_extra_it_says_how_to_install_it(
@@ -42,7 +44,7 @@ def test_it_listens_on_the_loopback_only_and_ctrl_c_ends_it_quietly() -> None:
     pytest.importorskip("uvicorn", reason="no uvicorn: the extra `serve` is not installed")
     root = str(Path(__file__).parents[2])
     running = subprocess.Popen(
-        [sys.executable, "-m", "interp", "serve", "groundtruth-induction", "--prompt", "abcabc"],
+        [sys.executable, "-m", "interp", "serve", "--model", "groundtruth-induction", "--prompt", "abcabc"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=root,
         env=os.environ | {"PYTHONPATH": root, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip

@@ -32,7 +32,7 @@ from interp.training.schedule import Training
 from interp.training.sentences import Sentences
 from interp.training.state import STATE
 from interp.training.vocabulary import Vocabulary
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 from tests.forking import attempt
 from tests.tolerances import assert_close
 from tests.training.killed import go_on

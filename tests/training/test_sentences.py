@@ -6,7 +6,7 @@ from interp import tasks
 from interp.tasks.examples import Place
 from interp.training.sentences import Sentences
 from interp.training.vocabulary import Vocabulary
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 
 VOCABULARY = Vocabulary.read(WEIGHTS / "demo-4l" / "tokenizer.json")
 SENTENCES: dict[str, dict[str, str]] = {

@@ -6,7 +6,7 @@ from interp import tasks
 from interp.model import Transformer
 from interp.zoo import DEMOS, card, load, measure, revisions
 
-TRAINED = [name for name, demo in DEMOS.items() if demo.build is None]
+TRAINED = [name for name, demo in DEMOS.items() if not demo.built]
 Shipped = tuple[str, Transformer, measure.Encode]
 BOTH = {"best_induction_score": 0.80, "indirect_object_unseen_pairs": 0.85}
 REQUIRED = {

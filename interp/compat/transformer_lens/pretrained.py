@@ -22,7 +22,7 @@ from interp.compat.transformer_lens.loading_from_pretrained import (
 from interp.compat.transformer_lens.processing import processed
 from interp.families.hub import at_revision
 from interp.families.native import BOS
-from interp.zoo.catalog import WEIGHTS
+from interp.zoo.demos import WEIGHTS
 
 Model = TypeVar("Model", bound=nn.Module)
 Tokenizer = Any

@@ -1,0 +1,21 @@
+"""What attention heads do: scores against chance, labels, entropy and dispersion; and why one attends."""
+
+from interp.attention.attention_attribution import AttentionAttribution, attention_attribution
+from interp.attention.attention_paths import AttentionPaths, attention_paths
+from interp.attention.attention_rows import AttentionEntropy, Dispersion, attention_entropy, dispersion
+from interp.attention.heads import AttentionKernel, Heads, attention_kernel, heads
+
+__all__ = [
+    "AttentionAttribution",
+    "AttentionEntropy",
+    "AttentionKernel",
+    "AttentionPaths",
+    "Dispersion",
+    "Heads",
+    "attention_attribution",
+    "attention_entropy",
+    "attention_kernel",
+    "attention_paths",
+    "dispersion",
+    "heads",
+]

@@ -1,0 +1,178 @@
+"""Why a head attends: its score for one query and one key as a sum over pairs of parts of the model.
+
+score(i, j) = c sum over a, b of (a_i W_Q)^T R(i, j) (b_j W_K) + position: a and b run over what was written to the
+stream at the query and at the key, norms at the scales of the pass. After the QK circuits of Elhage et al. 2021,
+"A Mathematical Framework for Transformer Circuits", here on a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from interp.attention.score_parts import (
+    KEY,
+    QUERY,
+    Position,
+    ScoreParts,
+    Split,
+    as_head,
+    rows_of,
+    score_parts,
+)
+from interp.core.boundary import public
+from interp.core.results import labelled
+from interp.core.stats import Partial, Rows
+from interp.data.batch import Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Named, Part
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.residual.attribution import labels_before_attention
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True)
+class AttentionAttribution(Question):
+    """Which pairs of parts make a head's score for a query and a key; `attention_attribution` describes the result."""
+
+    head: Named
+    """The head whose score is split."""
+    key: Position
+    """Which token of each prompt is looked at, one number or one for each, negative from its end."""
+    query: Position = -1
+    """Which token looks."""
+    by: Split = "part"
+    """Sublayers, heads apart, or heads apart and by the token that they moved from."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A pass of its own, whose stream is read at the query and the key."""
+        config = model.transformer.config
+        head = as_head(self.head, config)
+        if self.by == "source" and not any(mixer.traits.additive for mixer in config.mixers[: head[0]]):
+            raise ValueError(
+                f"by='source' requires a head with heads before it that split by source; before {Part('head', *head)} "
+                "there is none"
+            )
+        compute = partial(_compute, head=head, asked=self)
+        finish = partial(_finish, head=head, asked=self, config=config, text=model.text)
+        rows = rows_of(self.query, self.key)
+        return Analysis(self.name, compute, Rows, finish, left=True, rows=rows, held="query or key positions")
+
+
+@public()
+def attention_attribution(
+    model: Model,
+    data: DataSource | Data,
+    head: Named,
+    *,
+    key: Position,
+    query: Position = -1,
+    by: Split = "part",
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """Which pairs of parts make a head's attention score: what stands at the query times what stands at the key.
+
+    Returns Dataset[prompt, query_part, key_part] with `value`, in units of the score (`attn.hook_attn_scores`, what the
+    softmax gets); `total`[prompt], the model's own score; `position`[prompt], what ALiBi or relative buckets add to it
+    (0 under other positions). `value` summed over the pairs, plus `position`, is `total`: checked at every call, and
+    `attrs["completeness_error"]` is by how much it misses, relative to the longest query part times the longest key
+    part. Marginals are sums: `value.sum("key_part")` is what each part at the query adds.
+    Parts: those of `attribute`, as far as they were written before the head's layer reads: `embed`, `pos_embed`,
+    `L0.attn`, `L0.mlp`; with `by="head"` heads `L0H3` and their bias `L0.attn_bias`. Last come `L1.q_bias` and
+    `L1.k_bias`: what queries and keys of the layer have whatever the stream is (b_Q, and beta of norms, carried on).
+    by: "source" is "head" with `by_query_source` and `by_key_source`[prompt, layer, head, source]: what each earlier
+    head moved from each token to the query (to the key), times the whole of the other side, NaN in layers that move no
+    tokens. Over `source` they sum to the head's marginal; tokens are numbered from the prompt's first.
+    head: `L1H2`, or (1, 2). query, key: tokens of each prompt, one number or one per prompt, negative from its end;
+    BOS counts.
+    Rotary positions, shared keys (grouped-query attention), norms of queries and keys and the factor on the scores are
+    in the parts. Under a soft cap `total` is the score before the cap.
+    Caveat: the softmax compares keys. What all keys of a query have alike moves no attention: compare two keys.
+    Errors: ValueError for a part that is no head, a key that the query does not see, and mixers whose scores are not
+    one product of queries and keys; IndexError for a token that a prompt lacks; IncompleteSumError if the parts do not
+    sum, as under edits of the head's own queries, keys or scores.
+
+    Example:
+        >>> found = interp.attention.attention_attribution(model, prompt, "L1H2", query=-1, key=2, by="head")
+        >>> found.value.sum("query_part").isel(prompt=0).idxmax("key_part").item() in found.key_part
+        True
+    """
+    question = AttentionAttribution(head, key, query, by)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, head: tuple[int, int], asked: AttentionAttribution
+) -> Mapping[str, Tensor]:
+    found = score_parts(model, batch, head, asked.query, asked.key, asked.by)
+    values = {"pairs": found.pairs, "total": found.total, "position": found.position, "error": found.error}
+    for name, side in (("by_query_source", QUERY), ("by_key_source", KEY)):
+        values |= {f"{name}_{layer}": x for layer, x in found.of_sources(side).items()}
+    return values | where(found, batch)
+
+
+def where(found: ScoreParts, batch: Batch) -> dict[str, Tensor]:
+    """Which tokens query and key are: their places in the prompt, and their ids."""
+    columns = found.places + batch.tokens.shape[1] - batch.lengths[:, None]
+    return {"places": found.places, "ids": batch.tokens.gather(1, columns)}
+
+
+def ends(rows: Mapping[str, Tensor], text: Text) -> dict[str, object]:
+    """The coordinates of a result that say which tokens query and key are."""
+    coords: dict[str, object] = {}
+    for at, name in ((QUERY, "query"), (KEY, "key")):
+        coords[name] = (("prompt",), rows["places"][:, at].tolist())
+        coords[f"{name}_token"] = (("prompt",), text.words(rows["ids"][:, at].cpu().numpy()))
+    return coords
+
+
+def sides_of(config: ModelConfig, layer: int, *, heads: bool) -> dict[str, list[str]]:
+    """The names of the parts on both sides of a score."""
+    parts = labels_before_attention(config, layer, "head" if heads else "sublayer")
+    return {f"{name}_part": [*parts, str(Part(f"{name[0]}_bias", layer))] for name in ("query", "key")}
+
+
+def _finish(
+    merged: Partial, head: tuple[int, int], asked: AttentionAttribution, config: ModelConfig, text: Text
+) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    rows, (layer, _) = merged.rows, head
+    values: dict[str, tuple[Sequence[str], Tensor]] = {
+        "value": (("prompt", "query_part", "key_part"), rows["pairs"]),
+        "total": (("prompt",), rows["total"]),
+        "position": (("prompt",), rows["position"]),
+    }
+    for name in ("by_query_source", "by_key_source") if asked.by == "source" else ():
+        found = [rows.get(f"{name}_{i}") for i in range(layer)]
+        none = torch.full_like(next(one for one in found if one is not None), torch.nan)
+        every = torch.stack([none if one is None else one for one in found], 1)
+        values[name] = (("prompt", "layer", "head", "source"), every)
+    cap = config.attn_softcap
+    return labelled(
+        asked.name,
+        values,
+        coords={**sides_of(config, layer, heads=asked.by != "part"), **ends(rows, text)},
+        units="score",
+        attrs={
+            "part": str(Part("head", *head)),
+            "by": asked.by,
+            "score": "as the softmax gets it" if cap is None else f"before the soft cap of {cap:g}",
+            "completeness_error": float(rows["error"].max()),
+        },
+    )

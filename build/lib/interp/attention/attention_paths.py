@@ -1,0 +1,182 @@
+"""The way that an attention score came about: the pairs of parts that make most of it, and what their heads had read.
+
+An induction circuit reads off as a path: head B attends from i to j because head A moved token j - 1 to j, and what it
+wrote there meets the embedding at i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.attention.attention_attribution import sides_of
+from interp.attention.score_parts import KEY, QUERY, Position, ScoreParts, as_head, rows_of, score_parts
+from interp.core.boundary import public
+from interp.core.results import labelled
+from interp.core.stats import Partial, Rows
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Named, Part
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+NONE = -1
+"""The source of what is no head."""
+
+
+@dataclass(frozen=True)
+class AttentionPaths(Question):
+    """The largest pairs of a head's score, and what their heads had read; `attention_paths` describes the result."""
+
+    head: Named
+    """The head whose score is followed back."""
+    key: Position
+    """Which token of each prompt is looked at, one number or one for each, negative from its end."""
+    query: Position = -1
+    """Which token looks."""
+    top: int = 10
+    """How many pairs are listed."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A pass of its own, whose stream is read at the query and the key, and its earlier heads by source."""
+        config = model.transformer.config
+        head = as_head(self.head, config)
+        names = sides_of(config, head[0], heads=True)
+        most = len(names["query_part"]) * len(names["key_part"])
+        if isinstance(self.top, bool) or self.top < 1:
+            raise ValueError(f"top must be at least one pair of parts, got {self.top!r}")
+        compute = partial(_compute, head=head, asked=self, top=min(self.top, most))
+        finish = partial(_finish, head=head, name=self.name, config=config)
+        rows = rows_of(self.query, self.key)
+        return Analysis(self.name, compute, Rows, finish, left=True, rows=rows, held="query or key positions")
+
+
+@public()
+def attention_paths(
+    model: Model,
+    data: DataSource | Data,
+    head: Named,
+    *,
+    key: Position,
+    query: Position = -1,
+    top: int = 10,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The pairs of parts that make most of a head's attention score, with the tokens that their heads had read.
+
+    Returns Dataset[prompt, rank], the pairs of the largest absolute value first: `value`, in units of the score;
+    `share`, that over the prompt's score (shares of all pairs sum to 1, with positions that add to scores to less; they
+    may be negative, or above 1); `query_part` and `key_part`; for parts that are heads `query_source` and `key_source`,
+    the token from which they moved most of what the pair adds, and `query_moved` and `key_moved`, that token's part of
+    the pair's value (-1 and NaN for parts that are no heads, and for heads that move no tokens). `path` says all of it:
+    `embed@12 x L0H1@6<5` is the embedding at the query, token 12, times what L0H1 had moved to the key, token 6, from
+    token 5. With the head's name it reads: it attends from 12 to 6 because L0H1 moved token 5 to 6.
+    The prompts' own numbers are `total`, the score; tokens are numbered from the prompt's first.
+    Parts, positions, soft caps and errors: as in `attention_attribution` with `by="head"`; all pairs are summed and
+    checked, whatever `top` is. It goes two steps back: what made the earlier heads look there is their own score,
+    which the same question asks.
+
+    Example:
+        >>> found = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
+        >>> found.share.dims
+        ('prompt', 'rank')
+    """
+    question = AttentionPaths(head, key, query, top)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, head: tuple[int, int], asked: AttentionPaths, top: int
+) -> Mapping[str, Tensor]:
+    found = score_parts(model, batch, head, asked.query, asked.key, "source")
+    pairs = found.pairs
+    chosen = pairs.abs().flatten(1).topk(top).indices
+    sides = torch.stack((chosen // pairs.shape[2], chosen % pairs.shape[2]), 1)
+    values: dict[str, Tensor] = {"value": pairs.flatten(1).gather(1, chosen), "parts": sides}
+    for name, side in (("query", QUERY), ("key", KEY)):
+        values[f"{name}_source"], values[f"{name}_moved"] = _moved(found, sides, side)
+    return values | {"total": found.total, "error": found.error, "places": found.places}
+
+
+def _moved(
+    found: ScoreParts, pairs: Int[Tensor, "b two n"], side: int
+) -> tuple[Int[Tensor, "b n"], Float[Tensor, "b n"]]:
+    """The largest source of each pair's part on one side, and what it adds; -1 and NaN where there is none."""
+    other = (found.key, found.query)[side]
+    rows = torch.arange(len(other), device=other.device)[:, None]
+    against = other[rows, pairs[:, 1 - side]]
+    source = torch.full_like(pairs[:, side], NONE)
+    moved = torch.full_like(against[..., 0], torch.nan)
+    for layer, vectors in found.sources.items():
+        first = found.parts.index(str(Part("head", layer, 0)))
+        head = pairs[:, side] - first
+        here = (head >= 0) & (head < vectors.shape[2])
+        each = einsum(
+            vectors[side][rows, head.clamp(0, vectors.shape[2] - 1)], against, "b n k e, b n e -> b n k"
+        )
+        largest = each.abs().argmax(-1)
+        source = torch.where(here, largest, source)
+        moved = torch.where(here, each.gather(-1, largest[..., None])[..., 0], moved)
+    return source, moved
+
+
+def _finish(merged: Partial, head: tuple[int, int], name: str, config: ModelConfig) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    rows, cells = merged.rows, ("prompt", "rank")
+    names = {
+        dim: np.array(parts, dtype=object) for dim, parts in sides_of(config, head[0], heads=True).items()
+    }
+    parts = {dim: names[dim][rows["parts"][:, at].cpu().numpy()] for at, dim in enumerate(names)}
+    found = labelled(
+        name,
+        {
+            "value": (cells, rows["value"]),
+            "share": (cells, rows["value"] / rows["total"][:, None]),
+            **{
+                each: (cells, rows[each])
+                for each in ("query_source", "query_moved", "key_source", "key_moved")
+            },
+            "total": (("prompt",), rows["total"]),
+        },
+        units={"value": "score", "query_moved": "score", "key_moved": "score", "total": "score"},
+        attrs={"part": str(Part("head", *head)), "completeness_error": float(rows["error"].max())},
+    )
+    texts = {dim: (cells, each) for dim, each in parts.items()}
+    return found.assign(texts | {"path": (cells, _paths(rows, parts))})
+
+
+def _paths(rows: Mapping[str, Tensor], parts: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Every pair in words: part, token, and for heads the token that it was moved from."""
+    ends = []
+    for at, side in enumerate(("query", "key")):
+        places, sources = rows["places"][:, at].tolist(), rows[f"{side}_source"].tolist()
+        ends.append(
+            [
+                [
+                    f"{part}@{place}" + (f"<{source}" if source != NONE else "")
+                    for part, source in zip(*row, strict=True)
+                ]
+                for place, *row in zip(places, parts[f"{side}_part"], sources, strict=True)
+            ]
+        )
+    pairs = [[f"{query} x {key}" for query, key in zip(*row, strict=True)] for row in zip(*ends, strict=True)]
+    return np.array(pairs, dtype=object)

@@ -1,0 +1,272 @@
+"""How sharp attention is: entropy per head, and how it and the largest weight change with the number of keys.
+
+With scores in [m, M] and n visible keys every weight lies in [exp(-(M - m)) / n, exp(M - m) / n], so bounded scores
+mean attention that spreads with length (Veličković et al. 2024, "softmax is not enough"). Scores here are what enters
+the softmax, scale, bias and soft cap included; what a mixer does to the weights after its softmax is not in the
+numbers. Each query is reduced to four numbers where its scores arise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.attention.heads import head_names
+from interp.core.boundary import public
+from interp.core.patterns import entropy
+from interp.core.results import Score, scored
+from interp.core.stats import FEWEST, FEWEST_MASSES, MaskedMeans, Moments, Partial, over, wide
+from interp.core.temperature import log_n_factor
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+ROW = ("max_weight", "entropy", "gap", "keys")
+"""What `row_numbers` gives, in order."""
+HEAD = ("layer", "head")
+UNITS = {"entropy": "nats", "gap": "score", "relative": "share of log n"}
+"""Units of the scores; the others are attention mass."""
+BOUNDS = ("upper", "lower")
+"""Exponentials of a row's gap: their means have no interval that a few texts could give."""
+AFTER_SCORES = ("attn.hook_first_pattern", "attn.hook_pattern_1", "attn.hook_pattern_2", "attn.hook_pattern")
+"""Sites of the weights that the scores become; the numbers here are read off the scores."""
+
+
+@dataclass(frozen=True)
+class AttentionEntropy(Question):
+    """How widely every head spreads its attention; `attention_entropy` describes the result."""
+
+    train_length: int | None = None
+    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Four numbers of every query, and their means by head."""
+        reads = _reads(model.transformer, self.train_length)
+        finish = partial(_finish_heads, config=model.transformer.config, asked=self)
+        return Analysis(self.name, partial(_by_head, reads=reads), MaskedMeans, finish, reads)
+
+
+@dataclass(frozen=True)
+class Dispersion(Question):
+    """How every head's attention spreads with the number of visible keys; `dispersion` describes the result."""
+
+    train_length: int | None = None
+    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Four numbers of every query, and their means by head and number of keys."""
+        reads = _reads(model.transformer, self.train_length)
+        finish = partial(_finish_keys, config=model.transformer.config, asked=self)
+        return Analysis(self.name, partial(_by_keys, reads=reads), MaskedMeans, finish, reads)
+
+
+@public()
+def attention_entropy(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    train_length: int | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The entropy of every head's attention, in nats and as a share of what even attention would have.
+
+    Returns Dataset[layer, head, score]: `value`, a mean over texts with the ends `low` and `high` of its 95 % interval,
+    `n` and the coordinate `unit`. Scores: `entropy`, H_i = -sum_j a_ij log a_ij in nats, the mean over queries (0 log 0
+    = 0; the first causal row counts, with 0); `relative`, the mean of H_i / log n_i over the queries that see n_i >= 2
+    keys (i + 1 in causal rows without a window); its `null` is 1, even attention; `max_weight`, the mean of the largest
+    weight.
+    train_length: m; the scores of every query are multiplied by log(n_i) / log(m) before the softmax, to show what
+    log-n scaling would make of them. The passes themselves are not scaled.
+    Padding never counts. Attention sinks are left out: the weights are those among tokens, brought to sum 1. Attention
+    to an encoder's memory is not looked at.
+    Errors: ValueError for packed rows, texts of a single token, a train_length below 2, and for edits of patterns,
+    which come after the scores.
+
+    Example:
+        >>> attention_entropy(model, prompt).value.sel(layer=0, head=1, score="relative").dims
+        ()
+    """
+    question = AttentionEntropy(train_length)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def dispersion(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    train_length: int | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How every head's attention spreads with the number of visible keys n.
+
+    Returns Dataset[layer, head, n_keys, score]: `value`, means over texts of means over the queries that see n keys,
+    with the ends `low` and `high` of the 95 % interval (NaN for fewer than three texts), `n`, the texts with such a
+    query, and the coordinate `unit`. Scores: `max_weight`; `entropy` in nats; `gap`, delta = largest minus smallest
+    score of the query; `upper`, min(1, exp(delta) / n), and `lower`, exp(-delta) / n, between which every weight lies,
+    without an interval (few texts decide such exponentials: Student's t held their mean 66 to 84 times in 100).
+    `null` is even attention: log n for the entropy, no gap, 1 / n for the others. Source: Veličković et al. 2024, the
+    lemma on bounded logits (temperature 1 here: it is in the scores); log n - H <= delta follows from it.
+    train_length, padding, sinks: as in `attention_entropy`.
+    Caveat: in causal models n is also the position; what changes with it may be the text. Encoders see their whole
+    text, so there n is its length. Errors: as in `attention_entropy`.
+
+    Example:
+        >>> dispersion(model, prompt).value.sel(layer=0, head=0, n_keys=1, score="max_weight").item()
+        1.0
+    """
+    question = Dispersion(train_length)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def row_numbers(
+    scores_bhqk: Float[Tensor, "b h q k"], train_length: int | None = None
+) -> Float[Tensor, "b h q 4"]:
+    """Largest weight, entropy in nats, largest minus smallest score, and number of visible keys, of every query.
+
+    Hidden keys have the score -inf. NaN, and 0 keys, for a query that sees nothing.
+
+    Example:
+        >>> row_numbers(torch.tensor([[[[0.0, 0.0, -torch.inf]]]]))[0, 0, 0].tolist()
+        [0.5, 0.6931471824645996, 0.0, 2.0]
+    """
+    scores = wide(scores_bhqk)
+    seen = scores > -torch.inf
+    keys = seen.sum(-1, keepdim=True).to(scores.dtype)
+    if train_length is not None:
+        scores = torch.where(seen, scores * log_n_factor(keys, train_length), scores)
+    weights = scores.softmax(-1)
+    gap = scores.amax(-1) - scores.masked_fill(~seen, torch.inf).amin(-1)
+    keys = keys[..., 0]
+    numbers = torch.stack((weights.amax(-1), entropy(weights), gap, keys), -1)
+    blind = (keys == 0)[..., None] & torch.tensor([True, True, True, False], device=keys.device)
+    return numbers.masked_fill(blind, torch.nan)
+
+
+def _reads(model: Transformer, train_length: int | None) -> tuple[Read, ...]:
+    log_n_factor(torch.ones(1), 2 if train_length is None else train_length)  # refuses what has no logarithm
+    for edit in model.edits:
+        if edit.site.endswith(AFTER_SCORES):
+            raise ValueError(
+                f"attention here is the softmax of the scores, which the edit of {edit.name} comes after: "
+                "edit the scores, queries or keys"
+            )
+    via = partial(row_numbers, train_length=train_length)
+    layers = range(model.config.n_layers)
+    return tuple(Read(f"blocks.{layer}.attn.hook_attn_scores", via) for layer in layers)
+
+
+def _rows(trace: Trace, batch: Batch, reads: tuple[Read, ...]) -> tuple[Tensor, Tensor]:
+    """The four numbers of every query `[4 b l h q]`, NaN at padding, and the number of its keys `[b l h q]`."""
+    if batch.documents is not None:
+        raise ValueError("attention entropy and dispersion require one text per row, got a packed batch")
+    if int(batch.lengths.min()) < 2:
+        raise ValueError(
+            "attention over keys requires rows of at least two tokens, got one of a single token"
+        )
+    found = torch.stack([trace[read] for read in reads], 1)
+    found = found.masked_fill(~batch.real.to(found.device)[:, None, None, :, None], torch.nan)
+    return found.movedim(-1, 0), found[..., -1].nan_to_num(0.0).long()
+
+
+def _by_head(trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read, ...]) -> Mapping[str, Tensor]:
+    (weight, spread, _, _), keys = _rows(trace, batch, reads)
+    several = keys > 1
+    relative = torch.where(several, spread / keys.clamp_min(2).to(spread).log(), torch.nan)
+    return {
+        "entropy": spread.nanmean(-1), "relative": relative.nanmean(-1), "max_weight": weight.nanmean(-1)
+    }  # fmt: skip
+
+
+def _by_keys(trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read, ...]) -> Mapping[str, Tensor]:
+    (weight, spread, gap, n), keys = _rows(trace, batch, reads)
+    upper, lower = (gap.exp() / n).clamp_max(1.0), (-gap).exp() / n
+    values = {"max_weight": weight, "entropy": spread, "gap": gap, "upper": upper, "lower": lower}
+    counts = torch.zeros(*keys.shape[:-1], keys.shape[-1] + 1, dtype=torch.double, device=keys.device)
+    counts = counts.scatter_add(-1, keys, (keys > 0).double())
+
+    def mean(each: Float[Tensor, "b l h q"]) -> Float[Tensor, "b l h n"]:
+        known = each.masked_fill(keys == 0, 0.0).double()
+        return (torch.zeros_like(counts).scatter_add(-1, keys, known) / counts)[..., 1:]
+
+    return {name: mean(each) for name, each in values.items()}
+
+
+def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy) -> xr.Dataset:
+    assert isinstance(merged, MaskedMeans)
+    nulls = {"relative": 1.0}
+    scores = {
+        name: Score.of(moments, UNITS.get(name, "attention mass"), nulls.get(name, torch.nan))
+        for name, moments in merged.moments.items()
+    }
+    attrs = _attrs(merged, asked.train_length) | {"null": "relative: 1 for even attention"}
+    return scored(asked.name, scores, HEAD, coords=_coords(config), attrs=attrs)
+
+
+def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.Dataset:
+    assert isinstance(merged, MaskedMeans)
+    longest = max(int(moments.count().amax((0, 1)).nonzero()[-1]) + 1 for moments in merged.moments.values())
+    n_keys = torch.arange(1, longest + 1)
+    scores = {
+        name: _up_to(longest, name, moments, _even(name, n_keys)) for name, moments in merged.moments.items()
+    }
+    coords = {**_coords(config), "n_keys": n_keys.tolist()}
+    attrs = _attrs(merged, asked.train_length) | {
+        "null": "even attention: log n, no gap, 1 / n",
+        "interval": f"{over('texts')}, of entropy and max_weight from {FEWEST_MASSES} on",
+    }
+    return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
+
+
+def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"]) -> Score:
+    """One number by keys, NaN where no text has a query that sees so many."""
+    fewest = FEWEST if name == "gap" else FEWEST_MASSES
+    low, high = (end[..., :longest] for end in moments.interval(fewest=fewest))
+    if name in BOUNDS:
+        low = high = torch.full_like(low, torch.nan)
+    count = moments.count()[..., :longest]
+    value = moments.mean[..., :longest].masked_fill(count == 0, torch.nan)
+    unit = UNITS.get(name, "attention mass")
+    return Score(value, low, high, count, null.to(value).expand_as(value), unit)
+
+
+def _even(name: str, n_keys: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+    """What even attention over n keys has."""
+    n = n_keys.double()
+    return {"entropy": n.log(), "gap": torch.zeros_like(n)}.get(name, 1 / n)
+
+
+def _coords(config: ModelConfig) -> dict[str, object]:
+    layers, heads = range(config.n_layers), range(config.n_heads)
+    return {"layer": layers, "head": heads, "part": (HEAD, head_names(config))}
+
+
+def _attrs(merged: MaskedMeans, train_length: int | None) -> dict[str, str | int]:
+    scaled = "none" if train_length is None else f"log(n) / log({train_length})"
+    rows = next(iter(merged.moments.values())).n
+    return {
+        "rows": rows,
+        "factor": scaled,
+        "interval": "95 % over texts",
+        "softmax": "among tokens, sinks left out",
+    }

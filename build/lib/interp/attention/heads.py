@@ -1,0 +1,749 @@
+"""What every head does, in one table: where it looks on repeated tokens, what it copies, whom it names, and a label.
+
+Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et al. 2023 for successors. Every pattern
+is reduced where it arises and dies with its layer.
+
+Rows of mixers whose weights may be negative and sum to anything (differential, lightning, pooling; a norm takes their
+size away) count as shares, so that scores of attention mass compare. At the end of indirect-object sentences ("When
+Mary and John went to the store, John gave a drink to", followed by the name that occurs once) name movers look at the
+receiver and write it, S-inhibition heads at the giver's second mention. A label counts when its scores stand clear of
+chance, and the most specific one is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from einops import reduce
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.attention.labels import confidences, labels
+from interp.core.boundary import public, shape_text
+from interp.core.patterns import SCORES, copy_scores, distance_kernel, even_attention, pattern_scores
+from interp.core.results import Score, labelled, scored
+from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
+from interp.data.batch import Batch, Prompts, Text
+from interp.data.stream import prompt_source
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Part
+from interp.model.sites import EMBEDDING_SITES
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Alone, Analysis, Askable, Question
+from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
+from interp.passes.observe import Model, Studied, Subject
+from interp.residual.attribution import Attribute, attribution
+from interp.residual.decomposition import IncompleteSumError, not_linear
+from interp.runs.run import answered, reduced_over, run
+from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
+from interp.tasks.indirect_objects import A_DRAW
+from interp.weights.copying import (
+    RandomHeads,
+    chance_copying,
+    copying_scores,
+    eigenvalue_scores,
+    random_copying,
+)
+from interp.weights.head_circuits import HeadCircuits
+from interp.weights.random_heads import random_heads
+from interp.weights.successor import known_sequences, successor_hits
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+NO_SHARES = "weights that are no shares count as a_ij / sum_j |a_ij|"
+"""What results say of `without_shares`."""
+
+
+def signed_shares(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
+    """a_ij / sum_j |a_ij|: the part of all that a query weighs, negative where it is subtracted; in [-1, 1].
+
+    Shares stay what they are (but attention of a row with a sink is brought to sum 1). A row of zeros stays that.
+    """
+    values = wide(rows)
+    total = values.abs().sum(-1, keepdim=True)
+    return values / total.masked_fill(total == 0, 1)
+
+
+def without_shares(config: ModelConfig) -> tuple[int, ...]:
+    """The layers whose weights may be negative or sum to anything."""
+    return tuple(layer for layer in with_pattern(config) if not config.mixers[layer].traits.distribution)
+
+
+def with_pattern(config: ModelConfig) -> tuple[int, ...]:
+    """The layers whose heads have an attention pattern; others mix positions by a state or a convolution."""
+    return tuple(layer for layer, mixer in enumerate(config.mixers) if mixer.traits.patterned)
+
+
+def in_every_layer(found: Float[Tensor, "b k *rest"], config: ModelConfig) -> Float[Tensor, "b l *rest"]:
+    """What was found of the layers with a pattern, with zeros for the others."""
+    layers = with_pattern(config)
+    if len(layers) == config.n_layers:
+        return found
+    every = found.new_zeros(len(found), config.n_layers, *found.shape[2:])
+    every[:, list(layers)] = found
+    return every
+
+
+def without_pattern(config: ModelConfig) -> Bool[Tensor, "l 1"]:
+    """Whether a layer has no pattern, so that what is said of its attention is NaN."""
+    return torch.tensor([[not mixer.traits.patterned] for mixer in config.mixers])
+
+
+def last_attention(config: ModelConfig, layer: int) -> Read:
+    """What the last query of a layer pays to each key `[b h k]`, as signed shares where weights are no shares."""
+    via = _last_shares if layer in without_shares(config) else _last
+    return Read(f"blocks.{layer}.attn.hook_pattern", via)
+
+
+def _last(pattern_bhqk: Tensor) -> Tensor:
+    return pattern_bhqk[:, :, -1]
+
+
+def _last_shares(pattern_bhqk: Tensor) -> Tensor:
+    return signed_shares(pattern_bhqk[:, :, -1])
+
+
+MENTIONS = ("receiver", "first_giver", "giver")
+"""The names of a sentence: the one that occurs once, and the first and second mention of the other."""
+
+
+def name_attention(config: ModelConfig) -> Analysis:
+    """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
+    return Analysis(
+        name="name_attention",
+        reads=_last_rows(config),
+        compute=_name_masses,
+        reduction=Rows,
+        finish=partial(_name_table, config=config),
+    )
+
+
+def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
+    """Where each row of a batch mentions the names, in the order of `MENTIONS`.
+
+    Errors: ValueError for rows that do not end in the last column, or do not contain both names.
+    """
+    if batch.answer is None or batch.wrong is None or batch.documents is not None:
+        raise ValueError("name scores require batches of one text per row with both names as answers")
+    keep = batch.real
+    receiver, giver = (keep & (batch.tokens == name[:, None]) for name in (batch.answer, batch.wrong))
+    if not bool((receiver.any(1) & giver.any(1) & keep[:, -1]).all()):
+        raise ValueError("name scores require rows that contain both names and end in the last column")
+    count = giver.cumsum(1)
+    return torch.stack((receiver, giver & (count == 1), giver & (count == count[:, -1:])), 1)
+
+
+def sentence_scores(
+    model: Subject,
+    sentences: tuple[Batch, Batch],
+    batch_size: int,
+    *,
+    direct: bool = True,
+    summed: bool = True,
+) -> dict[str, tuple[Moments, Tensor]]:
+    """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
+
+    to_receiver and to_giver are attention from the last token, to the receiver and to the giver's second mention. Null
+    of the first: attention to the giver's first mention, which stands in the same places as often. Null of the second:
+    attention to the same place where it holds a name not mentioned before.
+    name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
+    and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
+    null is that of to_giver. Both are left out where logits are not linear in the stream, and with `direct=False`.
+    summed: with all other parts, what heads write must sum to the logits; it does not for `random_heads`.
+    Weights that are no shares (differential attention) count as `signed_shares`.
+    """
+    said, unsaid = sentences
+    config = model.transformer.config
+    names = name_attention(config)
+    direct = direct and not_linear(config) is None and config.d_vocab_out is None
+    effects = Attribute(parts="head") if summed else attribution(config, "head", summed=False)
+    asked: list[Askable] = [replace(names, last_only=True), effects] if direct else [names]
+    sources = [
+        prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
+    ]
+    found = run(asked, model, sources[0])
+    other = run([names], model, sources[1])["name_attention"]
+    receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
+    unmentioned = torch.from_numpy(other["giver"].values).mean(0)
+    scores = {
+        "to_receiver": (_over_draws(receiver), first.mean(0)),
+        "to_giver": (_over_draws(giver), unmentioned),
+    }
+    if direct:
+        effect = _direct_effects(found["attribute"], config)
+        largest = effect.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        share = effect.abs() / largest
+        scores["name_mover"] = (_over_draws(effect), torch.zeros_like(unmentioned))
+        scores["s_inhibition"] = (_over_draws(giver * (1 - share)), unmentioned)
+    return scores
+
+
+def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
+    """The moments over draws: their sentences share names and frame, so that they are no independent examples."""
+    return Moments.of(reduce(rows, "(draw four) l h -> draw l h", "mean", four=A_DRAW))
+
+
+def _last_rows(config: ModelConfig) -> tuple[Read, ...]:
+    return tuple(last_attention(config, layer) for layer in with_pattern(config))
+
+
+def _name_masses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """Attention of the last query `[b l h]` to each name."""
+    masks = mention_masks(batch)
+    rows = torch.stack([trace[read] for read in _last_rows(model.config)], 1).to(torch.float64)
+    rows = in_every_layer(rows, model.config)
+    return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
+
+
+def _name_table(merged: Partial, config: ModelConfig) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    return labelled(
+        "name_attention",
+        {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},
+        coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
+        units="attention mass from the last position",
+    )
+
+
+def _direct_effects(result: xr.Dataset, config: ModelConfig) -> Float[Tensor, "b l h"]:
+    """What each head adds to the logit difference of each sentence."""
+    names = [str(Part("head", layer, h)) for layer in range(config.n_layers) for h in range(config.n_heads)]
+    values = torch.from_numpy(result.value.sel(part=names).values).double()
+    return values.unflatten(1, (config.n_layers, config.n_heads))
+
+
+REPEATS = RepeatedTokens()
+"""What heads are asked about unless told otherwise, beside `SHORT_SENTENCES`."""
+HEAD = ("layer", "head")
+BY_PATTERN = (*SCORES, "peak_distance", "to_receiver", "to_giver", "s_inhibition")
+"""The scores that say where heads look."""
+MASS = "attention mass"
+TO_VALUES = ("ln1.hook_scale", "ln1.hook_normalized", "hook_v_input", "attn.hook_v")
+"""Sites between the stream and the values of a block's heads."""
+SILENT = ("hook_pos_embed", "hook_type_embed")
+"""Embeddings that are no part of what a vocabulary entry puts on the stream."""
+
+
+@dataclass(frozen=True)
+class Heads(Question):
+    """What every head does on repeated tokens, in sentences, and by its weights; `heads` describes the result."""
+
+    data: RepeatedTokens | Prompts = REPEATS
+    """The rows of repeated random tokens, or rows of your own."""
+    sentences: IndirectObjects | None = SHORT_SENTENCES
+    """The sentences about names; None = none."""
+    batch_size: int = 32
+    """Rows of one pass."""
+    copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None
+    """Of rows of your own: which earlier tokens each token repeats; None = those with the same id."""
+    random: int = 0
+    """How many random heads stand beside each head, for `p`; every one is another pass over everything."""
+
+    def asked(self, model: Subject) -> Alone:
+        """Passes over the rows, and the weights."""
+        _check(model.transformer.config, self.data)
+        random_heads(model.transformer, self.random)  # refuses what it cannot do
+        if isinstance(self.data, RepeatedTokens) and self.copies is not None:
+            raise ValueError(
+                "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
+            )
+        return Alone(self.name, partial(_heads, model, self))
+
+
+@dataclass(frozen=True)
+class AttentionKernel(Question):
+    """How each head's attention falls off with distance; `attention_kernel` describes the result."""
+
+    data: RepeatedTokens = REPEATS
+    """The rows of repeated random tokens."""
+    batch_size: int = 32
+    """Rows of one pass."""
+
+    def asked(self, model: Subject) -> Alone:
+        """A pass over rows of its own making."""
+        _check(model.transformer.config, self.data)
+        return Alone(self.name, partial(_kernel, model, self))
+
+
+@public()
+def heads(
+    model: Model,
+    data: RepeatedTokens | Prompts = REPEATS,
+    *,
+    copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None,
+    sentences: IndirectObjects | None = SHORT_SENTENCES,
+    random: int = 0,
+    edits: Sequence[Edit] = (),
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
+
+    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
+    `null` (a level to compare with), `p` (two-sided, against random heads), `n`, and the coordinate `unit`;
+    `label`[layer, head], and `confidence`[layer, head, called], how sure each label is: several may hold at once, and
+    the first that does is the `label`. Scores:
+    On repeated random tokens, in [0, 1]: `previous_token`, `current_token`, `first_token` (mean attention there),
+    `duplicate_token` and `induction` (sum over all earlier copies, or what followed them, over the queries that have
+    one: the prefix-matching score), `local` (the last 5 tokens), `entropy` (H_i / log(i + 1)); null: attention spread
+    evenly over what the layer may see. Where weights may be negative or sum to anything (differential, lightning,
+    pooling) they count as shares of all that a query weighs, a_ij / sum_j |a_ij|, scores lie in [-1, 1], `entropy` is
+    NaN, and attrs `no_shares` names the layers. `peak_distance`: how far back `attention_kernel` is largest, in tokens.
+    `copying`: of what a head raises when it attends to a token, the token's own part (Olsson et al. 2022, -1 to 1;
+    chance is about -0.86). `copying_weights`: the same from the weights, by eigenvalues (exact: its interval is itself,
+    n = 0; chance is the mean of random heads). `successor`: share of items (numbers, months, letters, ...) that the
+    weights map to the next one.
+    On indirect-object sentences: `to_receiver`, `to_giver`, `name_mover` (logits), `s_inhibition`.
+    Layers that mix positions without attention (a state, a convolution) are NaN in all that says where heads look, and
+    attrs `no_pattern` names them.
+    Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
+    random: so many models whose heads are random (`interp.weights.random_heads`: turned weights on this model's own
+    streams) are asked the same, and `p` is how often a random head of the same layer is as far out, among n = `random`
+    times its heads: at least 2 / (n + 1), and calibrated on models that nobody trained (`docs/intervals.md`). The null
+    is a head without purpose, not even attention, from which every head departs. Each costs what the heads' own scores
+    cost. NaN for `peak_distance`, and without `random`, but for `copying_weights`, which has its p always.
+    data: rows of repeated random tokens, or prompts of your own. Of these, `duplicate_token` and `induction` are means
+    over the tokens that repeat an earlier one, as `copies` of the batch says `[b q k]` (keys before the query; None:
+    the same id); rows without any do not count, and there is no `copying` and no `peak_distance`.
+    edits: everything is measured in the edited model. What is read off weights (`copying`, `copying_weights`,
+    `successor`) is NaN for a head whose values or output are edited, and the last two are absent where embeddings or
+    the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all that writes the stream.
+    Caveat: attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
+    Errors: ValueError if the rows do not fit the context, the model is not causal or no layer has a pattern; with
+    `random`, under edits and for heads that read the stream otherwise than by queries, keys and values.
+
+    Example:
+        >>> table = interp.heads(model)
+        >>> table.label.sel(layer=1).values
+        >>> interp.frame(table).query("score == 'induction'").nlargest(3, "value")
+    """
+    return answered(Heads(data, sentences, batch_size, copies, random), model, edits=edits)
+
+
+@public()
+def attention_kernel(
+    model: Model, data: RepeatedTokens = REPEATS, *, edits: Sequence[Edit] = (), batch_size: int = 32
+) -> xr.Dataset:
+    """How each head's attention falls off with distance on random tokens, before anything repeats at that distance.
+
+    Returns Dataset[layer, head, distance]: `value`, the mean attention to the token `distance` before the query, over
+    the queries that have one besides BOS, with `low` and `high` (95 % over rows), `n`, and `null`, that of attention
+    spread evenly over what the layer may see. Distances end 2 short of the period.
+    Errors: as in `heads`.
+
+    Example:
+        >>> interp.attention.attention_kernel(model).value.sel(layer=0, head=1, distance=1)
+    """
+    return answered(AttentionKernel(data, batch_size), model, edits=edits)
+
+
+def _check(config: ModelConfig, data: RepeatedTokens | Prompts) -> None:
+    if not config.causal:
+        raise ValueError("head scores on repeats require a causal model")
+    if not with_pattern(config):
+        why = (
+            config.block.why_not("blocks.0.attn.hook_pattern") or f"positions are mixed by {config.mixers[0]}"
+        )
+        raise ValueError(
+            f"head scores require an attention pattern, and no layer of this model has one: {why}"
+        )
+    if isinstance(data, RepeatedTokens) and data.length > config.n_ctx:
+        raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
+
+
+def _heads(model: Subject, asked: Heads) -> xr.Dataset:
+    network, config = model.transformer, model.transformer.config
+    scores, attrs, peak = _by_pattern(model, asked)
+    said, why_not = _names(model, asked.sentences, asked.batch_size)
+    weighed, why, random = _of_weights(network, model.text)
+    scores |= said | weighed
+    attrs |= why_not | why
+    scores |= peak
+    unseen = without_pattern(config)
+    if unseen.any():
+        none = unseen[:, 0].nonzero().flatten().tolist()
+        attrs["no_pattern"] = f"layers {', '.join(map(str, none))} mix positions without attention"
+        scores |= {name: _without(scores[name], unseen) for name in BY_PATTERN if name in scores}
+    if other := without_shares(config):
+        attrs["no_shares"] = f"layers {', '.join(map(str, other))}: {NO_SHARES}"
+        layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
+        layers[list(other)] = True
+        scores["entropy"] = _without(scores["entropy"], layers)
+    p = _beside_random(model, asked)
+    p = {name: two_sided_p(scores[name].value.cpu(), chance) for name, chance in p.items()}
+    if random is not None:
+        p["copying_weights"] = random.p(scores["copying_weights"].value)
+    missing = torch.full((config.n_layers, config.n_heads), torch.nan, dtype=torch.float64)
+    table = scored(
+        asked.name,
+        scores,
+        HEAD,
+        coords=_coords(config),
+        others={"p": ((*HEAD, "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
+        attrs=attrs,
+    )
+    confidence = confidences(table)
+    return table.assign(label=labels(confidence), confidence=confidence.assign_attrs(unit="probability"))
+
+
+def _beside_random(model: Subject, asked: Heads) -> dict[str, Float[Tensor, "l 1 n"]]:
+    """Every score but the last of all random heads in the place of those of each layer; none are asked for by default.
+
+    What weighs the heads' copying by eigenvalues has random heads of its own, at no pass.
+    """
+    found: dict[str, list[Tensor]] = {}
+    for network in random_heads(model.transformer, asked.random):
+        other = Studied(network, model.text)
+        scores = (
+            _by_pattern(other, asked)[0] | _names(other, asked.sentences, asked.batch_size, summed=False)[0]
+        )
+        if _why_not_copied(network.config) is None:
+            circuits = HeadCircuits(network, folded=True, embedding="effective")
+            scores |= _successors(circuits, model.text)[0]
+        for name, score in scores.items():
+            found.setdefault(name, []).append(score.value.cpu())
+    return {name: torch.stack(values, 1).flatten(1)[:, None] for name, values in found.items()}
+
+
+Found = tuple[dict[str, Score], dict[str, str | int], dict[str, Score]]
+"""Scores of patterns, what the result says of them, and the score that stands last."""
+
+
+def _by_pattern(model: Subject, asked: Heads) -> Found:
+    """What patterns on the rows say: on rows of repeated tokens, or of one's own."""
+    if not isinstance(asked.data, RepeatedTokens):
+        return _on_own_rows(model, asked.data, asked.copies, asked.batch_size)
+    network, config = model.transformer, model.transformer.config
+    moments = _on_repeats(model, asked.data, asked.batch_size)
+    kernel = moments.pop("kernel")
+    even = _even(config, asked.data)
+    scores = {name: Score.of(moments[name], MASS, even[:, i, None]) for i, name in enumerate(SCORES)}
+    if "copying" in moments:
+        copying = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
+        scores["copying"] = _without(copying, rewritten(network))
+    return scores, _attrs(asked.data, kernel.n), {"peak_distance": _peak(kernel, even[:, len(SCORES) :])}
+
+
+def same_token(batch: Batch) -> Bool[Tensor, "b q k"]:
+    """Which earlier tokens each token repeats: those of its row with the same id."""
+    tokens, place = batch.tokens, batch.places
+    return (tokens[:, :, None] == tokens[:, None, :]) & (place[:, None, :] < place[:, :, None])
+
+
+def _on_own_rows(
+    model: Subject, data: Prompts, copies: Callable[[Batch], Tensor] | None, batch_size: int
+) -> Found:
+    """The scores of `SCORES` on any prompts, each beside that of attention spread over what the layer may see."""
+    config = model.transformer.config
+    reads = tuple(Read(f"blocks.{layer}.attn.hook_pattern") for layer in with_pattern(config))
+    analysis = Analysis(
+        "heads", partial(_copied, copies=copies or same_token, reads=reads), MaskedMeans, reads=reads
+    )
+    source = prompt_source(data, model.text, prepend_bos=True, batch_size=batch_size)
+    total = reduced_over(analysis, model, source)
+    assert isinstance(total, MaskedMeans)
+    scores = {
+        name: Score.of(total.moments[name], MASS, total.moments[f"{name}_null"].mean[:, None])
+        for name in SCORES
+    }
+    if not int(scores["induction"].n.max()):
+        raise ValueError("rows in which a token repeats an earlier one are required; no row has any")
+    attrs: dict[str, str | int] = {
+        "rows": total.moments["local"].n, "interval": "95 % over rows",
+        "null": "attention spread evenly over what the layer may see",
+        "no_copying": "asked of rows of your own",
+    }  # fmt: skip
+    return scores, attrs, {}
+
+
+def _copied(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    copies: Callable[[Batch], Bool[Tensor, "b q k"]],
+    reads: Sequence[Read],
+) -> Mapping[str, Tensor]:
+    if batch.documents is not None:
+        raise ValueError("head scores require one text per row, got a packed batch")
+    config, place = model.config, batch.places.masked_fill(~batch.real, -1)
+    repeats, real = copies(batch).to(place.device), batch.real
+    back = place[:, :, None] - place[:, None, :]
+    pairs = real[:, :, None] & real[:, None, :]
+    if (
+        repeats.shape != back.shape
+        or repeats.dtype != torch.bool
+        or bool((repeats & pairs & (back <= 0)).any())
+    ):
+        raise ValueError(
+            f"copies must be True or False for each query and key {shape_text(back.shape)}, and True for earlier keys "
+            f"only, got {repeats.dtype} of shape {shape_text(repeats.shape)}"
+        )
+    repeats = repeats & pairs
+    found = []
+    for layer, read in zip(with_pattern(config), reads, strict=True):
+        pattern = trace[read]
+        signed = layer in without_shares(config)
+        scores = copy_scores(signed_shares(pattern) if signed else pattern, repeats, place)
+        if signed:
+            scores[..., SCORES.index("entropy")] = 0.0  # NaN in the table
+        found.append(scores)
+    windows, chance = _windows(config), {}
+    for window in set(windows):
+        seen = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
+        even = seen.double() / seen.sum(-1, keepdim=True).clamp_min(1)
+        chance[window] = copy_scores(even[:, None], repeats, place)[:, 0]
+    values = in_every_layer(torch.stack(found, 1), config)
+    nulls = torch.stack([chance[window] for window in windows], 1)
+    table = dict(zip(SCORES, values.unbind(-1), strict=True))
+    return table | {f"{name}_null": null for name, null in zip(SCORES, nulls.unbind(-1), strict=True)}
+
+
+def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
+    """The distance at which a head's kernel is largest; a place, so it has no interval."""
+    value, null = kernel.mean.argmax(-1).double(), even.argmax(-1, keepdim=True).double()
+    none = torch.full_like(value, torch.nan)
+    return Score(value, none, none, kernel.count()[..., 0], null.to(value).expand_as(value), "tokens back")
+
+
+def _without(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
+    """The score without the number of some heads, which is NaN."""
+    ends = {name: getattr(score, name) for name in ("value", "low", "high")}
+    return score._replace(**{name: x.masked_fill(heads.to(x.device), torch.nan) for name, x in ends.items()})
+
+
+def _coords(config: ModelConfig) -> dict[str, object]:
+    return {
+        "layer": range(config.n_layers), "head": range(config.n_heads), "part": (HEAD, head_names(config)),
+    }  # fmt: skip
+
+
+def head_names(config: ModelConfig) -> list[list[str]]:
+    """The name of every head, `[layer, head]`."""
+    return [[str(Part("head", layer, h)) for h in range(config.n_heads)] for layer in range(config.n_layers)]
+
+
+def _kernel(model: Subject, asked: AttentionKernel) -> xr.Dataset:
+    config, data = model.transformer.config, asked.data
+    kernel = _on_repeats(model, data, asked.batch_size)["kernel"]
+    null = _even(config, data)[:, None, len(SCORES) :]
+    found = labelled(
+        asked.name,
+        kernel.estimate((*HEAD, "distance"), null=null),
+        coords={**_coords(config), "distance": range(data.farthest + 1)},
+        units=MASS,
+        attrs=_attrs(data, kernel.n),
+    )
+    seen = found.layer.isin(with_pattern(config))
+    return found.assign({name: found[name].where(seen) for name in ("value", "low", "high")})
+
+
+def _attrs(data: RepeatedTokens, rows: int) -> dict[str, str | int]:
+    return {
+        "rows": rows, "period": data.period, "repeats": data.repeats, "seed": data.seed,
+        "interval": "95 % over rows",
+        "null": "attention spread evenly over what the layer may see; copying: Gaussian logits",
+    }  # fmt: skip
+
+
+def _even(config: ModelConfig, data: RepeatedTokens) -> Float[Tensor, "l s"]:
+    """Every score and the kernel of attention that is spread evenly over what each layer may see."""
+    windows = _windows(config)
+    even = {window: _reduced(even_attention(data.length, window), data)[0, 0] for window in set(windows)}
+    return torch.stack([even[window] for window in windows])
+
+
+def _windows(config: ModelConfig) -> list[int | None]:
+    """How far each layer sees; None = all that came before."""
+    return [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
+
+
+def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[str, Moments]:
+    """The moments over rows of every score, and of the kernel, `[layer, head, ...]`."""
+    config = model.transformer.config
+    batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
+    source = prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size)
+    total = reduced_over(head_scores(config, data), model, source)
+    assert isinstance(total, Means)
+    return dict(total.moments)
+
+
+def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
+    """What `heads` and `attention_kernel` read of batches that `data` made; its answer is the moments."""
+    layers, first = with_pattern(config), partial(_sample, n=data.sample)
+    plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
+    vias = [signed if layer in without_shares(config) else plain for layer in layers]
+    patterns = [
+        Read(f"blocks.{layer}.attn.hook_pattern", via) for layer, via in zip(layers, vias, strict=True)
+    ]
+    values = [
+        Read(f"blocks.{layer}.attn.hook_v", first)
+        for layer in range(config.n_layers)
+        if _why_not_copied(config) is None
+    ]
+    return Analysis(
+        name="heads",
+        reads=(*patterns, *values),
+        compute=partial(_compute, patterns=patterns, values=values, data=data),
+        reduction=Means,
+    )
+
+
+def _why_not_copied(config: ModelConfig) -> str | None:
+    """Why heads have no copying scores: no OV circuit, or no unembedding after it; None if they have."""
+    if what := not_linear(config):
+        return f"this model {what}"
+    if config.d_vocab_out is not None:
+        return f"the {config.d_vocab_out} outputs of this model are not its tokens"
+    if all(mixer.traits.additive for mixer in config.mixers):
+        bare = next((layer for layer, mixer in enumerate(config.mixers) if not mixer.traits.values), None)
+        if bare is None:
+            return None
+        why = config.block.why_not(f"blocks.{bare}.attn.W_V") or str(config.mixers[bare])
+        return f"there is no W_V in layer {bare}: {why}"
+    return "a mixer of this model makes no pattern of the values, or clips them"
+
+
+def _reduced(
+    pattern_bhqk: Float[Tensor, "b h q k"], data: RepeatedTokens, *, signed: bool = False
+) -> Float[Tensor, "b h s"]:
+    """Every score of a pattern (of its `signed_shares`) and, after them, its kernel."""
+    pattern_bhqk = signed_shares(pattern_bhqk) if signed else pattern_bhqk
+    kernel = distance_kernel(pattern_bhqk, data.farthest)
+    return torch.cat((pattern_scores(pattern_bhqk, data.period, kernel), kernel), -1)
+
+
+def _sample(v: Float[Tensor, "b p g e"], n: int) -> Float[Tensor, "b s g e"]:
+    """The values of the first tokens after BOS."""
+    return v[:, 1 : 1 + n]
+
+
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    patterns: Sequence[Read],
+    values: Sequence[Read],
+    data: RepeatedTokens,
+) -> Mapping[str, Tensor]:
+    if batch.keep is not None or batch.documents is not None:
+        raise ValueError("head scores require the plain rows of RepeatedTokens, got a padded or packed batch")
+    numbers = in_every_layer(torch.stack([trace[read] for read in patterns], 1), model.config)
+    scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
+    # Weights that are no shares have no entropy: NaN in the table, which a mean over rows would refuse.
+    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = 0.0
+    found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
+    if values:
+        first = batch.tokens[:, 1 : 1 + data.sample]
+        found["copying"] = copying_scores([trace[read] for read in values], first, model)
+    return found
+
+
+def _names(
+    model: Subject, sentences: IndirectObjects | None, batch_size: int, *, summed: bool = True
+) -> tuple[dict[str, Score], dict[str, str | int]]:
+    """The scores on indirect-object sentences, and how many those are; or why there are none."""
+    if sentences is None:
+        return {}, {"no_sentences": "not asked for"}
+    try:
+        batches = sentences.balanced(model.text)
+    except ValueError as cause:
+        return {}, {"no_sentences": str(cause)}
+    reasons: dict[str, str | int] = {"sentences": len(batches[0])}
+    try:
+        found = sentence_scores(model, batches, batch_size, summed=summed)
+    except IncompleteSumError as cause:
+        if not model.transformer.edits:
+            raise
+        reasons["no_name_mover"] = f"under these edits heads are not all that writes the stream: {cause}"
+        found = sentence_scores(model, batches, batch_size, direct=False)
+    units = {"name_mover": "logits"}
+    scores = {
+        name: Score.of(moments, units.get(name, MASS), null.to(moments.mean))
+        for name, (moments, null) in found.items()
+    }
+    return scores, reasons
+
+
+def _of_weights(
+    model: Transformer, text: Text
+) -> tuple[dict[str, Score], dict[str, str | int], RandomHeads | None]:
+    """The scores that are read off the weights, and random heads beside them; or why there are none.
+
+    NaN for heads that edits make do otherwise.
+    """
+    if why := _why_not_copied(model.config):
+        return {}, {"no_copying": why, "no_successor": why}, None
+    if edited := embedding_edits(model):
+        why = f"these scores are read off embeddings and weights, and {', '.join(edited)} is edited"
+        return {}, {"no_copying_weights": why, "no_successor": why}, None
+    circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
+    found, reasons = _successors(circuits, text)
+    others = unlike_weights(model)
+    random = random_copying(circuits, without=others)
+    scores = {
+        "copying_weights": Score.exact(eigenvalue_scores(circuits), "copying score", random.mean),
+        **found,
+    }
+    return {name: _without(score, others) for name, score in scores.items()}, reasons, random
+
+
+def _successors(circuits: HeadCircuits, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
+    """The successor score over the items of all sequences, and which those are; or why there is none.
+
+    Its null is that of a random order of the items: 1 / (n - 1) for a head that maps no item to itself, else less.
+    """
+    try:
+        sequences = known_sequences(text)
+    except ValueError as cause:
+        return {}, {"no_successor": str(cause)}
+    hits = [successor_hits(circuits, ids).cpu() for ids in sequences.values()]
+    chance = float(torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits]).mean())
+    score = Score.of(Moments.of(torch.cat(hits).double()), "share of items", chance, share=True)
+    listed = ", ".join(f"{len(ids)} {name}" for name, ids in sequences.items())
+    return {"successor": score}, {"successor_items": listed}
+
+
+# --- what edits take from the scores that are read off weights ---------------------------------------------------
+
+
+def rewritten(model: Transformer) -> Bool[Tensor, "l h"]:
+    """The heads whose output an edit changes after their values: what they add is not their values' W_O."""
+    return _touched(model, after_pattern())
+
+
+def unlike_weights(model: Transformer) -> Bool[Tensor, "l h"]:
+    """The heads whose OV circuit is not that of the weights: edits change what they read, or what they write."""
+    return _touched(model, (*TO_VALUES, *after_pattern()))
+
+
+def embedding_edits(model: Transformer) -> list[str]:
+    """The edits of what a vocabulary entry puts on the stream: the embeddings, and block 0 outside its attention."""
+    attention = ("attn.", "hook_attn_out", "hook_q_input", "hook_k_input", "hook_v_input", "ln1")
+    found = []
+    for edit in model.edits:
+        inside = layer_of(edit, model) == 0 and not inner_site(edit).startswith(attention)
+        if inside or (edit.site in EMBEDDING_SITES and edit.site not in SILENT):
+            found.append(edit.name)
+    return found
+
+
+def _touched(model: Transformer, names: tuple[str, ...]) -> Bool[Tensor, "l h"]:
+    config = model.config
+    found = torch.zeros(config.n_layers, config.n_heads, dtype=torch.bool)
+    for layer in range(config.n_layers):
+        for edit in edits_at(model, layer, names):
+            found[layer, _heads_of(edit)] = True
+    return found
+
+
+def _heads_of(edit: Edit) -> slice | list[int]:
+    """The heads that an edit names; all of them where it names none."""
+    given = edit.cells.get("h")
+    return slice(None) if given is None else [given] if isinstance(given, int) else list(given)

@@ -1,0 +1,194 @@
+"""One plain word per head, and how sure it is: what a rule asks of the scores, and the most specific one that holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import torch
+
+from interp.core.stats import t95
+
+if TYPE_CHECKING:
+    import xarray as xr
+    from numpy.typing import NDArray
+
+
+NONE = "none"
+"""The label of a head that no rule names."""
+SURE = 0.975
+"""The confidence from which a label is given: the near end of a 95 % interval lies past what the rule requires."""
+
+
+class Cells(NamedTuple):
+    """One score of every head `[layer, head]`: as in the table of `heads`, without its coordinates."""
+
+    value: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    null: NDArray[np.float64]
+    p: NDArray[np.float64]
+    n: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Something that must be true of a head for its label, and how sure it is."""
+
+    score: str
+    """The score that it is about."""
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """All scores that it is read from."""
+        return (self.score,)
+
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+        """How sure it is that it holds `[layer, head]`, from its scores; NaN where they have no interval."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Odds(Evidence):
+    """The odds of a share are at least so many times those of its null: `share / (1 - share)` against chance's.
+
+    So it asks the same of a score whose chance level is a fifth, on short rows, and of one whose is a hundredth.
+    """
+
+    times: float
+
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+        """That of the share that has these odds."""
+        mine = cells[self.score]
+        return sure_above(mine, self.times * mine.null / (1 + (self.times - 1) * mine.null))
+
+
+@dataclass(frozen=True)
+class Beyond(Evidence):
+    """The score lies past its null by at least so much, in its own unit; below it if negative."""
+
+    margin: float
+
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+        """That of the null and the margin."""
+        mine = cells[self.score]
+        return sure_above(mine, mine.null + self.margin, below=self.margin < 0)
+
+
+@dataclass(frozen=True)
+class PartOf(Evidence):
+    """The score is at least such a share of another one (of 1, if there is no other)."""
+
+    share: float
+    whole: str | None = None
+
+    @property
+    def scores(self) -> tuple[str, ...]:
+        """Both."""
+        return (self.score,) if self.whole is None else (self.score, self.whole)
+
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+        """That of the other one's value, whose own error is added to the score's."""
+        if self.whole is None:
+            return sure_above(cells[self.score], self.share)
+        whole = cells[self.whole]
+        width = self.share * (whole.high - whole.value)
+        return sure_above(cells[self.score], self.share * whole.value, more=width)
+
+
+@dataclass(frozen=True)
+class Rare(Evidence):
+    """The score is far out among those of random heads: its `p`, on the side of the sign."""
+
+    sign: int
+
+    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+        """The share of random heads that are less far out, on either side; 0 on the wrong one."""
+        mine = cells[self.score]
+        here = (mine.value - mine.null) * self.sign > 0
+        return np.where(here | np.isnan(mine.value), 1 - mine.p, 0.0)
+
+
+def sure_above(
+    mine: Cells,
+    least: NDArray[np.float64] | float,
+    *,
+    below: bool = False,
+    more: NDArray[np.float64] | float = 0.0,
+) -> NDArray[np.float64]:
+    """How sure it is that a score is at least this (at most: `below`), by Student's t over its rows `[layer, head]`.
+
+    At `SURE` the near end of the 95 % interval is exactly there. more: half-width that comes from `least` itself.
+    """
+    from scipy.special import stdtr
+
+    gap = (least - mine.value) if below else (mine.value - least)
+    half = ((mine.high - mine.value) if below else (mine.value - mine.low)) + more
+    rows = mine.n.clip(min=2)
+    widths = gap / np.where(half > 0, half, np.nan) * t95(torch.from_numpy(rows)).numpy()
+    sure = np.where(half == 0, gap >= 0, stdtr(rows - 1, widths))
+    return np.where(np.isnan(half) | np.isnan(gap), np.nan, sure)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A label and all the evidence it requires."""
+
+    label: str
+    evidence: tuple[Evidence, ...]
+
+
+CLEAR = 5.0
+"""Times the odds of chance at which attention stands clear of it."""
+RULES: tuple[Rule, ...] = (
+    Rule("induction", (Odds("induction", CLEAR),)),
+    Rule("previous token", (Odds("previous_token", CLEAR), PartOf("previous_token", 0.5, "local"))),
+    Rule("duplicate token", (Odds("duplicate_token", CLEAR),)),
+    Rule("current token", (Odds("current_token", CLEAR), PartOf("current_token", 0.5, "local"))),
+    Rule("name mover", (Beyond("name_mover", 0.25), Odds("to_receiver", 1.25))),
+    Rule("s-inhibition", (Odds("s_inhibition", 3.0),)),
+    Rule("successor", (Odds("successor", CLEAR),)),
+    Rule("anti-copying", (Beyond("copying", -0.07), Rare("copying_weights", -1))),
+    Rule("copying", (Beyond("copying", 0.6), Rare("copying_weights", 1))),
+    Rule("first token", (PartOf("first_token", 0.5),)),
+    Rule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
+)
+"""By priority: where a head looks on repeats, what it does in sentences, what its weights do, where it rests."""
+
+
+def confidences(table: xr.Dataset) -> xr.DataArray:
+    """How sure every label is `[layer, head, called]`: the least sure of its evidence; NaN without an interval.
+
+    Several may hold at once: an induction head that copies is both. Rules about scores that the table lacks are NaN.
+    """
+    arrays = {name: table[name].transpose("layer", "head", "score").to_numpy() for name in Cells._fields}
+    cells = {
+        str(score): Cells(**{name: array[..., i] for name, array in arrays.items()})
+        for i, score in enumerate(table["score"].values)
+    }
+    first = table["value"].isel(score=0, drop=True).transpose("layer", "head")
+    found = []
+    for rule in RULES:
+        known = all(name in cells for each in rule.evidence for name in each.scores)
+        sure = [each.confidence(cells) for each in rule.evidence if known]
+        found.append(np.minimum.reduce(sure) if known else np.full(first.shape, np.nan))
+    named = first.expand_dims(called=[rule.label for rule in RULES], axis=-1)
+    return named.copy(data=np.stack(found, -1)).drop_vars(("unit",), errors="ignore")
+
+
+def labels(confidence: xr.DataArray) -> xr.DataArray:
+    """The first label of `RULES` that is sure `[layer, head]`, "none" where that is none of them.
+
+    A label says where a head stands out, not that it does nothing else: see `confidence` for what else holds. What they
+    require: attention on repeats at five times the odds of even attention (a previous or current token: and half of
+    what goes to the last five), on names at 1.25 times the odds of their paired nulls (three times for s-inhibition); a
+    quarter of a logit for names; for copying a third of the way from chance to a perfect copier, or half of the way to
+    a perfect anti-copier, and an eigenvalue score that one random head in forty has; to rest is to give half of all
+    attention.
+    """
+    holds = confidence.transpose("layer", "head", "called").to_numpy() >= SURE
+    names = np.array([*(rule.label for rule in RULES), NONE])
+    first = np.where(holds.any(-1), holds.argmax(-1), len(RULES))
+    return confidence.isel(called=0, drop=True).copy(data=names[first])

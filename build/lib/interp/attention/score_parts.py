@@ -1,0 +1,384 @@
+"""One attention score as a sum over pairs: a part of the stream at the query times a part of the stream at the key.
+
+With the norms at the scales of the pass, query and key of a head are sums over what every part of the model wrote to
+the stream, and a score is their product. This file has the kernel, whose numbers two questions label: which pairs make
+a score (`attention_attribution`), and where their heads took it from (`attention_paths`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.stats import wide
+from interp.data.batch import Batch
+from interp.model.attention import Attention, picked
+from interp.model.config import WITH_HEADS, ModelConfig
+from interp.model.norm import HeadNorm
+from interp.model.parts import Named, Part, as_part
+from interp.model.position import Rotation
+from interp.model.records import require
+from interp.model.sites import attention_input, embedding_parts
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.edited import edits_at
+from interp.passes.frozen import embedding_scale, input_norm, sum_norm, sum_scale
+from interp.passes.observe import observe
+from interp.residual.attribution import places_of
+from interp.residual.decomposition import (
+    TOLERANCE,
+    IncompleteSumError,
+    before_attention,
+    by_source,
+    places_before_attention,
+)
+from interp.residual.edited_sums import head_shares
+from interp.weights.head_circuits import HeadCircuits
+
+Split = Literal["part", "head", "source"]
+"""Sublayers; heads apart; and heads apart with the tokens that they moved from."""
+Position = int | Sequence[int]
+QUERY, KEY = 0, 1
+"""The two columns that are read of every row, in this order."""
+_SIDES: tuple[Literal["q", "k"], ...] = ("q", "k")
+
+
+def as_head(given: Named, config: ModelConfig) -> tuple[int, int]:
+    """Layer and index of the head that is meant, one whose scores are sums over pairs of parts.
+
+    Errors: KeyError or IndexError for a part that the model lacks; ValueError for one that is no head of
+    self-attention, and for a mixer whose scores are not one product of queries and keys.
+    """
+    part = as_part(given, config)
+    if part.kind != "head" or part.layer is None or part.index is None:
+        raise ValueError(f"a head of self-attention is required, such as L1H2, got {part}")
+    require("separable", [config.mixers[part.layer]], f"splitting the scores of {part} by parts")
+    return part.layer, part.index
+
+
+def rows_of(query: Position, key: Position) -> int | None:
+    """How many prompts positions are given for; None for any number. ValueError where the two differ, or for none."""
+    held = {"query": query, "key": key}
+    if none := [name for name, pos in held.items() if not isinstance(pos, int) and not len(pos)]:
+        raise ValueError(f"{none[0]} must be one position, or one for each prompt, got none")
+    counts = {name: len(pos) for name, pos in held.items() if not isinstance(pos, int) and len(pos) != 1}
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            f"one position of each is required for every prompt, or one for all, got {counts['query']} queries "
+            f"and {counts['key']} keys"
+        )
+    return next(iter(counts.values()), None)
+
+
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """What the stream at one end of the score becomes: the query, or the key, of the head."""
+
+    matrix: Float[Tensor, "d e"]
+    """From the stream to the head, its norms at scale 1."""
+    constant: Float[Tensor, "b 1 e"]
+    """What is added: beta of the norm, the bias, beta of the norm of queries or keys; placed and scaled."""
+    scale: Float[Tensor, "b"]
+    """What `matrix` is multiplied by: one over the scales of the norms, and for queries the factor on the scores."""
+    rotation: Rotation | None
+
+    def of(self, parts: Float[Tensor, "c b d"]) -> Float[Tensor, "b c e"]:
+        """What parts of the stream become."""
+        return _placed(
+            rearrange(parts, "c b d -> b c d") @ self.matrix * self.scale[:, None, None], self.rotation
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ScoreParts:
+    """One score of every row as `position` and the sum over pairs of `query[c] . key[c']`."""
+
+    parts: tuple[str, ...]
+    """The parts of the stream, the same on both sides; each side has its bias after them."""
+    query: Float[Tensor, "b c e"]
+    key: Float[Tensor, "b c e"]
+    position: Float[Tensor, "b"]
+    """What positions add to the score (ALiBi, relative buckets); 0 under others."""
+    total: Float[Tensor, "b"]
+    """The score of the pass, before any soft cap."""
+    error: Float[Tensor, "b"]
+    """By how much the pairs miss it, relative to the longest query part times the longest key part."""
+    places: Int[Tensor, "b 2"]
+    """Of query and key, among the real tokens of the row."""
+    sources: Mapping[int, Float[Tensor, "2 b h k e"]]
+    """By layer: what each head's write becomes in query and key, by the token that it moved from."""
+
+    @property
+    def pairs(self) -> Float[Tensor, "b c c2"]:
+        """What every pair adds."""
+        return einsum(self.query, self.key, "b c e, b d e -> b c d")
+
+    def of_sources(self, side: int) -> dict[int, Float[Tensor, "b h k"]]:
+        """What each head adds on one side by source, times the whole other side; by layer."""
+        other = (self.key, self.query)[side].sum(1)
+        return {layer: einsum(x[side], other, "b h k e, b e -> b h k") for layer, x in self.sources.items()}
+
+
+@torch.no_grad()
+def score_parts(
+    model: Transformer, batch: Batch, head: tuple[int, int], query: Position, key: Position, by: Split
+) -> ScoreParts:
+    """One score of each row taken apart, from a pass of its own; rows must end in the last column.
+
+    Errors: IndexError for a position that a row lacks; ValueError for a key that the query does not see;
+    IncompleteSumError where the parts do not sum to the score, as under edits of the head's own queries or scores.
+    """
+    layer, _ = head
+    places = torch.stack([places_of(batch, _of_rows(pos, batch)) for pos in (query, key)], 1)
+    columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
+    reads = {site: Read(site, partial(_columns, columns=columns)) for site in _sites(model, layer, by)}
+    reads |= {site: Read(site, partial(_rows, columns=columns)) for site in _weights_read(model, layer, by)}
+    reads |= {site: Read(site) for site in _values_read(model, layer, by)}
+    trace = observe(model, batch, list(reads.values()), answers_only=True).trace
+    seen = {site: wide(trace[read]) for site, read in reads.items()}
+    scores = seen[_scores(layer)][:, head[1]]
+    recorded = scores[:, QUERY].gather(1, columns[:, KEY:].to(scores.device))[:, 0]
+    _check_visible(recorded, places, head)
+    factor = _attention(model, layer).score_factor(
+        (scores[:, QUERY] > -torch.inf).sum(-1)[:, None], recorded
+    )[:, 0]
+    sides = [
+        _side(model, head, seen, at, _rotation(model, layer, batch, columns[:, at], recorded), times)
+        for at, times in ((QUERY, factor), (KEY, torch.ones_like(factor)))
+    ]
+    found = before_attention(seen, model, layer, heads=by != "part")
+    queries, keys = [
+        torch.cat((side.of(found.values[:, :, at]), side.constant), 1) for at, side in enumerate(sides)
+    ]
+    position, total = _position(model, head[1], places, recorded), recorded
+    if model.config.attn_softcap is not None:
+        total = _content(model, head, seen, factor) + position
+    error = _checked(model, head, (queries, keys), position, total, recorded)
+    sources = _sources(model, layer, seen, batch, sides) if by == "source" else {}
+    return ScoreParts(found.parts, queries, keys, position, total, error, places, sources)
+
+
+def _of_rows(pos: Position, batch: Batch) -> int | list[int]:
+    """The position of each row of a batch, from one for all prompts or one for each."""
+    if isinstance(pos, int) or len(pos) == 1:
+        return pos if isinstance(pos, int) else pos[0]
+    rows = range(len(batch)) if batch.row is None else batch.row.tolist()
+    if len(pos) <= max(rows):
+        raise ValueError(f"one position per prompt is required, got {len(pos)} for prompt {max(rows)}")
+    return [pos[row] for row in rows]
+
+
+# --- what is read ---------------------------------------------------------------------------------------------------
+
+
+def _sites(model: Transformer, layer: int, by: Split) -> Iterator[str]:
+    """What is read at the query and the key alone."""
+    config = model.config
+    yield from (*embedding_parts(config), *embedding_scale(config), attention_input(config, layer))
+    for i, sublayer in places_before_attention(config, layer):
+        yield f"blocks.{i}.hook_{sublayer}"
+        yield from sum_scale(config, i, sublayer)
+        if by != "part" and sublayer in WITH_HEADS:
+            yield f"blocks.{i}.{sublayer.removesuffix('_out')}.hook_z"
+    yield from input_norm(model, layer, "attn_out").sites
+    yield from (_head_scale(layer, part) for part in _SIDES if _head_norm(model, layer, part) is not None)
+    if config.attn_softcap is not None:
+        yield from (_last_site(model, layer, part) for part in _SIDES)
+
+
+def _weights_read(model: Transformer, layer: int, by: Split) -> Iterator[str]:
+    """What has queries on its third axis."""
+    yield _scores(layer)
+    yield from (f"blocks.{i}.attn.hook_pattern" for i in _split_layers(model.config, layer, by))
+
+
+def _values_read(model: Transformer, layer: int, by: Split) -> Iterator[str]:
+    """What is read everywhere."""
+    yield from (f"blocks.{i}.attn.hook_v" for i in _split_layers(model.config, layer, by))
+
+
+def _split_layers(config: ModelConfig, layer: int, by: Split) -> list[int]:
+    """The layers whose heads are split by source."""
+    return [i for i in range(layer) if by == "source" and config.mixers[i].traits.additive]
+
+
+def _scores(layer: int) -> str:
+    return f"blocks.{layer}.attn.hook_attn_scores"
+
+
+def _last_site(model: Transformer, layer: int, part: str) -> str:
+    """Where queries or keys are as scores are made of them."""
+    if HeadCircuits(model).rotary(layer) is not None:
+        return f"blocks.{layer}.attn.hook_rot_{part}"
+    normed = _head_norm(model, layer, part) is not None
+    return f"blocks.{layer}.attn.{f'{part}_norm.hook_normalized' if normed else f'hook_{part}'}"
+
+
+def _columns(x: Tensor, columns: Int[Tensor, "b n"]) -> Tensor:
+    return picked(x.expand(len(columns), *x.shape[1:]), columns.to(x.device))
+
+
+def _rows(x: Float[Tensor, "b h q k"], columns: Int[Tensor, "b n"]) -> Float[Tensor, "b h n k"]:
+    return x.expand(len(columns), -1, -1, -1).take_along_dim(columns.to(x.device)[:, None, :, None], 2)
+
+
+# --- from the stream to the score -----------------------------------------------------------------------------------
+
+
+def _attention(model: Transformer, layer: int) -> Attention:
+    return model.block(layer).attn
+
+
+def _head_norm(model: Transformer, layer: int, part: str) -> HeadNorm | None:
+    attention = _attention(model, layer)
+    return attention.q_norm if part == "q" else attention.k_norm
+
+
+def _side(
+    model: Transformer,
+    head: tuple[int, int],
+    seen: Mapping[str, Tensor],
+    at: int,
+    rotation: Rotation | None,
+    factor: Float[Tensor, "#b"],
+) -> _Side:
+    """Query or key of the head as a map of the stream, its norms at the scales of the pass."""
+    (layer, index), part = head, _SIDES[at]
+    stream = seen[attention_input(model.config, layer)]
+    reading = HeadCircuits(model, folded=True, biases=True).reading(layer, part)[index].to(stream)
+    matrix, bias = reading[:-1], reading[-1:]
+    norm = input_norm(model, layer, "attn_out").recorded(seen)
+    scale = torch.ones_like(stream[:, at, 0]) if norm.scale is None else norm.scale[:, at, 0]
+    after, beta = torch.ones_like(scale), torch.zeros_like(bias)
+    if (head_norm := _head_norm(model, layer, part)) is not None:
+        of_heads = seen[_head_scale(layer, part)][:, at, :, 0]
+        group = int(Weights(model).kv_head()[index]) if part == "k" else index
+        after = of_heads[:, 0 if head_norm.whole else group]
+        if head_norm.norm.bias is not None:
+            every = head_norm.norm.bias.to(stream)
+            beta = (every.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else every)[None]
+    factor = factor.expand_as(scale)
+    constant = (bias / after[:, None] + beta) * factor[:, None]
+    return _Side(matrix, _placed(constant[:, None], rotation), factor / (scale * after), rotation)
+
+
+def _head_scale(layer: int, part: str) -> str:
+    return f"blocks.{layer}.attn.{part}_norm.hook_scale"
+
+
+def _rotation(
+    model: Transformer, layer: int, batch: Batch, column: Int[Tensor, "b"], like: Tensor
+) -> Rotation | None:
+    """That of one column of each row; None where queries and keys are not rotated."""
+    rotary = HeadCircuits(model).rotary(layer)
+    if rotary is None:
+        return None
+    whole = Rotation.at(rotary, model.config.head_width, batch.places, like.dtype)
+    cos, sin = (_columns(x, column[:, None]).to(like.device) for x in (whole.cos, whole.sin))
+    return Rotation(cos, sin, whole.interleaved)
+
+
+def _placed(x: Float[Tensor, "b c e"], rotation: Rotation | None) -> Float[Tensor, "b c e"]:
+    return x if rotation is None else rotation.apply(x[:, None])[:, 0]
+
+
+def _position(
+    model: Transformer, head: int, places: Int[Tensor, "b 2"], like: Float[Tensor, "b"]
+) -> Float[Tensor, "b"]:
+    """What positions add to the score."""
+    if model.score_bias is None:
+        return torch.zeros_like(like)
+    query, key = places[:, QUERY, None], places[:, KEY, None]
+    return model.score_bias(query, key, model.dtype)[:, head, 0, 0].to(like)
+
+
+def _content(
+    model: Transformer, head: tuple[int, int], seen: Mapping[str, Tensor], factor: Float[Tensor, "#b"]
+) -> Float[Tensor, "b"]:
+    """The score before its soft cap and without positions, from the queries and keys of the pass."""
+    layer, index = head
+    q, k = (seen[_last_site(model, layer, part)] for part in _SIDES)
+    return (q[:, QUERY, index] * k[:, KEY, int(Weights(model).kv_head()[index])]).sum(-1) * factor
+
+
+def _check_visible(scores: Float[Tensor, "b"], places: Int[Tensor, "b 2"], head: tuple[int, int]) -> None:
+    """ValueError for a query that does not see its key."""
+    if bool((hidden := scores == -torch.inf).any()):
+        query, key = places[hidden][0].tolist()
+        raise ValueError(
+            f"a key that the query sees is required; token {query} does not see token {key} in {Part('head', *head)}"
+        )
+
+
+def _checked(
+    model: Transformer,
+    head: tuple[int, int],
+    sides: tuple[Float[Tensor, "b c e"], Float[Tensor, "b c e"]],
+    position: Float[Tensor, "b"],
+    total: Float[Tensor, "b"],
+    recorded: Float[Tensor, "b"],
+) -> Float[Tensor, "b"]:
+    """The error of each row's sum relative to its largest term. IncompleteSumError if it is beyond rounding.
+
+    A term is a product of vectors and carries the rounding of their lengths, however small it is itself.
+    """
+    queries, keys = sides
+    found, cap = (queries @ keys.mT).sum((1, 2)) + position, model.config.attn_softcap
+    lengths = queries.norm(dim=-1).amax(1) * keys.norm(dim=-1).amax(1)
+    size = torch.stack((lengths, position.abs(), total.abs())).amax(0)
+    miss = (found - total).abs()
+    if cap is not None:
+        capped = cap * ((found - position) / cap).tanh() + position
+        miss = torch.maximum(miss, (capped - recorded).abs())
+    error = miss / size.clamp_min(torch.finfo(size.dtype).tiny)
+    if not bool((error <= TOLERANCE[model.dtype]).all()):
+        edited = ", ".join(edit.name for edit in model.edits)
+        raise IncompleteSumError(
+            f"the score of {Part('head', *head)}: parts miss it by {float(error.max()):.2e} of the largest, "
+            f"allowed {TOLERANCE[model.dtype]:.0e} in {model.dtype}"
+            + (f"; under the edits of {edited} it is not what the stream makes of it" if edited else ""),
+            float(error.max()),
+        )
+    return error
+
+
+# --- where heads took it from ---------------------------------------------------------------------------------------
+
+
+def _sources(
+    model: Transformer, layer: int, seen: Mapping[str, Tensor], batch: Batch, sides: Sequence[_Side]
+) -> dict[int, Float[Tensor, "2 b h k e"]]:
+    """By layer, what every head's write becomes on both sides, by source, numbered as the prompt numbers its tokens."""
+    order = batch.real.int().argsort(dim=1, descending=True, stable=True)
+    later, found = places_before_attention(model.config, layer), {}
+    for i in _split_layers(model.config, layer, "source"):
+        cache = {**seen, f"blocks.{i}.attn.hook_pattern": _effective(model, i, seen)}
+        both = []
+        for at, side in enumerate(sides):
+            moved = by_source(cache, model, i, at)
+            for place in later[later.index((i, "attn_out")) :]:
+                norm = sum_norm(model, *place).recorded(seen)
+                moved = replace(norm, scale=None if norm.scale is None else norm.scale[:, at]).through(moved)
+            heads = len(moved)
+            read = side.of(rearrange(moved, "h k b d -> (h k) b d"))
+            each = rearrange(read, "b (h k) e -> b h k e", h=heads)
+            both.append(each.take_along_dim(order.to(each.device)[:, None, :, None], 2))
+        found[i] = torch.stack(both)
+    return found
+
+
+def _effective(model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> Float[Tensor, "b h 2 k"]:
+    """The weights of the values: the pattern, times what edits multiplied the head by."""
+    pattern = seen[f"blocks.{layer}.attn.hook_pattern"]
+    if not edits_at(model, layer, ["attn.hook_z"]):
+        return pattern
+    v = seen[f"blocks.{layer}.attn.hook_v"][:, :, Weights(model).kv_head()]
+    return pattern * head_shares(model, layer, pattern, v, seen[f"blocks.{layer}.attn.hook_z"])

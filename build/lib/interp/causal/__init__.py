@@ -1,0 +1,45 @@
+"""What interventions change: ablation, patching, path patching, tracing, knock-outs, and their one table of effects."""
+
+from interp.causal.ablation import Ablate, ablate
+from interp.causal.attribution_patching import AttributionPatch, attribution_patch
+from interp.causal.causal_trace import CausalTrace, causal_trace, subject_spread
+from interp.causal.contrast import batches
+from interp.causal.effects import Agreement, agreement
+from interp.causal.graph import EdgeGraph
+from interp.causal.knockout import KnockOut, knock_out
+from interp.causal.patching import PRESETS, Patch, patch, patch_preset
+from interp.causal.path_patching import PathPatch, path_patch
+from interp.causal.recall import MEASURES, Recall, continuations, recall
+from interp.causal.short_circuit import ShortCircuit, identity, short_circuit
+from interp.causal.spans import ROLES, Mention
+
+__all__ = [
+    "MEASURES",
+    "PRESETS",
+    "ROLES",
+    "Ablate",
+    "Agreement",
+    "AttributionPatch",
+    "CausalTrace",
+    "EdgeGraph",
+    "KnockOut",
+    "Mention",
+    "Patch",
+    "PathPatch",
+    "Recall",
+    "ShortCircuit",
+    "ablate",
+    "agreement",
+    "attribution_patch",
+    "batches",
+    "causal_trace",
+    "continuations",
+    "identity",
+    "knock_out",
+    "patch",
+    "patch_preset",
+    "path_patch",
+    "recall",
+    "short_circuit",
+    "subject_spread",
+]

@@ -1,0 +1,283 @@
+"""Ablation: what the answer loses without a head, an MLP, a neuron, a whole layer, or several of them together.
+
+The classic question of necessity. Two cautions come with it: redundant parts show nothing one by one (McGrath et al.
+2023, "The Hydra Effect"; hence sets of parts), and the number depends on what stands in for the part (hence the
+change, a record that the result carries). Every cell is a variant of one planned sweep.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
+from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded
+from interp.core.boundary import public
+from interp.data.batch import Batch, Prompts, is_prompts
+from interp.data.pairs import Pairs
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Mean, Resample, Set, Zero
+from interp.model.parts import KINDS, Named, Part, as_part, axis_size
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.edit_text import change_to_json
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, text_of
+from interp.passes.variants import Variant
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Kind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid"]
+"""What can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ablate(Question):
+    """How far a metric moves without each part; `ablate` describes the result."""
+
+    parts: Kind | Sequence[Named | Sequence[Named]] = "head"
+    """Every part of a kind, or parts by name; those of an inner list are ablated together."""
+    change: StandIn = Zero()
+    """What stands in for a part. `Resample` takes its values from each prompt's corrupted one."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    by: Sequence[str] | None = None
+    """Which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); None = all but `pos`."""
+    layers: Sequence[int] | None = None
+    """The layers concerned; None = all."""
+    freeze_patterns: bool = False
+    """Whether all attention patterns stay those of the run without the ablation."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+    groups: Sequence[str] | None = None
+    """The template of each prompt, for means by template."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One planned sweep per batch."""
+        network, change = model.transformer, self.change
+        grid = Grid.of(self.parts, network.config, self.layers, self.by)
+        reference = None if self.reference is None else model.text.batch(self.reference)
+        if reference is not None:
+            check_left(change, reference)
+        fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
+        metric = as_metric(self.metric)
+        attrs: dict[str, str | int | float] = {
+            "parts": self.parts if isinstance(self.parts, str) else "named",
+            "change": json.dumps(change_to_json(change)),
+            "freeze_patterns": int(self.freeze_patterns),
+        }
+        table = Table(self.name, grid.dims, grid.coords, metric, model.text, attrs)
+        measure = partial(_measured, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
+        return causal(model, table, measure, each=self.each, pairs=isinstance(change, Resample))
+
+
+@public()
+def ablate(
+    model: Model,
+    data: DataSource | Data | Pairs,
+    parts: Kind | Sequence[Named | Sequence[Named]] = "head",
+    *,
+    change: StandIn,
+    metric: Metric | LogitFunction | None = None,
+    by: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    freeze_patterns: bool = False,
+    reference: Prompts | None = None,
+    groups: Sequence[str] | None = None,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How far the metric moves without each part: Dataset over the dims `by`, in the metric's unit.
+
+    Variables: `value`, metric(ablated) - metric(base), negative where the part holds the metric up: the mean over
+    prompts, with the ends `low` and `high` of its 95 % interval and `n`; `each` [prompt, ...]; `base` [prompt], the
+    metric of the whole model; `changed`, whether the part's value changes in any prompt and can reach the metric (where
+    not, the effect is 0 because nothing was done). `attrs["change"]` says what stood in for the parts, as JSON.
+
+    parts: every "head" (its z; the bias of the layer's output stays), "mlp", "attn" (what the whole sublayer adds,
+    biases and norm included), "neuron" (after the non-linearity) or "resid" (the stream that enters a layer); of the
+    MLP before attention, which Macaron blocks have besides the other, "mlp_before" and "neuron_before"; or parts by
+    name, `["L0H1", "L2.mlp", ["L0H1", "L1H2"]]`, those of an inner list ablated together: dim `part`.
+    change: what stands in for the part, `Zero()`, `Mean(...)` or `Resample(...)`.
+    freeze_patterns: whether all attention patterns stay those of the run without the ablation.
+    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One that
+    compares (KL divergence) compares with the run without ablation.
+    by: which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); along dims that are not
+    named everything is ablated at once. None: all but `pos`.
+    layers: the layers concerned; None = all. Not for named parts.
+    reference: the prompts that means are taken over (None: the prompts themselves), or the corrupted prompt of each
+    prompt for `Resample` (None: each takes another prompt of its group). groups: the template of each prompt.
+    each=False keeps only the moments.
+    Caveat: an effect near 0 does not show that a part is unused: another may stand in.
+    Errors: ValueError for an unknown kind of part, a change without the data it requires, cells by position although
+    lengths differ; KeyError for an unknown part or dim; IndexError for a layer, head or neuron that does not exist.
+
+    Example:
+        >>> found = ablate(model, prompt, "head", change=Zero(), metric=interp.logit_difference(" Mary", " John"))
+        >>> found.value.dims
+        ('layer', 'head')
+    """
+    text = text_of(model)
+    given = None if reference is None else text.batch(reference, prepend_bos=prepend_bos)
+    if is_prompts(data):
+        data, given = completed(change, text.batch(data, prepend_bos=prepend_bos), given, groups)
+    given = given if isinstance(change, Mean) else None
+    question = Ablate(parts, change, metric, by, layers, freeze_patterns, given, groups, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def _measured(
+    model: Transformer, batch: Batch, grid: Grid, fill: StandIns, metric: Metric, freeze: bool
+) -> Measured:
+    """The effects of every cell."""
+    check_left(fill.change, batch)
+    values = fill.values(model, batch)
+    put = {site: Zero() if values is None else Set(values[site]) for site in grid.sites}
+    frozen = recorded(model, batch, _patterns(model.config)) if freeze else {}
+    common = Variant([Edit(site, Set(pattern)) for site, pattern in frozen.items()])
+    columns = batch.tokens.shape[1]
+    return swept(model, batch, metric, grid.variants(put, columns), grid.shape(columns), common)
+
+
+def _patterns(config: ModelConfig) -> list[str]:
+    """The sites of all attention patterns."""
+    kinds = ["attn", *["cross_attn"] * config.cross_attention]
+    return [f"blocks.{layer}.{kind}.hook_pattern" for layer in range(config.n_layers) for kind in kinds]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Which parts are ablated, each for itself or together, and by which dims the cells are told apart."""
+
+    dims: tuple[str, ...]
+    coords: Mapping[str, object]
+    """The labels of every dim but `pos`."""
+    groups: tuple[tuple[Part, ...], ...]
+    """The parts of every cell, in the order of the dims but `pos`."""
+
+    @classmethod
+    def of(
+        cls,
+        parts: Kind | Sequence[Named | Sequence[Named]],
+        config: ModelConfig,
+        layers: Sequence[int] | None,
+        by: Sequence[str] | None,
+    ) -> Grid:
+        """The cells that were asked for. Errors: see `ablate`."""
+        if isinstance(parts, str):
+            return _of_kind(parts, config, layers, by)
+        return _named(parts, config, layers, by)
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites concerned."""
+        return list(dict.fromkeys(part.site for group in self.groups for part in group))
+
+    def shape(self, columns: int) -> tuple[int, ...]:
+        """The length of every dim."""
+        return tuple(columns if dim == "pos" else len(self.coords[dim]) for dim in self.dims)  # type: ignore[arg-type]
+
+    def variants(self, put: Mapping[str, Set | Zero], columns: int) -> list[Variant]:
+        """One variant per cell, in the order of the dims."""
+        if "pos" not in self.dims:
+            return [Variant([Edit(part, put[part.site]) for part in group]) for group in self.groups]
+        inner = 1
+        for dim in self.dims[self.dims.index("pos") + 1 :]:
+            inner *= len(self.coords[dim])  # type: ignore[arg-type]
+        outer = [self.groups[i : i + inner] for i in range(0, len(self.groups), inner)]
+        return [
+            Variant([Edit(part, put[part.site], {"pos": pos}) for part in group])
+            for some in outer
+            for pos in range(columns)
+            for group in some
+        ]
+
+
+def _of_kind(kind: str, config: ModelConfig, layers: Sequence[int] | None, by: Sequence[str] | None) -> Grid:
+    """One cell per part of a kind, dims in the order of its site's axes."""
+    axis, which = KINDS[kind].axis, chosen_layers(layers, config.n_layers)
+    sites.find(f"blocks.{which[0]}.{KINDS[kind].site}", config)
+    unit = kind.removesuffix("_before").removeprefix("cross_")
+    possible = {"layer": which, "pos": []}
+    if axis is not None:
+        possible[unit] = list(range(axis_size(axis, config)))
+    dims = _kept(possible, by)
+    coords: dict[str, object] = {dim: possible[dim] for dim in dims if dim != "pos"}
+    groups = []
+    for index in product(*(possible[dim] for dim in dims if dim != "pos")):
+        at = dict(zip([dim for dim in dims if dim != "pos"], index, strict=True))
+        mine = [at["layer"]] if "layer" in at else which
+        groups.append(tuple(_part(kind, layer, at.get(unit)) for layer in mine))
+    coords |= part_names([f"blocks.{layer}.{KINDS[kind].site}" for layer in which], dims, config)
+    return Grid(dims, coords, tuple(groups))
+
+
+def _part(kind: str, layer: int, index: int | None) -> Part:
+    """One part of a kind, or, without an index, all of a layer: the whole site."""
+    if index is None and KINDS[kind].axis is not None:
+        return Part.of(f"blocks.{layer}.{KINDS[kind].site}")
+    return Part(kind, layer, index)
+
+
+def _named(
+    given: Sequence[Named | Sequence[Named]],
+    config: ModelConfig,
+    layers: Sequence[int] | None,
+    by: Sequence[str] | None,
+) -> Grid:
+    """One cell per named part, or per list of them."""
+    if layers is not None:
+        raise ValueError(f"parts name their layers themselves: layers={list(layers)} has no meaning")
+    sets = [listed(each) for each in given]
+    if not sets or not all(sets):
+        raise ValueError(
+            f"parts by name, or lists of at least one that go together, are required, ['L0H1', ['L0H1', 'L2.mlp']], "
+            f"got {given!r}"
+        )
+    parts = {}
+    for some in sets:
+        named = tuple(as_part(each, config) for each in some)
+        label = "+".join(map(str, named))
+        if label in parts:
+            raise ValueError(f"every set of parts is required once, got {label} twice")
+        parts[label] = named
+    dims = _kept({"part": list(parts), "pos": []}, by)
+    if "part" not in dims:
+        raise KeyError("named parts are told apart in every result: 'part' is required in `by`")
+    return Grid(dims, {"part": list(parts)}, tuple(parts.values()))
+
+
+def _kept(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str, ...]:
+    """The dims of the result, in their order."""
+    usual = [dim for dim in possible if dim != "pos"]
+    return dims_asked(usual if by is None else by, list(possible), "this ablation")
+
+
+def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
+    """The layers asked for, all if None. IndexError for one that the model does not have, ValueError for none."""
+    if layers is None:
+        return list(range(n_layers))
+    return chosen(layers, n_layers, "layer")
+
+
+def chosen(given: Sequence[int], count: int, what: str) -> list[int]:
+    """Indices counted from the front. IndexError for one outside, ValueError for none or one that comes twice."""
+    if bad := [i for i in given if not -count <= i < count]:
+        raise IndexError(f"{what} must be in [0, {count - 1}], got {bad[0]}")
+    found = [i % count for i in given]
+    if not found or len(set(found)) < len(found):
+        raise ValueError(f"at least one {what} and none twice is required, got {list(given)}")
+    return found

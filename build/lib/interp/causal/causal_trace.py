@@ -1,0 +1,541 @@
+"""Causal tracing: which states, restored alone, bring back a fact whose subject was drowned in noise?
+
+Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (arXiv:2202.05262), section 2. Clean run ->
+corrupted run (noise on the subject's token embeddings) -> corrupted run with clean values put back at one token: a
+block's output, or a window of MLP or attention outputs. The corrupted run is the base run of a `Sweep`.
+
+Beside the released code of the paper (ROME): its arrays named `scores` (and `differences`) hold the *restored*
+probability, subtract its `low_score` for the indirect effect. It takes sigma from the subjects tokenised alone, gives
+all prompts the same draws, and its averages over roles weigh tokens instead of prompts, count a subject of one token as
+first and last, and one token after it as first after and last.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.causal.effects import SIGN, moments_of
+from interp.causal.spans import ROLES, Where, roles, spans, within
+from interp.core.boundary import Count, public
+from interp.core.results import labelled
+from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, wide
+from interp.data.batch import Answers, Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.attention import picked
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
+from interp.model.parts import Part
+from interp.model.sites import find
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
+from interp.passes.metrics import LogitFunction, Metric, Outcome, answer_probability, as_metric
+from interp.passes.observe import Model, Subject, observe, text_of
+from interp.passes.sweep import Sweep, Swept
+from interp.passes.variants import Variant
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Kind = Literal["state", "mlp", "attn"]
+"""What is restored: the output of a block, of its MLP (its MLPs), or of its attention (as added to the stream)."""
+Severed = Literal["mlp", "attn"]
+CELLS, TOKENS = ("layer", "role"), ("prompt", "layer", "pos")
+ESTIMATE = ("value", "low", "high")
+"""A number and the ends of its interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class CausalTrace(Question):
+    """Which clean states bring a fact back whose subject is corrupted; `causal_trace` describes the result."""
+
+    subject: Where | Sequence[Where]
+    """The words whose embeddings are corrupted, one for all prompts or one for each."""
+    answer: Answers | None = None
+    """The fact's object; None = the answers that the data bring."""
+    kind: Kind = "state"
+    """What is restored: the output of a layer, its MLP or its attention."""
+    window: int | None = None
+    """How many MLPs or attentions are restored at once; None = a fifth of the layers, at least one."""
+    noise: float = 3.0
+    """Standard deviation of the noise, in units of `sigma`."""
+    samples: Count = 10
+    """Draws of the noise per prompt."""
+    seed: int = 0
+    """Of the draws."""
+    sigma: float | None = None
+    """The standard deviation of the subjects' embeddings; a run requires it, `subject_spread` gives it."""
+    severed: Severed | None = None
+    """The sublayers that keep their corrupted outputs after the restored one."""
+    metric: Metric | LogitFunction | None = None
+    """None = the probability of the answer."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The clean, the corrupted and all restored runs, batch by batch."""
+        config, text = model.transformer.config, model.text
+        if not config.unembed:
+            raise ValueError(
+                "causal tracing requires a model with an unembedding, to tell which facts it knows"
+            )
+        if (self.window is not None and self.window < 1) or self.samples < 1 or not self.noise > 0:
+            raise ValueError(
+                f"a window and samples of at least 1 and noise above 0 are required, got window={self.window}, "
+                f"samples={self.samples}, noise={self.noise}"
+            )
+        for layer in range(config.n_layers):
+            for name in (*self.restored(layer, config), *self.frozen(layer, config)):
+                find(name, config)
+        if self.sigma is None or not 0 < self.sigma < float("inf"):
+            raise ValueError(
+                "sigma is required, the standard deviation of the subjects' embeddings, above 0: "
+                f"subject_spread(model, data, subject) gives it; got {self.sigma}"
+            )
+        metric = answer_probability() if self.metric is None else as_metric(self.metric)
+        posed = _posed(text, self.answer, metric)
+        per_prompt = None if isinstance(self.subject, Where) else len(self.subject)
+        counts = {n for n in (per_prompt, None if posed is None else posed.rows) if n is not None}
+        if len(counts) > 1:
+            raise ValueError(
+                f"subjects and answers of the same prompts are required, got {sorted(counts)} of them"
+            )
+        return Analysis(
+            self.name,
+            partial(_compute, question=self, text=text, metric=metric),
+            Rows if self.each else MaskedMeans,
+            partial(_finish, question=self, config=config, text=text, metric=metric),
+            pose=None if posed is None else partial(_with_answers, posed=posed),
+            rows=next(iter(counts), None),
+        )
+
+    def layers(self, layer: int, n_layers: int) -> range:
+        """The layers restored together: max(0, l - w/2) .. min(L, l + w/2) - 1, the larger half below for even w."""
+        if self.kind == "state":
+            return range(layer, layer + 1)
+        window = usual_window(n_layers) if self.window is None else self.window
+        half = window // 2
+        return range(max(0, layer - half), min(n_layers, layer + window - half))
+
+    def restored(self, layer: int, config: ModelConfig) -> list[str]:
+        """The sites put back to their clean values."""
+        post = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
+        names = [post] if self.kind == "state" else _outputs(config, self.kind)
+        return [f"blocks.{i}.{name}" for i in self.layers(layer, config.n_layers) for name in names]
+
+    def frozen(self, layer: int, config: ModelConfig) -> list[str]:
+        """The sites kept at their corrupted values: after the first restored one, and not restored themselves."""
+        if self.severed is None:
+            return []
+        first = self.layers(layer, config.n_layers).start
+        sites = _outputs(config, self.severed)
+        names = [f"blocks.{i}.{name}" for i in range(first, config.n_layers) for name in sites]
+        return [name for name in names if name not in self.restored(layer, config)]
+
+    def cells(
+        self, config: ModelConfig, clean: Mapping[str, Tensor], corrupt: Mapping[str, Tensor], columns: int
+    ) -> list[Variant]:
+        """One variant per layer and column, columns fastest, with values from both runs."""
+        kept = {name: Set(value) for name, value in corrupt.items()}
+        back = {name: Set(value) for name, value in clean.items()}
+        return [
+            Variant(
+                [Edit(name, kept[name], {"pos": column}) for name in self.frozen(layer, config)]
+                + [Edit(name, back[name], {"pos": column}) for name in self.restored(layer, config)]
+            )
+            for layer in range(config.n_layers)
+            for column in range(columns)
+        ]
+
+
+@public()
+def causal_trace(
+    model: Model,
+    data: DataSource | Data,
+    subject: Where | Sequence[Where],
+    answer: Answers | None = None,
+    *,
+    kind: Kind = "state",
+    window: int | None = None,
+    noise: float = 3.0,
+    samples: Count = 10,
+    seed: int = 0,
+    sigma: float | None = None,
+    severed: Severed | None = None,
+    metric: Metric | LogitFunction | None = None,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 8,
+) -> xr.Dataset:
+    """How much of a fact comes back when one clean state is restored in a run whose subject is corrupted.
+
+    Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1), sigma the standard deviation over
+    all entries of the subjects' embeddings in the data. Restored run: the same noise, and clean values at one token.
+    Total effect = metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean
+    over the noise samples of a prompt, then over prompts (Meng et al. 2022, section 2).
+    Returns Dataset[layer, role] in the metric's unit, p(answer) by default: `value`, the indirect effect, with `low`
+    and `high` (95 % over prompts) and `n`, the prompts that have the role. Roles: `interp.causal.ROLES`, tokens of
+    one role averaged inside a prompt. `spread` is the pooled standard deviation over noise samples; `changed`,
+    whether restoring changed anything that reaches the metric (False: the effect is 0 by construction); the
+    coordinate `part` names what was restored. `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same
+    per prompt, NaN at padding. `total` [estimate]: the total effect, its `low` and `high`; `clean`, `corrupt`
+    [prompt], the metric of the two runs; `subject` [prompt, pos], which tokens are corrupted.
+    subject: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts); one for all
+    prompts, or one for each. A token that holds any part of the word belongs to it.
+    answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts them,
+    and `prompt` numbers those that are left. None: the answers of the data.
+    kind: "state" restores the output of layer l; "mlp" and "attn" the outputs, as added to the stream, of the layers
+    max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token, for a window w; None: a fifth of the layers, at least 1.
+    sigma: None = taken from the data, in a pass of its own. each=False keeps only the moments, for data of any size.
+    severed: later MLPs (attention) that are not restored keep their corrupted outputs there; what is gone used them.
+    metric: one that compares (KL divergence) compares with the clean run. Memory grows with batch_size * samples.
+    Caveats: noise is unlike anything the model has seen. ROME's files hold restored values as `scores`, see above.
+    Errors: ValueError for a subject not found or ambiguous, and if no fact is known; KeyError for parts it has not.
+
+    Example:
+        >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
+        >>> causal_trace(model, prompt, "Mary", best, samples=2).value.dims
+        ('layer', 'role')
+    """
+    if sigma is None:
+        sigma = subject_spread(
+            model, data, subject, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
+        )
+    question = CausalTrace(subject, answer, kind, window, noise, samples, seed, sigma, severed, metric, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def subject_spread(
+    model: Model,
+    data: DataSource | Data,
+    subject: Where | Sequence[Where],
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> float:
+    """The standard deviation over all entries of the token embeddings of the subjects: the sigma of `causal_trace`.
+
+    Errors: ValueError for a subject that is not found or ambiguous, and for data that can be read only once.
+
+    Example:
+        >>> subject_spread(model, prompt, "Mary") > 0
+        True
+    """
+    if isinstance(data, Iterator):
+        raise ValueError(
+            "data that can be read twice are required to take sigma from them, got an iterator: say sigma"
+        )
+    per_prompt = None if isinstance(subject, Where) else len(subject)
+    compute = partial(_embedded, text=text_of(model), subject=subject)
+    analysis = Analysis(
+        "subject_spread", compute, Rows, _deviation, reads=(Read("hook_embed"),), rows=per_prompt
+    )
+    found = answered(analysis, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+    return float(found.value)
+
+
+def _embedded(
+    trace: Trace, batch: Batch, model: Transformer, text: Text, subject: Where | Sequence[Where]
+) -> Mapping[str, Tensor]:
+    """The entries of each subject's embeddings: how many, their mean, and their summed squared deviations from it."""
+    value = trace[Read("hook_embed")].double()
+    where = (
+        within(batch, spans(text, batch, _of_rows(subject, batch)))
+        .to(value.device)[..., None]
+        .expand(value.shape)
+    )
+    count = where.sum((1, 2))
+    mean = (value * where).sum((1, 2)) / count
+    if not bool(mean[count > 0].isfinite().all()):
+        raise NotFiniteError("the subjects' embeddings of some prompt are NaN or infinite")
+    spread = ((value - mean[:, None, None]).square() * where).sum((1, 2))
+    return {"count": count.double(), "mean": mean, "spread": spread}
+
+
+def _deviation(merged: Partial) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    count, mean, spread = (merged.rows[name] for name in ("count", "mean", "spread"))
+    centre = (count * mean).sum() / count.sum()
+    total = spread.sum() + (count * (mean - centre).square()).sum()
+    return labelled("subject_spread", {"value": ((), (total / (count.sum() - 1)).sqrt())})
+
+
+def _of_rows(subject: Where | Sequence[Where], batch: Batch) -> Where | Sequence[Where]:
+    """The subjects of a batch's rows."""
+    if isinstance(subject, Where):
+        return subject
+    rows = range(len(batch)) if batch.row is None else batch.row.tolist()
+    if max(rows) >= len(subject):
+        raise ValueError(f"one subject per prompt is required, got {len(subject)} for prompt {max(rows)}")
+    return [subject[row] for row in rows]
+
+
+def _posed(text: Text, answer: Answers | None, metric: Metric) -> Posed | None:
+    """The answers of the question, else of its metric; ValueError if the two differ."""
+    own, asked = Posed.of(text, metric.answer, metric.wrong), Posed.of(text, answer)
+    if own is None or asked is None:
+        return own if asked is None else asked
+    one, other = asked.answer, own.answer
+    if (1 not in (len(one), len(other)) and len(one) != len(other)) or bool((one != other).any()):
+        raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
+    return Posed(one, own.wrong)
+
+
+def _with_answers(batch: Batch, posed: Posed) -> Batch:
+    """The batch with the answers asked about; wrong ones that the data bring stay where there are no others."""
+    found = posed(batch)
+    return replace(found, wrong=batch.wrong) if found.wrong is None else found
+
+
+def usual_window(n_layers: int) -> int:
+    """A fifth of the layers, at least one: 10 of 48, as Meng et al. 2022 restore at once in GPT-2 XL."""
+    return max(1, round(n_layers / 5))
+
+
+def _outputs(config: ModelConfig, part: Severed) -> list[str]:
+    """The sites of what a block's attention adds, or its MLPs."""
+    return [f"hook_{name}_out" for name in (config.mlps if part == "mlp" and config.mlps else (part,))]
+
+
+@dataclass(frozen=True, eq=False)
+class Noised:
+    """Prompts, several times over, with noise for the token embeddings of their subjects."""
+
+    model: Transformer
+    batch: Batch
+    """Prompts x samples rows, the samples of a prompt next to each other, on the model's device."""
+    noise: Float[Tensor, "r p d"]
+
+    @classmethod
+    def of(
+        cls, model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], scale: float, tracing: CausalTrace
+    ) -> Noised:
+        """Rows with noise of this standard deviation where the subjects are.
+
+        What a prompt gets depends on its own tokens and the seed alone, so that neither the order of the prompts nor
+        the split into batches changes a number.
+        """
+        noise = torch.zeros(len(batch), tracing.samples, *where.shape[1:], model.config.d_model)
+        for row, tokens, real, mine in zip(
+            noise, batch.tokens.cpu(), batch.real.cpu(), where.cpu(), strict=True
+        ):
+            seed = zlib.crc32(tokens[real].numpy().tobytes(), tracing.seed % 2**32)
+            generator = torch.Generator().manual_seed(seed)
+            row[:, mine] = scale * torch.randn(
+                tracing.samples, int(mine.sum()), row.shape[-1], generator=generator
+            )
+        rows = batch.rows(torch.arange(len(batch)).repeat_interleave(tracing.samples))
+        return cls(model, rows.to(model.device), noise.flatten(0, 1).to(model.device))
+
+    def corrupted(self, embedding: Float[Tensor, "r p d"]) -> Variant:
+        """The corruption of these clean token embeddings."""
+        return Variant([Edit("embed", Set(wide(embedding) + self.noise))])
+
+
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    question: CausalTrace,
+    text: Text,
+    metric: Metric,
+) -> Mapping[str, Tensor]:
+    """Everything about the facts that the model knows; NaN for the others."""
+    if batch.answer is None:
+        raise ValueError(
+            "causal tracing requires the answer of every prompt, got none: name it, or bring it with the data"
+        )
+    span = spans(text, batch, _of_rows(question.subject, batch))
+    logits = observe(model, batch, logits_at=batch.last()[:, None]).output[:, 0]
+    if bool(logits.isnan().any()):
+        raise NotFiniteError("a logit at the last token of some prompt is NaN")
+    best = logits.argmax(-1).cpu()
+    known = best == batch.answer.cpu()
+    rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
+    found: dict[str, Tensor] = {}
+    if len(rows):
+        found = _some(model, batch.rows(rows), span[rows.to(span.device)], question, metric)
+    layers, values = model.config.n_layers, {}
+    shapes: dict[str, tuple[int, ...]] = {
+        "clean": (), "corrupt": (),
+        **dict.fromkeys(("by_role", "role_variance", "role_changed"), (layers, len(ROLES))),
+        **dict.fromkeys(("each", "each_spread", "each_changed") if question.each else (), (layers, columns)),
+    }  # fmt: skip
+    dtype = torch.promote_types(model.dtype, torch.float32)
+    for name, shape in shapes.items():
+        values[name] = torch.full((len(batch), *shape), torch.nan, dtype=dtype)
+        if found:
+            values[name][rows] = found[name].to(dtype)
+    values["total"] = values["clean"] - values["corrupt"]
+    values["known"] = known.double()
+    if question.each:
+        values |= {"best": best, "answer": batch.answer.cpu(), "token": batch.token_ids.cpu()}
+        values["subject"] = within(batch, span).cpu().double()
+    return values
+
+
+@torch.no_grad()
+def _some(
+    model: Transformer, batch: Batch, span: Int[Tensor, "b 2"], question: CausalTrace, metric: Metric
+) -> dict[str, Tensor]:
+    """Everything that is kept of some prompts, on the host, by row."""
+    assert question.sigma is not None
+    noised = Noised.of(model, batch, within(batch, span), question.noise * question.sigma, question)
+    rows, config, layers = noised.batch, model.config, range(model.config.n_layers)
+    restored = {name for layer in layers for name in question.restored(layer, config)}
+    frozen = {name for layer in layers for name in question.frozen(layer, config)}
+    clean = Sweep(model, rows, ()).recorded([Read("hook_embed"), *map(Read, sorted(restored))])
+    common = noised.corrupted(clean.values["hook_embed"])
+    corrupt = Sweep(model, rows, (), common).recorded([*map(Read, sorted(frozen))])
+    cells = question.cells(config, clean.values, corrupt.values, rows.tokens.shape[1])
+    home = clean.final if metric.everywhere else picked(clean.final, rows.last()[:, None])
+    swept = Sweep(model, rows, cells, common=common).run(metric, home)
+    swept = _isolated(swept, noised)
+    example = torch.arange(len(rows), device=home.device)
+    value = wide(metric.of(Outcome(model, home, rows, example, home)))
+    if not bool(value.isfinite().all()):
+        raise NotFiniteError(f"{metric.name} is NaN or infinite in the clean run of some prompt")
+    n, p = question.samples, rows.tokens.shape[1]
+    effect = rearrange(swept.values - swept.base, "(l p) (b n) -> b n l p", p=p, n=n)
+    changed = rearrange(swept.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)
+    found = {
+        **_by_token(effect, changed, batch.real.to(home.device)),
+        **_by_role(effect, changed, roles(batch, span).to(home.device)),
+        "clean": value[::n],
+        "corrupt": swept.base.unflatten(0, (-1, n)).mean(1),
+    }
+    return {name: value.cpu() for name, value in found.items()}
+
+
+def _isolated(swept: Swept, noised: Noised) -> Swept:
+    """The same where nothing can change, whatever rounding says: causal runs agree before the subject."""
+    columns = torch.arange(noised.batch.tokens.shape[1], device=swept.base.device)[:, None]
+    before = (columns < noised.noise.any(2).int().argmax(1)) & noised.model.config.causal
+    same = before.repeat(len(swept.values) // len(before), 1)
+    return Swept(torch.where(same, swept.base, swept.values), swept.base, swept.changed & ~same)
+
+
+def _by_token(
+    effect: Float[Tensor, "b n l p"], changed: Bool[Tensor, "b l p"], real: Bool[Tensor, "b p"]
+) -> dict[str, Tensor]:
+    """Mean and standard deviation over the samples at every token; NaN at padding."""
+    padding = ~real[:, None]
+    return {
+        "each": effect.mean(1).masked_fill(padding, torch.nan),
+        "each_spread": _variance(effect).sqrt().masked_fill(padding, torch.nan),
+        "each_changed": (changed & ~padding).double(),
+    }
+
+
+def _by_role(
+    effect: Float[Tensor, "b n l p"], changed: Bool[Tensor, "b l p"], role: Bool[Tensor, "b r p"]
+) -> dict[str, Tensor]:
+    """Mean and variance over the samples of the mean over a role's tokens; NaN where a prompt has none."""
+    share = role.to(effect) / role.sum(2, keepdim=True)
+    by_role = einsum(effect, share, "b n l p, b r p -> b n l r")
+    reached = einsum(changed.double(), role.double(), "b l p, b r p -> b l r") > 0
+    return {"by_role": by_role.mean(1), "role_variance": _variance(by_role), "role_changed": reached.double()}
+
+
+def _variance(samples: Float[Tensor, "b n *rest"]) -> Float[Tensor, b * rest]:
+    """Over the samples; NaN for a single one."""
+    return samples.var(1) if samples.shape[1] > 1 else torch.full_like(samples[:, 0], torch.nan)
+
+
+def _finish(
+    merged: Partial, question: CausalTrace, config: ModelConfig, text: Text, metric: Metric
+) -> xr.Dataset:
+    moments = moments_of(merged, MaskedMoments)
+    known, asked = float(moments["known"].mean), moments["known"].n
+    if not known:
+        raise ValueError(
+            f"a fact that the model knows is required: of {asked} none has its answer as the most probable next token"
+            + _first_answers(merged)
+        )
+    own, coords = _per_prompt(merged, text) if isinstance(merged, Rows) else ({}, {})
+    effect, variance, total = moments["by_role"], moments["role_variance"], moments["total"]
+    layers = range(config.n_layers)
+    restored = ["+".join(str(Part.of(site)) for site in question.restored(layer, config)) for layer in layers]
+    return labelled(
+        question.name,
+        {
+            **effect.estimate(CELLS, fewest=metric.fewest),
+            "value": (CELLS, effect.mean.masked_fill(effect.count() == 0, torch.nan)),
+            "spread": (CELLS, variance.mean.masked_fill(variance.count() == 0, torch.nan).sqrt()),
+            "changed": (CELLS, moments["role_changed"].mean > 0),
+            **own,
+            "total": (("estimate",), torch.stack((total.mean, *total.interval(fewest=metric.fewest)))),
+        },
+        coords={
+            "layer": layers, "part": (("layer",), restored), "role": list(ROLES), "estimate": list(ESTIMATE), **coords,
+        },
+        units=metric.unit,
+        attrs={
+            **_attrs(question, config, metric),
+            "dropped": round(asked * (1 - known)),
+        },
+    )  # fmt: skip
+
+
+def _per_prompt(
+    merged: Rows, text: Text
+) -> tuple[dict[str, tuple[Sequence[str], Tensor]], dict[str, object]]:
+    """What is kept of every known fact, and its labels."""
+    known = merged.rows["known"] > 0
+    kept = {name: value[known] for name, value in merged.rows.items()}
+    values: dict[str, tuple[Sequence[str], Tensor]] = {
+        "each": (TOKENS, kept["each"]),
+        "each_spread": (TOKENS, kept["each_spread"]),
+        "each_changed": (TOKENS, kept["each_changed"] > 0),
+        "subject": (("prompt", "pos"), kept["subject"] > 0),
+        **{name: (("prompt",), kept[name]) for name in ("clean", "corrupt")},
+    }
+    numbers = known.nonzero()[:, 0] if merged.ids is None else merged.ids.cpu()[known]
+    return values, {
+        "prompt": numbers.tolist(), "pos": range(kept["token"].shape[1]), "token": text.token_words(kept["token"]),
+    }  # fmt: skip
+
+
+def _first_answers(merged: Partial) -> str:
+    """The answer of the first fact and what the model says instead, as far as rows were kept."""
+    if not isinstance(merged, Rows):
+        return ""
+    return (
+        f"; the first answer is {int(merged.rows['answer'][0])}, the model says {int(merged.rows['best'][0])}"
+    )
+
+
+def _attrs(question: CausalTrace, config: ModelConfig, metric: Metric) -> dict[str, str | float | int]:
+    """How the trace was made, and the conventions."""
+    assert question.sigma is not None
+    window = usual_window(config.n_layers) if question.window is None else question.window
+    return {
+        "kind": question.kind,
+        "window": 1 if question.kind == "state" else window,
+        "noise": question.noise,
+        "samples": question.samples,
+        "seed": question.seed,
+        "severed": question.severed or "nothing",
+        "sigma": question.sigma,
+        "direction": "denoise",
+        "effect": f"indirect effect, restored - corrupted: {SIGN}",
+        "interval": f"{over('prompts', metric.fewest)}, of means over noise samples",
+        "null": "0: what is restored brings nothing back",
+        "metric": metric.name,
+        "unit": metric.unit,
+        "roles": "every token has one at most; tokens of a role averaged inside a prompt",
+    }

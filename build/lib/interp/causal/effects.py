@@ -1,0 +1,420 @@
+"""How far a metric moves under interventions: the one table that every causal question returns, and how two compare.
+
+An effect is metric(with the intervention) - metric(the same run without it), always: negative where what was taken away
+held the metric up, positive where what was put in raised it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.causal.graph import EdgeGraph
+from interp.core.boundary import nearest, public, shape_text
+from interp.core.results import labelled
+from interp.core.stats import Means, Moments, Partial, Rows, over
+from interp.data.batch import Batch, Text
+from interp.model.config import ModelConfig
+from interp.model.parts import KINDS, Named, Part, axis_size, is_part
+from interp.model.sites import DIMS, axes_of
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Posed
+from interp.passes.metrics import Metric
+from interp.passes.observe import Subject
+from interp.passes.sweep import Sweep, Swept
+from interp.passes.variants import Variant
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SIGN = "metric with the intervention minus metric of the same run without it"
+EDGE_DIMS = ("sender", "receiver")
+COLUMN_DIMS = {"pos", "query", "key", "source"}
+"""The dims that run over columns."""
+OTHERWISE = ": name other dims in `by`"
+"""What to do where prompts of several lengths have no cells by column."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """What the interventions of a question do to the metric of some prompts."""
+
+    effect: Float[Tensor, "b ..."]
+    """Per prompt and cell."""
+    changed: Bool[Tensor, "b ..."]
+    """Whether the intervention changed anything that can reach the metric."""
+    runs: Mapping[str, Float[Tensor, "b"]]
+    """The metric of the runs without an intervention, by name."""
+
+    @classmethod
+    def of(cls, found: Swept, shape: Sequence[int], runs: Mapping[str, Float[Tensor, "b"]]) -> Measured:
+        """What a sweep found, its variants as cells of this shape."""
+        effect, changed = (
+            x.mT.unflatten(1, shape) if shape else x[0] for x in (found.values - found.base, found.changed)
+        )
+        return cls(effect, changed, runs)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Measured], order: Int[Tensor, "b"] | None = None) -> Measured:
+        """That of several groups of prompts, in this order of their rows."""
+
+        def rows(values: Iterable[Tensor]) -> Tensor:
+            found = torch.cat(list(values))
+            return found if order is None else found[order.to(found.device)]
+
+        runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
+        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs)
+
+
+Measure = Callable[[Transformer, Batch], Measured]
+"""From a model and some prompts (with their corrupted ones, where the question compares two runs)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """How the effects of one question are labelled."""
+
+    name: str
+    dims: tuple[str, ...]
+    """What tells the cells apart, in the order of the effects' axes."""
+    coords: Mapping[str, object]
+    """Labels by dim, as far as they are known beforehand; positions are counted."""
+    metric: Metric
+    text: Text
+    attrs: Mapping[str, str | int | float] = field(default_factory=dict)
+    first_order: bool = False
+    """Whether effects are estimates by a gradient, which must not be zero everywhere."""
+    graph: EdgeGraph | None = None
+    """The edges that the cells are; None where they are none."""
+
+    @classmethod
+    def of_edges(
+        cls,
+        name: str,
+        graph: EdgeGraph,
+        metric: Metric,
+        text: Text,
+        attrs: Mapping[str, str | int | float],
+    ) -> Table:
+        """The table of all edges of a graph, whose effects are 0 where there is no edge; exact, or by a gradient.
+
+        attrs: how they were measured, `method` and `direction` among it.
+        """
+        coords = {"sender": graph.senders, "receiver": graph.receivers}
+        known, estimated = {**attrs, "edges": len(graph)}, attrs["method"] != "exact"
+        return cls(name, EDGE_DIMS, coords, metric, text, known, first_order=estimated, graph=graph)
+
+    @property
+    def columns(self) -> list[str]:
+        """The dims that number the columns of every prompt, so that they require prompts of one length."""
+        return [dim for dim in self.dims if dim in COLUMN_DIMS and dim not in self.coords]
+
+
+def causal(
+    model: Subject, table: Table, measure: Measure, *, each: bool = True, pairs: bool = False
+) -> Analysis:
+    """The analysis of a causal question: sweeps per batch, and the one table of effects.
+
+    each: keep every prompt's effects; otherwise only their moments, for data of any size.
+    """
+    return Analysis(
+        table.name,
+        partial(_compute, measure=measure, table=table, each=each),
+        Rows if each else Means,
+        partial(_finish, table=table),
+        pose=Posed.of(model.text, table.metric.answer, table.metric.wrong),
+        pairs=pairs,
+    )
+
+
+def swept(
+    model: Transformer,
+    batch: Batch,
+    metric: Metric,
+    variants: Sequence[Variant],
+    shape: Sequence[int] = (-1,),
+    common: Variant | None = None,
+) -> Measured:
+    """The effects of one sweep's variants, as cells of this shape; a metric that compares (KL) compares with the run
+    without them.
+    """
+    with torch.no_grad():
+        found = Sweep(model, batch, variants, common or Variant()).run(metric)
+    return Measured.of(found, shape, {"base": found.base})
+
+
+def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
+    """ValueError unless all prompts are equally long; `otherwise` says what may be done instead."""
+    lengths = batch.lengths
+    if bool((lengths != lengths[0]).any()):
+        found = sorted(set(lengths.tolist()))
+        raise ValueError(f"{what} require prompts of one length, got lengths {found}{otherwise}")
+
+
+def moments_of(merged: Partial, kind: type[Moments] = Moments) -> Mapping[str, Moments]:
+    """The moments of all real numbers that were merged, whether every row was kept or not."""
+    if isinstance(merged, Rows):
+        return {name: kind.of(x) for name, x in merged.rows.items() if x.is_floating_point()}
+    assert isinstance(merged, Means)
+    return merged.moments
+
+
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, measure: Measure, table: Table, each: bool
+) -> Mapping[str, Tensor]:
+    if table.columns:
+        check_one_length(batch, f"effects by {', '.join(table.columns)}", OTHERWISE)
+    found = measure(model, batch)
+    for name, value in found.runs.items():
+        if not bool(value.isfinite().all()):
+            raise NotFiniteError(f"{table.metric.name} is NaN or infinite in the {name} run of some prompt")
+    rows = {
+        "effect": found.effect, "changed": found.changed.double(), "length": batch.lengths.double(), **found.runs,
+    }  # fmt: skip
+    if each:  # of rows of several widths there are no moments
+        rows["token"] = batch.token_ids.to(found.effect.device)
+    return rows
+
+
+def _finish(merged: Partial, table: Table) -> xr.Dataset:
+    every = dict(moments_of(merged))
+    effect, changed, length = (every.pop(name) for name in ("effect", "changed", "length"))
+    error = {name: float(every.pop(name).mean) for name in ("completeness_error",) if name in every}
+    agreed = {name: every.pop(name) for name in COEFFICIENTS if name in every}
+    if table.columns and bool(length.spread.any()):
+        raise ValueError(f"effects by {', '.join(table.columns)} require prompts of one length{OTHERWISE}")
+    dims, counted = table.dims, dict(zip(table.dims, map(range, effect.mean.shape), strict=True))
+    values: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, changed.mean > 0)}
+    coords: dict[str, object] = {}
+    if isinstance(merged, Rows):
+        _check_differing(merged.rows, table)
+        token = merged.rows["token"]
+        coords = {"token": table.text.token_words(token), "pos": range(token.shape[1])}
+        values["each"] = (("prompt", *dims), merged.rows["effect"])
+        values |= {name: (("prompt",), merged.rows[name]) for name in every}
+    else:
+        values |= {name: ((), run.mean) for name, run in every.items()}
+    if table.first_order and not bool(values["changed"][1].any()):
+        where = f" at {table.attrs['site']}" if "site" in table.attrs else ""
+        rules = f", or the rules {table.attrs['rules']} leave none" if table.attrs.get("rules") else ""
+        raise ValueError(
+            f"{table.metric.name}: its gradient{where} is zero in every prompt; the metric is constant or saturated "
+            f"there{rules}"
+        )
+    if agreed:
+        coords["coefficient"] = list(agreed)
+        values |= _agreed(list(agreed.values()))
+    if "clean" in every:
+        values["normalised"] = (dims, _normalised(effect.mean, every, table))
+    given = {
+        name: labels for name, labels in table.coords.items() if name in dims or isinstance(labels, tuple)
+    }
+    found = labelled(
+        table.name,
+        {**effect.estimate(dims, fewest=table.metric.fewest), **values},
+        coords={**counted, **given, **coords},
+        units={
+            **dict.fromkeys(("value", "low", "high", "each", *every), table.metric.unit),
+            "normalised": "share of the difference between the runs",
+        },
+        attrs={
+            **table.attrs, **error, "metric": table.metric.name, "unit": table.metric.unit, "effect": SIGN,
+            "interval": over("prompts", table.metric.fewest),
+        },
+    )  # fmt: skip
+    return found if table.graph is None else _of_edges(found, table.graph)
+
+
+def _agreed(rows: Sequence[Moments]) -> dict[str, tuple[Sequence[str], Tensor]]:
+    """The mean of every coefficient and its interval, as Fisher's z: correlations near 1 are skewed."""
+    each = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
+    names = {"agreement": "value", "agreement_low": "low", "agreement_high": "high"}
+    return {
+        name: (("coefficient",), torch.stack([found[part][1] for found in each]).tanh())
+        for name, part in names.items()
+    }
+
+
+def _check_differing(rows: Mapping[str, Tensor], table: Table) -> None:
+    """ValueError for two runs that are alike in every prompt."""
+    if "clean" in rows and bool((rows["clean"] == rows["corrupt"]).all()):
+        raise ValueError(
+            f"{table.metric.name} is {float(rows['clean'][0]):.4g} for clean and corrupted runs alike in every prompt: "
+            "there is nothing that an intervention could bring back"
+        )
+
+
+def _normalised(
+    effect: Float[Tensor, "..."], runs: Mapping[str, Moments], table: Table
+) -> Float[Tensor, "..."]:
+    """(patched - corrupt) / (clean - corrupt) of the mean metrics: 0 = like the corrupted run, 1 = like the clean."""
+    clean, corrupt = float(runs["clean"].mean), float(runs["corrupt"].mean)
+    start = corrupt if table.attrs.get("direction") == "denoise" else clean
+    total = clean - corrupt
+    return (effect + start - corrupt) / total if total else torch.full_like(effect, torch.nan)
+
+
+def _of_edges(result: xr.Dataset, graph: EdgeGraph) -> xr.Dataset:
+    """A result over senders and receivers without numbers where there is no edge, and with the coordinate `edge`."""
+    import xarray as xr
+
+    exists = xr.DataArray(graph.exists.numpy(), dims=EDGE_DIMS)
+    changed = {
+        name: value.where(exists, np.array(np.nan if value.dtype.kind == "f" else 0, value.dtype))
+        for name, value in result.data_vars.items()
+        if set(EDGE_DIMS) <= set(value.dims)
+    }
+    return result.assign(changed).assign_coords(edge=(EDGE_DIMS, edge_names(graph)))
+
+
+def edge_names(graph: EdgeGraph) -> np.ndarray:
+    """The name of every edge `[sender, receiver]`, "" where there is none."""
+    senders, receivers = (np.array(names, dtype=np.str_) for names in (graph.senders, graph.receivers))
+    names = np.char.add(np.char.add(senders, "->")[:, None], receivers)
+    return np.where(graph.exists.numpy(), names, "")
+
+
+def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[str, ...]:
+    """The dims of `by`, in the order of the result. KeyError for an unknown dim."""
+    for dim in by:
+        if dim not in possible:
+            raise KeyError(
+                f"{what} has the dims {', '.join(possible)}, not {dim!r}; {nearest(dim, possible)}"
+            )
+    return tuple(dim for dim in possible if dim in by)
+
+
+def listed(given: Named | Sequence[Named]) -> list[Named]:
+    """The parts that are meant: one, or those of a list."""
+    return [given] if is_part(given) else list(given)  # type: ignore[arg-type]
+
+
+def site_dims(names: Sequence[str]) -> list[str]:
+    """The dims along which cells of a site are told apart, given its name in every layer."""
+    own = [DIMS[axis] for axis in axes_of(names[0]).split()[1:] if axis in DIMS]
+    return ["layer"] * names[0].startswith("blocks.") + own
+
+
+def site_coords(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
+    """The coordinates `layer` and `part` of results about a site, as far as it has them."""
+    layers = [int(name.split(".")[1]) for name in names if name.startswith("blocks.")]
+    return ({"layer": layers} if layers else {}) | part_names(names, dims, config)
+
+
+def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
+    """The coordinate `part` of results by layer: the whole site of each, or its heads, neurons, ... one by one.
+
+    names: the site in each layer. Nothing where a cell is no part with a name of its own.
+
+    Example:
+        >>> part_names(["blocks.0.attn.hook_z"], ("layer", "pos", "head"), model.cfg)["part"][1][0][:2]
+        ['L0H0', 'L0H1']
+    """
+    own = [axis for axis, dim in DIMS.items() if dim in dims and dim not in COLUMN_DIMS]
+    if "layer" not in dims or len(own) > 1:
+        return {}
+    whole = [Part.of(name) for name in names]
+    if not own:
+        return {"part": (("layer",), [str(part) for part in whole])}
+    inner = names[0].split(".", 2)[2]
+    kinds = [name for name, row in KINDS.items() if (row.site, row.axis) == (inner, own[0])]
+    if not kinds:
+        return {}
+    kind = kinds[-1 if config.kv_heads < config.n_heads else 0]  # keys and values that heads share: by group
+    indices = range(axis_size(own[0], config))
+    return {
+        "part": (("layer", DIMS[own[0]]), [[str(Part(kind, p.layer, i)) for i in indices] for p in whole])
+    }
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Two rankings of the same things compared."""
+
+    rank_correlation: float
+    """Spearman's: the correlation of the signed effects' ranks, equal ones sharing theirs; NaN if one is constant."""
+    overlap: float
+    """The share of the `top` largest exact effects (by absolute value) that are among the `top` largest estimates."""
+    same_sign: float
+    """The share of the `top` largest exact effects whose estimates have their sign; the overlap ignores signs."""
+    top: int
+    n: int
+    """How many things were compared."""
+
+    @property
+    def chance(self) -> float:
+        """The overlap expected of a random ranking."""
+        return self.top / self.n
+
+
+@public()
+def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, top: int) -> Agreement:
+    """How well two tensors of effects agree in rank and in their largest; cells that are NaN in both do not count.
+
+    Errors: ValueError for other shapes, for cells that only one of them has, or for a `top` outside 1 to n.
+
+    Example:
+        >>> agreement(torch.tensor([3.0, -2.0, 0.1]), torch.tensor([30.0, -20.0, 0.2]), top=2).overlap
+        1.0
+    """
+    if estimate.shape != exact.shape:
+        raise ValueError(
+            f"effects of the same things are required, got shapes {shape_text(estimate.shape)} and "
+            f"{shape_text(exact.shape)}"
+        )
+    known = ~exact.isnan()
+    if bool((known == estimate.isnan()).any()):
+        raise ValueError("effects of the same things are required, got cells that only one of the two has")
+    ours, theirs = estimate[known].double(), exact[known].double()
+    n = len(ours)
+    if not 1 <= top <= n:
+        raise ValueError(f"top in [1, {n}] is required, got {top}")
+    tops = [set(x.abs().topk(top).indices.tolist()) for x in (ours, theirs)]
+    pair = torch.stack((ranks(ours), ranks(theirs)))
+    correlation = float(torch.corrcoef(pair)[0, 1]) if n > 1 else float("nan")
+    largest = torch.tensor(sorted(tops[1]))
+    same = float((ours[largest].sign() == theirs[largest].sign()).double().mean())
+    return Agreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
+
+
+FEWEST_CORRELATIONS = 16
+"""Prompts from which the mean of their Fisher z gets an interval: below, those of 1 weigh too much."""
+COEFFICIENTS = ("pearson", "spearman")
+"""The correlations that say how well estimates agree with effects, in the order of `fisher_z`."""
+
+
+def fisher_z(estimate: Float[Tensor, "n"], exact: Float[Tensor, "n"]) -> tuple[float, float]:
+    """artanh of Pearson's and of Spearman's correlation; NaN for fewer than two things, or where one is constant.
+
+    That of 1 is infinite: Pearson's is cut at 1 - 1e-9, Spearman's half way from the ranks with one pair of neighbours
+    exchanged to those that agree, at 1 - 6 / (n (n^2 - 1)).
+
+    Example:
+        >>> [round(z, 3) for z in fisher_z(torch.tensor([1.0, 2.0, 4.0, 8.0]), torch.tensor([1.0, 2.0, 4.0, 8.0]))]
+        [10.708, 1.472]
+    """
+    ours, theirs, n = estimate.double(), exact.double(), len(exact)
+    if n < 2 or not bool((ours != ours[0]).any()) or not bool((theirs != theirs[0]).any()):
+        return float("nan"), float("nan")
+    pairs = (torch.stack((ours, theirs)), torch.stack((ranks(ours), ranks(theirs))))
+    most = (1 - 1e-9, 1 - 6 / (n * (n * n - 1)))
+    pearson, spearman = (
+        float(torch.corrcoef(pair)[0, 1].clamp(-cut, cut).atanh())
+        for pair, cut in zip(pairs, most, strict=True)
+    )
+    return pearson, spearman
+
+
+def ranks(values: Float[Tensor, "n"]) -> Float[Tensor, "n"]:
+    """The rank of every value from 0 upwards, equal values sharing the mean of theirs."""
+    _, which, count = values.unique(return_inverse=True, return_counts=True)
+    last = count.cumsum(0).double() - 1
+    return (last - (count.double() - 1) / 2)[which]

@@ -1,0 +1,207 @@
+"""The edge graph of a model: which part's output enters which part's input through the residual stream.
+
+A residual stream is a sum, so the input of every head, every MLP and the logits has one term per earlier part: an edge.
+(Syed et al. 2023, "Attribution Patching Outperforms Automated Circuit Discovery"; Hanna et al. 2024, "Have Faith in
+Faithfulness".) Names are those of parts and edges (`interp.model.parts`):
+
+    nodes   `L0.resid` (the embeddings, "input" in the literature), `L3H7`, `L3.mlp`, `logits`
+    edges   `L0H1->L2.mlp`, `L0.mlp->logits`, and into a head by what it carries: `L0H1->L1H2.q`, `.k`, `.v`
+
+Heads that share keys and values (grouped-query attention) have one key and one value input per group: `L1G0.k` and
+`L1G0.v`, group g serving the query heads h with h // (n_heads / n_kv_heads) = g. Without groups it is `L1H0.k`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from interp.core.boundary import nearest, public
+from interp.model.config import ModelConfig
+from interp.model.parts import Edge, Part
+
+INPUT, LOGITS = "L0.resid", "logits"
+MOST_HEADS = 100_000
+"""Heads of a graph, whose matrix of edges is that many squared; the largest published models have some 20 000."""
+
+
+def reads_by_qkv(config: ModelConfig) -> bool:
+    """Whether queries, keys and values are all that heads read of the stream: no gate, no memory, no other scores."""
+    return all(mixer.traits.reads_by_qkv for mixer in config.mixers)
+
+
+@public()
+@dataclass(frozen=True)
+class EdgeGraph:
+    """All edges of one shape of model, as one matrix `[sender, receiver]`.
+
+    Senders and receivers are in the order of the forward pass (per layer: heads, MLP; and queries, keys, values, MLP),
+    so that the senders a receiver sees are the first so many: the graph is one number per receiver. Names of edges are
+    made only when somebody asks.
+
+    Example:
+        >>> len(EdgeGraph(n_layers=12, n_heads=12, n_kv_heads=12))
+        32491
+        >>> EdgeGraph.of(model.cfg).senders[:2]
+        ('L0.resid', 'L0H0')
+    """
+
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    mlp: bool = True
+    parallel: bool = False
+    """Whether an MLP reads what the heads of its own layer read, instead of their sum."""
+
+    def __post_init__(self) -> None:
+        """ValueError for numbers that no model has; the names of the nodes alone would not fit the memory."""
+        sizes = (self.n_layers, self.n_heads, self.n_kv_heads)
+        if min(sizes) < 1 or self.n_layers * self.n_heads > MOST_HEADS or self.n_heads % self.n_kv_heads:
+            raise ValueError(
+                f"EdgeGraph requires at least 1 and at most {MOST_HEADS} heads in all layers together, n_kv_heads "
+                f"dividing n_heads; got n_layers={sizes[0]}, n_heads={sizes[1]}, n_kv_heads={sizes[2]}"
+            )
+
+    @classmethod
+    def of(cls, config: ModelConfig) -> EdgeGraph:
+        """The graph of a config. ValueError where the inputs are no sums over earlier parts."""
+        problem = {
+            "norms the sum itself (post-norm blocks)": config.norm_place == "post",
+            "also attends to the memory of an encoder": config.cross_attention,
+            f"{config.block.unusual}, and the graph has one node": config.block.unusual is not None,
+            "has heads that read the stream otherwise than as queries, keys and values linear in it": not reads_by_qkv(
+                config
+            ),
+        }
+        if found := [what for what, is_so in problem.items() if is_so]:
+            raise ValueError(
+                f"an edge graph requires a residual stream that is a sum of what its parts add; this model {found[0]}"
+            )
+        return cls(config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel)
+
+    @cached_property
+    def senders(self) -> tuple[str, ...]:
+        """Every node that writes to the stream."""
+        names = [INPUT]
+        for layer in range(self.n_layers):
+            names += [str(Part("head", layer, h)) for h in range(self.n_heads)]
+            names += [str(Part("mlp", layer))] * self.mlp
+        return tuple(names)
+
+    @cached_property
+    def receivers(self) -> tuple[str, ...]:
+        """Every input that reads from the stream."""
+        group = "group_" if self.n_kv_heads < self.n_heads else ""
+        names: list[str] = []
+        for layer in range(self.n_layers):
+            names += [str(Part("query", layer, h)) for h in range(self.n_heads)]
+            for kind in ("key", "value"):
+                names += [str(Part(group + kind, layer, g)) for g in range(self.n_kv_heads)]
+            names += [str(Part("mlp", layer))] * self.mlp
+        return (*names, LOGITS)
+
+    @cached_property
+    def visible(self) -> Int[Tensor, "receiver"]:
+        """How many senders each receiver sees: always the first ones."""
+        counts: list[int] = []
+        for layer in range(self.n_layers):
+            before = self.heads(layer).start
+            counts += [before] * self._inputs
+            counts += [before if self.parallel else before + self.n_heads] * self.mlp
+        return torch.tensor([*counts, len(self.senders)])
+
+    @cached_property
+    def exists(self) -> Bool[Tensor, "sender receiver"]:
+        """Which edges there are."""
+        return torch.arange(len(self.senders))[:, None] < self.visible
+
+    def __len__(self) -> int:
+        """The number of edges: sum_l 3H(1 + (H+1)l) + sum_l (1 + (H+1)l + H) + 1 + (H+1)L, without groups."""
+        return int(self.visible.sum())
+
+    def heads(self, layer: int) -> slice:
+        """The senders that are the heads of a layer."""
+        first = 1 + layer * (self.n_heads + self.mlp)
+        return slice(first, first + self.n_heads)
+
+    def mlp_sender(self, layer: int) -> int:
+        """The sender that is the MLP of a layer, if there is one."""
+        return self.heads(layer).stop
+
+    def inputs(self, layer: int) -> slice:
+        """The receivers of a layer's heads: queries, keys, values."""
+        first = layer * (self._inputs + self.mlp)
+        return slice(first, first + self._inputs)
+
+    def mlp_receiver(self, layer: int) -> int:
+        """The receiver that is the MLP of a layer, if there is one."""
+        return self.inputs(layer).stop
+
+    def name(self, sender: int, receiver: int) -> str:
+        """The name of one edge."""
+        return f"{self.senders[sender]}->{self.receivers[receiver]}"
+
+    def names(self, chosen: Bool[Tensor, "sender receiver"] | None = None) -> Iterator[str]:
+        """The names of the chosen edges (None: of all), sender by sender."""
+        which = self.exists if chosen is None else self.exists & chosen.cpu()
+        return (self.name(s, r) for s, r in which.nonzero().tolist())
+
+    def index(self, edge: str | Edge) -> tuple[int, int]:
+        """Sender and receiver of an edge, named in any spelling. KeyError for one that this graph does not have."""
+        source, arrow, target = str(edge).partition("->")
+        sender = _place(source, self._sender_places, "sender")
+        receiver = _place(target, self._receiver_places, "receiver") if arrow else -1
+        if not arrow or not bool(self.exists[sender, receiver]):
+            raise KeyError(
+                f"no edge {str(edge)!r}: an edge `sender->receiver` leads forwards, to an input that reads the sender"
+            )
+        return sender, receiver
+
+    def chosen(self, edges: Iterable[str | Edge]) -> Bool[Tensor, "sender receiver"]:
+        """True at the named edges. KeyError for one that this graph does not have."""
+        mask = torch.zeros_like(self.exists)
+        for edge in edges:
+            mask[self.index(edge)] = True
+        return mask
+
+    def nodes_of(self, receiver: int) -> tuple[str, ...]:
+        """The nodes that compute with this input: one, or, for shared keys and values, the heads of the group."""
+        part = Part.of(self.receivers[receiver])
+        assert part.layer is not None or part.kind == LOGITS
+        if part.kind in ("query", "key", "value"):
+            return (str(Part("head", part.layer, part.index)),)
+        if part.index is None:
+            return (str(part),)
+        size = self.n_heads // self.n_kv_heads
+        return tuple(
+            str(Part("head", part.layer, h)) for h in range(part.index * size, (part.index + 1) * size)
+        )
+
+    @property
+    def _inputs(self) -> int:
+        return self.n_heads + 2 * self.n_kv_heads
+
+    @cached_property
+    def _sender_places(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.senders)}
+
+    @cached_property
+    def _receiver_places(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.receivers)}
+
+
+def _place(name: str, places: dict[str, int], what: str) -> int:
+    if name in places:
+        return places[name]
+    try:
+        other = str(Part.of(name))
+    except (KeyError, ValueError):
+        other = name
+    if other not in places:
+        raise KeyError(f"no {what} {name!r} in this graph; {nearest(name, places)}")
+    return places[other]

@@ -1,0 +1,261 @@
+"""Attention knockout: cut what some positions read from others, and watch the answer.
+
+A score of -inf before the softmax removes an edge query -> key; what it had is spread over the keys that are left, so
+rows still sum to 1 (Geva et al. 2023, "Dissecting Recall of Factual Associations", arXiv:2304.14767, section 4; windows
+of layers, because one layer's loss is made good by its neighbours).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.causal.ablation import chosen, chosen_layers
+from interp.causal.effects import Measured, Table, causal, dims_asked, swept
+from interp.causal.spans import rows_of_mask
+from interp.core.boundary import public
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
+from interp.model.parts import Part
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, observe
+from interp.passes.variants import Variant
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+T = TypeVar("T")
+Columns = Sequence[int] | Bool[Tensor, "prompt p"]
+"""The same tokens of every prompt, negative from its end, or a mask that says which columns of each."""
+Layout = tuple[tuple[int, ...], tuple[int, ...]]
+"""The columns of the queries and of the keys in one prompt."""
+DIMS = ("layer", "head", "query", "key")
+
+
+@dataclass(frozen=True, eq=False)
+class KnockOut(Question):
+    """How far a metric moves when some tokens cannot attend to others; `knock_out` describes the result."""
+
+    queries: Columns
+    """The tokens that read: of every prompt alike, or a mask `[prompt, pos]`."""
+    keys: Columns
+    """The tokens that they cannot attend to."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    by: Sequence[str] = ("layer",)
+    """Which cuts are made one at a time: of `layer`, `head`, `query` and `key`."""
+    layers: Sequence[int] | None = None
+    """The layers concerned; None = all."""
+    heads: Sequence[int] | None = None
+    """The heads concerned, in every layer; None = all."""
+    window: int = 1
+    """With `layer`, how many layers are cut at once."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A planned sweep for the prompts of each layout in a batch."""
+        config, metric = model.transformer.config, as_metric(self.metric)
+        cuts = Cuts(
+            dims_asked(self.by, DIMS, "a knock-out"),
+            tuple(chosen_layers(self.layers, config.n_layers)),
+            tuple(
+                range(config.n_heads) if self.heads is None else chosen(self.heads, config.n_heads, "head")
+            ),
+            self.window,
+            config,
+        )
+        masks = [len(columns) for columns in (self.queries, self.keys) if isinstance(columns, Tensor)]
+        if masks and {"query", "key"} & set(cuts.by):
+            raise ValueError("cuts by query or key require columns that are alike in all prompts, got a mask")
+        table = Table(
+            self.name, cuts.by, cuts.coords(self.queries, self.keys), metric, model.text,
+            {"intervention": "attention scores = -inf", "window": self.window},
+        )  # fmt: skip
+        measure = partial(_measured, cuts=cuts, queries=self.queries, keys=self.keys, metric=metric)
+        found = causal(model, table, measure, each=self.each)
+        counts = {*masks, *([] if found.rows is None else [found.rows])}
+        if len(counts) > 1:
+            raise ValueError(
+                f"masks and answers for the same prompts are required, got {sorted(counts)} of them"
+            )
+        return replace(found, rows=next(iter(counts), None))
+
+
+@public()
+def knock_out(
+    model: Model,
+    data: DataSource | Data,
+    queries: Columns,
+    keys: Columns,
+    *,
+    metric: Metric | LogitFunction | None = None,
+    by: Sequence[str] = ("layer",),
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    window: int = 1,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How far the metric moves when `queries` cannot attend to `keys`: Dataset over the dims `by`.
+
+    score[q, k] = -inf before the softmax, for every q of `queries` and k of `keys`, so that each row still sums to 1.
+    Variables as in `ablate`, in the metric's unit: `value` with its interval and `n`, `each`, `base`, and `changed`
+    (False where no such edge exists, as in a causal model from an earlier query to a later key).
+    queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of each
+    prompt's own columns, such as the spans of `interp.tasks`.
+    by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are alike
+    in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
+    layers, heads: those concerned; None = all. window: with `layer`, how many layers are cut at once, those around the
+    layer that labels the cell (from layer - window // 2, as many as there are).
+    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers.
+    each=False keeps only the moments over prompts, for data of any size.
+    Errors: ValueError for a query that would be left without any key, padding, or masks with `query` or `key` in `by`;
+    IndexError for a token, layer or head that does not exist; KeyError for an unknown dim.
+
+    Example:
+        >>> answer = interp.logit_difference(" Mary", " John")
+        >>> knock_out(model, prompt, [-1], [1, 2], metric=answer, by=("layer", "key")).value.dims
+        ('layer', 'key')
+    """
+    question = KnockOut(queries, keys, metric, by, layers, heads, window, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True)
+class Cuts:
+    """Which edges are cut together, and in which layers and heads."""
+
+    by: tuple[str, ...]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    window: int
+    config: ModelConfig
+
+    def __post_init__(self) -> None:
+        if self.window < 1 or (self.window > 1 and "layer" not in self.by):
+            raise ValueError(
+                f"a window of 1 or more layers is required, with 'layer' in `by`, got {self.window}"
+            )
+
+    @property
+    def groups(self) -> list[list[int]]:
+        """The layers that are cut at once, for every cell."""
+        if "layer" not in self.by:
+            return [list(self.layers)]
+        starts = [layer - self.window // 2 for layer in self.layers]
+        return [list(range(max(0, s), min(self.config.n_layers, s + self.window))) for s in starts]
+
+    def coords(self, queries: Columns, keys: Columns) -> dict[str, object]:
+        """The labels of every dim; heads that are cut singly have their names."""
+        possible = {"layer": self.layers, "head": self.heads, "query": queries, "key": keys}
+        found: dict[str, object] = {dim: list(possible[dim]) for dim in self.by}
+        if self.window == 1 and self.by[:2] == ("layer", "head"):
+            names = [[str(Part("head", layer, h)) for h in self.heads] for layer in self.layers]
+            found["part"] = (("layer", "head"), names)
+        return found
+
+    def variants(self, queries: Sequence[int], keys: Sequence[int]) -> list[Variant]:
+        """One variant per cell, in the order of the dims."""
+        hidden = Set(-torch.inf)
+        singly = "head" in self.by or len(self.heads) < self.config.n_heads
+        heads: list[dict[str, int]] = [{"head": h} for h in self.heads] if singly else [{}]
+        cells = product(
+            self.groups,
+            _split(heads, "head" in self.by),
+            _split(queries, "query" in self.by),
+            _split(keys, "key" in self.by),
+        )
+        return [
+            Variant(
+                [
+                    Edit(f"blocks.{layer}.attn.hook_attn_scores", hidden, {"query": q, "key": k, **head})
+                    for layer, head, q, k in product(layers, some, starts, ends)
+                ]
+            )
+            for layers, some, starts, ends in cells
+        ]
+
+
+def _split(items: Sequence[T], singly: bool) -> list[Sequence[T]]:
+    """Each item for itself, or all together."""
+    return [[item] for item in items] if singly else [items]
+
+
+def _measured(
+    model: Transformer, batch: Batch, cuts: Cuts, queries: Columns, keys: Columns, metric: Metric
+) -> Measured:
+    """The effects in every prompt; those with the same columns share a sweep."""
+    both = (_columns(queries, batch, "query"), _columns(keys, batch, "key"))
+    layouts: list[Layout] = list(zip(*both, strict=True))
+    check_sight(model, batch, cuts, layouts)
+    rows = {
+        each: [i for i, layout in enumerate(layouts) if layout == each] for each in dict.fromkeys(layouts)
+    }
+    counts = {
+        "layer": len(cuts.layers),
+        "head": len(cuts.heads),
+        "query": len(both[0][0]),
+        "key": len(both[1][0]),
+    }
+    shape = [counts[dim] for dim in cuts.by]
+    parts = [
+        swept(model, batch.rows(torch.tensor(some)), metric, cuts.variants(*layout), shape)
+        for layout, some in rows.items()
+    ]
+    return Measured.joined(parts, torch.tensor([i for some in rows.values() for i in some]).argsort())
+
+
+def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[Layout]) -> None:
+    """ValueError for a query to which a cut would leave no key; in models with sinks the sink takes what is left."""
+    if model.config.sinks:
+        return
+    queries, keys = torch.zeros(2, *batch.tokens.shape, dtype=torch.bool)
+    for row, (starts, ends) in enumerate(layouts):
+        queries[row, list(starts)] = True
+        keys[row, list(ends)] = True
+    layers = sorted({layer for group in cuts.groups for layer in group})
+    reads = [Read(f"blocks.{layer}.attn.hook_attn_scores", via=_finite) for layer in layers]
+    trace = observe(model, batch, reads, answers_only=True).trace
+    for layer, read in zip(layers, reads, strict=True):
+        seen = trace[read].cpu() & queries[:, :, None]
+        hit = seen & keys[:, None, :]
+        blind = hit.any(-1) & (seen.sum(-1) == (1 if "key" in cuts.by else hit.sum(-1)))
+        if bool(blind.any()):
+            raise ValueError(
+                f"every query must keep a key, but query {int(blind.nonzero()[0, 1])} of layer {layer} sees none "
+                f"besides those that are to be cut"
+            )
+
+
+def _finite(scores: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b q k"]:
+    """Which keys a query sees: the same for all heads."""
+    return scores[:, 0].isfinite()
+
+
+def _columns(given: Columns, batch: Batch, what: str) -> list[tuple[int, ...]]:
+    """The columns of each prompt."""
+    if isinstance(given, Tensor):
+        mask = rows_of_mask(given, batch, f"{what} columns")
+        return [tuple(row.nonzero()[:, 0].tolist()) for row in mask]
+    first = batch.real.int().argmax(1).tolist()
+    return [
+        tuple(start + i for i in chosen(given, length, what))
+        for start, length in zip(first, batch.lengths.tolist(), strict=True)
+    ]

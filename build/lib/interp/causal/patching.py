@@ -1,0 +1,233 @@
+"""Activation patching: put activations of one run into another, cell by cell or all at once, and watch the answer.
+
+Denoising puts clean activations into the corrupted run (which of them suffice to bring the answer back?), noising puts
+corrupted ones into the clean run (which are needed to keep it?); Heimersheim & Nanda 2024, "How to use and interpret
+activation patching". Every cell is a variant of one planned sweep, so a map costs a few batched passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
+from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
+from interp.core.boundary import nearest, public
+from interp.data.batch import Batch, Prompts
+from interp.data.sources import Data
+from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
+from interp.model.sites import DIMS
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, as_network, text_of
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_AXES = {dim: axis for axis, dim in DIMS.items()}
+_USUAL = {"b p d": ("layer", "pos"), "b p m": ("layer", "pos"), "b p x": ("layer", "expert")}
+"""The dims of a map where none are named; heads otherwise."""
+
+
+@dataclass(frozen=True, eq=False)
+class Patch(Question):
+    """What patching each cell of a site does to a metric; `patch` describes the result. Asked of pairs of prompts."""
+
+    site: str = "resid_pre"
+    """Any site up to the last block, full or short."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    by: Sequence[str] | None = None
+    """Which cells: any of `layer` and the site's own dims; along dims that are not named everything is patched."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One planned sweep per batch of pairs."""
+        config, metric = model.transformer.config, as_metric(self.metric)
+        cells = Cells.of(self.site, self.by, config)
+        coords = site_coords(cells.names, cells.dims, config)
+        attrs = {"site": self.site, "direction": self.direction}
+        table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
+        measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
+        return causal(model, table, measure, each=self.each, pairs=True)
+
+
+@public()
+def patch(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    site: str = "resid_pre",
+    *,
+    metric: Metric | LogitFunction | None = None,
+    by: Sequence[str] | None = None,
+    direction: Direction = "denoise",
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What patching each cell of a site does to the metric: Dataset over the dims `by`.
+
+    denoise: clean values into the corrupted run; noise: corrupted ones into the clean run (Heimersheim & Nanda 2024).
+    Variables: `value`, the metric of the patched run minus that of the same run unpatched, mean over prompts with the
+    ends `low` and `high` of its 95 % interval and `n`; `normalised`, (patched - corrupt) / (clean - corrupt) of the
+    mean metrics, 0 = like the corrupted run and 1 = like the clean one in both directions; `each` [prompt, ...], the
+    effect in every prompt; `changed`, whether the cell's values differ in any prompt and can reach the metric (where
+    not, the effect is 0 because nothing was done); `clean` and `corrupt` [prompt], the metric of the two runs.
+
+    clean, corrupt: prompts of the same length, aligned token for token; or files and the like, row by row.
+    site: any site up to the last block, full or short: "resid_pre", "z", "k", "attn_out", "mlp.hook_post", "pattern".
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring. One that compares (KL divergence) compares with the clean run.
+    by: which cells: any of `layer` and the site's own dims (`pos`, `head`, `kv_head`, `query`, `key`, `neuron`, ...);
+    along dims that are not named everything is patched at once. None: layer and position for streams, layer and head
+    for the insides of attention.
+    each=False keeps only the moments over prompts, for data of any size.
+    Errors: ValueError for pairs that do not align, cells by position although lengths differ, a metric that is the same
+    for clean and corrupted runs in every prompt; KeyError for an unknown site or dim.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> patch(model, *pairs, "z", metric=interp.logit_difference(3, 4)).value.dims
+        ('layer', 'head')
+    """
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    question = Patch(site, metric, by, direction, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True)
+class Cells:
+    """Which cells of which sites make one variant each."""
+
+    names: tuple[str, ...]
+    """The site in every layer."""
+    dims: tuple[str, ...]
+    """What tells variants apart, `layer` first."""
+
+    @classmethod
+    def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> Cells:
+        """The cells that `patch` was asked for, see there."""
+        names = site_names(site, config)
+        possible = site_dims(names)
+        return cls(names, dims_asked(_usual(names[0], possible) if by is None else by, possible, site))
+
+    def variants(self, values: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
+        """One variant per cell in the order of `dims`, and the length of every dim."""
+        axes = sites.axes_of(self.names[0]).split()
+        shape = values[self.names[0]].shape
+        inner = [dim for dim in self.dims if dim != "layer"]
+        lengths = [shape[axes.index(_AXES[dim])] for dim in inner]
+        cells = [dict(zip(inner, index, strict=True)) for index in product(*map(range, lengths))]
+        groups = [[name] for name in self.names] if "layer" in self.dims else [list(self.names)]
+        put = {name: Set(values[name]) for name in self.names}
+        found = [Variant([Edit(name, put[name], at) for name in group]) for group in groups for at in cells]
+        return found, (*([len(groups)] if "layer" in self.dims else []), *lengths)
+
+
+def _usual(name: str, possible: Sequence[str]) -> tuple[str, ...]:
+    usual = _USUAL.get(sites.axes_of(name)) or ("layer", "head" if "head" in possible else "kv_head")
+    return tuple(dim for dim in usual if dim in possible)
+
+
+@torch.no_grad()
+def _measured(
+    model: Transformer, batch: Batch, cells: Cells, metric: Metric, direction: Direction
+) -> Measured:
+    """The effect of every cell in every pair."""
+    pair, watched = Contrast.of(batch, direction), Watched(model, metric)
+    given = watched.recorded(pair.other, [Read(name) for name in cells.names])
+    variants, shape = cells.variants({name: given.trace[name] for name in cells.names})
+    sweep = Sweep(model, pair.own, variants)
+    watched = watched.beside(pair.runs(sweep.base.final, given.output)["clean"], pair.own)
+    found = sweep.run(metric, watched.reference)
+    return Measured.of(found, shape, pair.runs(found.base, watched.value(given.output, pair.other)))
+
+
+_INSIDE = ("z", "q", "k", "v", "pattern")
+PRESETS: Mapping[str, tuple[tuple[str, tuple[str, ...]], ...]] = MappingProxyType(
+    {
+        **{site: ((site, ("layer", "pos")),) for site in ("resid_pre", "resid_mid", "attn_out", "mlp_out")},
+        **{
+            f"attn_head_{name}_{suffix}": ((site, ("layer", *extra, "head")),)
+            for name, site in (("out", "z"), ("q", "q"), ("k", "k"), ("v", "v"))
+            for suffix, extra in (("by_pos", ("pos",)), ("all_pos", ()))
+        },
+        "attn_head_pattern_by_pos": (("pattern", ("layer", "query", "head")),),
+        "attn_head_pattern_all_pos": (("pattern", ("layer", "head")),),
+        "attn_head_pattern_dest_src_pos": (("pattern", ("layer", "head", "query", "key")),),
+        "attn_head_all_pos_every": tuple((site, ("layer", "head")) for site in _INSIDE),
+        "attn_head_by_pos_every": tuple(
+            (site, ("layer", "query" if site == "pattern" else "pos", "head")) for site in _INSIDE
+        ),
+        "block_every": tuple((site, ("layer", "pos")) for site in ("resid_pre", "attn_out", "mlp_out")),
+    }
+)
+"""TransformerLens' ready sweeps, by what follows `get_act_patch_` in their names: the sites and dims of each."""
+
+
+@public()
+def patch_preset(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    preset: str,
+    *,
+    metric: Metric | LogitFunction | None = None,
+    direction: Direction = "denoise",
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> dict[str, xr.Dataset]:
+    """The results of `patch` for every site of a ready sweep (`PRESETS`), by site: "block_every", "resid_pre", ...
+
+    Keys and values are patched per key/value head (dim `kv_head`), which heads may share. "block_every" of Macaron
+    blocks has `mlp_before_out` too.
+    Errors: KeyError for an unknown preset, and those of `patch`.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> list(patch_preset(model, *pairs, "block_every", metric=interp.logit_difference(3, 4)))
+        ['resid_pre', 'attn_out', 'mlp_out']
+    """
+    if preset not in PRESETS:
+        raise KeyError(f"unknown preset {preset!r}; {nearest(preset, PRESETS)}")
+    return {
+        site: patch(
+            model, clean, corrupt, site, metric=metric, by=_own_dims(site, by), direction=direction, edits=edits,
+            prepend_bos=prepend_bos, batch_size=batch_size,
+        )
+        for site, by in (*_first_mlps(preset, as_network(model).config), *PRESETS[preset])
+    }  # fmt: skip
+
+
+def _first_mlps(preset: str, config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What "block_every" has besides in Macaron blocks, whose first MLP TransformerLens does not know."""
+    return (
+        (("mlp_before_out", ("layer", "pos")),)
+        if preset == "block_every" and "mlp_before" in config.mlps
+        else ()
+    )
+
+
+def _own_dims(site: str, by: Sequence[str]) -> list[str]:
+    """Heads of keys and values have a dim of their own."""
+    return ["kv_head" if dim == "head" and site in ("k", "v") else dim for dim in by]

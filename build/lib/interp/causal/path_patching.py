@@ -1,0 +1,310 @@
+"""Path patching: how much of a part's effect goes straight to given receivers, and onwards from there.
+
+Activation patching of a head shows all that follows from it. Path patching lets the change out of a sender along the
+direct paths to chosen receivers only: queries, keys or values of heads, MLPs, or the logits (Wang et al. 2022,
+arXiv:2211.00593, section 3.1 and appendix B; Goldowsky-Dill et al. 2023, arXiv:2304.05969). Norms on the way are
+computed anew; one after the heads' sum (sandwich, output, post) makes a sender move the shares of its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from interp.causal.contrast import Contrast, Direction, Watched, paired
+from interp.causal.effects import Measured, Table, causal, dims_asked, listed
+from interp.causal.graph import LOGITS, EdgeGraph, reads_by_qkv
+from interp.core.boundary import nearest, public
+from interp.data.batch import Batch, Prompts
+from interp.data.sources import Data
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set
+from interp.model.parts import Named, Part, as_part
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, text_of
+from interp.passes.sweep import Sweep, Swept
+from interp.passes.variants import Variant
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+INTO_HEADS = ("query", "key", "value", "group_key", "group_value")
+"""The kinds of what a head reads."""
+
+
+@dataclass(frozen=True, eq=False)
+class PathPatch(Question):
+    """What each sender does to a metric through given receivers alone; `path_patch` describes the result. Asked of
+    pairs of prompts.
+    """
+
+    receivers: Named | Sequence[Named] = LOGITS
+    """Inputs of heads and MLPs, or the logits."""
+    senders: Sequence[Named] | None = None
+    """Heads, MLPs and the stream that enters layer 0; None = all that come before a receiver."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    by: Sequence[str] = ("part",)
+    """Which cells: `part`, or `part` and `pos` for one position at a time."""
+    freeze_mlps: bool = False
+    """Whether MLPs are held as well."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Two planned sweeps per batch of pairs."""
+        ends, config = listed(self.receivers), model.transformer.config
+        routes = Routes.of(config, ends, self.senders, freeze_mlps=self.freeze_mlps)
+        metric, dims = as_metric(self.metric), dims_asked(self.by, ("part", "pos"), "path patching")
+        if "part" not in dims:
+            raise KeyError("senders are told apart in every result: 'part' is required in `by`")
+        coords = {
+            "part": [str(part) for part in routes.senders],
+            "layer": (("part",), [part.layer for part in routes.senders]),
+            "kind": (("part",), [part.kind for part in routes.senders]),
+        }
+        attrs = {
+            "receivers": ", ".join(map(str, routes.receivers)),
+            "held": "other heads, MLPs" if self.freeze_mlps else "other heads",
+            "direction": self.direction,
+        }
+        table = Table(self.name, dims, coords, metric, model.text, attrs)
+        how = partial(_measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims)
+        return causal(model, table, how, each=self.each, pairs=True)
+
+
+@public()
+def path_patch(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    receivers: Named | Sequence[Named] = LOGITS,
+    *,
+    senders: Sequence[Named] | None = None,
+    metric: Metric | LogitFunction | None = None,
+    direction: Direction = "denoise",
+    by: Sequence[str] = ("part",),
+    freeze_mlps: bool = False,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What each sender's value of the other run does to the metric if it reaches only the receivers directly.
+
+    denoise: into the corrupted run, from the clean one; noise: the other way round (Wang et al. 2022). For each sender
+    1. the sender takes its value of the other run, all other heads keep theirs, and the inputs of the receivers are
+       computed: the change travels through the residual stream, its norms and (unless freeze_mlps) the MLPs;
+    2. the receivers get those inputs in an untouched run, and everything after them is computed.
+    For `logits` the first run is the result. All senders are two planned sweeps.
+
+    Senders: `L0.resid` (the stream entering layer 0), heads `L0H1` (their z), MLPs `L2.mlp` (what they add); None = all
+    that come before a receiver. Receivers: `L1H2.q`, `.k`, `.v` (the head's own query, ... ; `L1G0.k` where heads share
+    keys), `L3.mlp` (the stream that the MLP reads, before its norm), or `logits` alone. Several receivers get their
+    inputs together, each of the first run: what one does to another is not passed on. A receiver MLP gets its patched
+    input; MLPs on the way to it pass the change on.
+
+    Returns Dataset[part], over the senders, with the variables of `patch`: `value`, the metric of the patched run minus
+    that of the untouched one, mean over prompts with the ends `low` and `high` of its 95 % interval and `n`;
+    `normalised`; `each` [prompt, part]; `changed`, whether the sender differs between the runs in any prompt, and the
+    receivers with it (where not, the effect is 0 because nothing was done); `clean` and `corrupt` [prompt]. The
+    coordinates `layer` and `kind` ("head", "mlp", "resid") tell senders apart.
+    by: ("part", "pos") replaces the sender at one position at a time. Effects of positions do not sum.
+    freeze_mlps: hold MLPs too: the effect of the sender's own vector in the receiver's input, nothing in between.
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring; one that compares (KL divergence) compares with the clean run.
+    each=False keeps only the moments over prompts, for data of any size.
+    Memory: the receivers' sites (all heads of their layer) once per sender and prompt of a batch.
+    Errors: KeyError or IndexError for a part that the model lacks, or that neither sends nor receives; ValueError for
+    pairs that do not align, a sender after all receivers, `logits` beside other receivers, cross-attention, positions
+    of prompts of several lengths, or a metric that is the same for both runs in every prompt.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> found = path_patch(model, *pairs, ["L2H0.q", "L2H3.q"], metric=interp.logit_difference(3, 4))
+        >>> found.part.values[:2].tolist()
+        ['L0.resid', 'L0H0']
+    """
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    question = PathPatch(receivers, senders, metric, direction, by, freeze_mlps, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True)
+class Routes:
+    """Which senders are patched into which receivers, and what is held on the way."""
+
+    graph: EdgeGraph
+    receivers: tuple[Part, ...]
+    senders: tuple[Part, ...]
+    """Each has a way to a receiver."""
+    freeze_mlps: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        receivers: Sequence[Named],
+        senders: Sequence[Named] | None = None,
+        *,
+        freeze_mlps: bool = False,
+    ) -> Routes:
+        """The routes that `path_patch` was asked for, see there."""
+        graph = _graph(config)
+        if any(Part.of(end).kind in INTO_HEADS for end in receivers) and not reads_by_qkv(config):
+            raise ValueError(
+                "path patching into a head requires that it reads the stream as queries, keys and values alone; "
+                f"this model mixes positions by {config.mixer}"
+            )
+        ends = list(dict.fromkeys(_node(end, graph.receivers, config, "receiver") for end in receivers))
+        if not ends or (LOGITS in map(str, ends) and len(ends) > 1):
+            raise ValueError(
+                f"receivers are inputs of heads and MLPs, at least one, or '{LOGITS}' alone, got "
+                f"{[str(end) for end in ends]}"
+            )
+        seen = int(graph.visible[[graph.receivers.index(str(end)) for end in ends]].max())
+        before = [Part.of(name) for name in graph.senders[:seen]]
+        if senders is None:
+            return cls(graph, tuple(ends), tuple(before), freeze_mlps)
+        asked = [_node(each, graph.senders, config, "sender") for each in senders]
+        if late := [each for each in asked if each not in before]:
+            raise ValueError(
+                f"{late[0]} has no way to {', '.join(map(str, ends))}: it writes after all of them have read"
+            )
+        if not asked or len(set(asked)) < len(asked):
+            raise ValueError(f"at least one sender and none twice is required, got {[str(x) for x in asked]}")
+        return cls(graph, tuple(ends), tuple(asked), freeze_mlps)
+
+    @property
+    def to_logits(self) -> bool:
+        """Whether the changes go straight to the logits."""
+        return [str(end) for end in self.receivers] == [LOGITS]
+
+    @property
+    def held(self) -> tuple[str, ...]:
+        """The sites that keep the own run's values, but for the sender."""
+        kinds = ("attn.hook_z", *["hook_mlp_out"] * (self.freeze_mlps and self.graph.mlp))
+        return tuple(f"blocks.{layer}.{kind}" for layer in range(self.graph.n_layers) for kind in kinds)
+
+
+def _graph(config: ModelConfig) -> EdgeGraph:
+    """The senders and receivers of a model, whatever its norms. ValueError for parts that have no name here."""
+    if config.cross_attention:
+        raise ValueError(
+            "path patching holds the heads of self-attention; this model also has cross-attention"
+        )
+    if config.block.unusual is not None:
+        raise ValueError(
+            f"path patching takes a block for its heads and one MLP; this model {config.block.unusual}"
+        )
+    return EdgeGraph(
+        config.n_layers, config.n_heads, config.kv_heads, config.mlp is not None, config.parallel
+    )
+
+
+def _node(given: Named, known: Sequence[str], config: ModelConfig, what: str) -> Part:
+    """The part of that name among those that send or receive; what an MLP reads goes by the MLP's name."""
+    part = as_part(given, config)
+    part = Part("mlp", part.layer) if part.kind == "mlp_input" else part
+    if str(part) not in known:
+        raise KeyError(f"{part} is no {what} of paths in this model; {nearest(str(part), known)}")
+    return part
+
+
+def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
+    """What a receiver reads: the site, and which head of it."""
+    if receiver.kind == "mlp":
+        return f"blocks.{receiver.layer}.hook_mlp_in", {}
+    letter = receiver.kind.removeprefix("group_")[0]
+    assert receiver.index is not None
+    dim = "head" if letter == "q" else "kv_head"
+    return f"blocks.{receiver.layer}.attn.hook_{letter}", {dim: receiver.index}
+
+
+def _measured(
+    network: Transformer, batch: Batch, routes: Routes, metric: Metric, direction: Direction, by_pos: bool
+) -> Measured:
+    return PathRuns(network, Contrast.of(batch, direction), routes, by_pos).measured(metric)
+
+
+@dataclass(frozen=True, eq=False)
+class PathRuns:
+    """Path patching of some pairs in two planned sweeps: senders to receivers, and from there onwards.
+
+    First sweep: a variant per sender, which takes its value of the other run; every other head keeps its value of the
+    own run, so that the change travels through the residual stream (and MLPs) only; the inputs of the receivers are
+    recorded. Second sweep: the same number of variants, each with the recorded inputs put, and nothing else held.
+    """
+
+    model: Transformer
+    pair: Contrast
+    routes: Routes
+    by_pos: bool = False
+
+    @torch.no_grad()
+    def measured(self, metric: Metric) -> Measured:
+        """The effect of every sender (sender x position, if by position)."""
+        pair, routes, watched = self.pair, self.routes, Watched(self.model, metric)
+        sites = {part.site for part in routes.senders} | set(routes.held)
+        reads = [Read(site) for site in sorted(sites)]
+        here, there = (watched.recorded(batch, reads) for batch in (pair.own, pair.other))
+        watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
+        values = {read.site: (here.trace[read], there.trace[read]) for read in reads}
+        direct = self._direct(values)
+        last = direct if routes.to_logits else self._onwards(direct)
+        found = last.run(metric, watched.reference)
+        changed = found.changed & self._differing(values).to(found.changed.device)
+        found = Swept(torch.where(changed, found.values, found.base), found.base, changed)
+        shape = (len(routes.senders), *[-1] * self.by_pos)
+        return Measured.of(found, shape, pair.runs(found.base, watched.value(there.output, pair.other)))
+
+    def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Sweep:
+        """Senders to receivers: what is held is put in every run, each sender on top of it."""
+        held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.held])
+        other = {site: Set(there) for site, (_, there) in values.items()}
+        variants = [
+            Variant([Edit(part, other[part.site], at)])
+            for part in self.routes.senders
+            for at in self._positions
+        ]
+        return Sweep(self.model, self.pair.own, variants, held)
+
+    def _onwards(self, direct: Sweep) -> Sweep:
+        """Receivers to the end: each variant puts what its receivers read on the way from the sender."""
+        targets = [_read_by(receiver) for receiver in self.routes.receivers]
+        seen = direct.read([Read(site) for site in dict.fromkeys(site for site, _ in targets)])
+        inputs = {read.site: value.flatten(0, 1) for read, value in seen.items()}
+        variants = [
+            Variant([Edit(site, Set(inputs[site], first=i * len(self.pair.own)), at) for site, at in targets])
+            for i in range(len(direct.variants))
+        ]
+        return Sweep(self.model, self.pair.own, variants)
+
+    @property
+    def _positions(self) -> list[dict[str, int]]:
+        return [{"pos": pos} for pos in range(self.pair.own.tokens.shape[1])] if self.by_pos else [{}]
+
+    def _differing(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Bool[Tensor, "v b"]:
+        """Whether each variant puts anything new; rounding in later runs must not look like a change."""
+        cells = [_differs(part, *values[part.site]) for part in self.routes.senders]
+        if self.by_pos:
+            return torch.cat([cell.mT for cell in cells])
+        return torch.stack([cell.any(1) for cell in cells])
+
+
+def _differs(part: Part, one: Tensor, other: Tensor) -> Bool[Tensor, "b p"]:
+    """Where two values of a part's site differ in this part."""
+    unlike = (one != other).any(-1)
+    return unlike if part.index is None else unlike[..., part.index]

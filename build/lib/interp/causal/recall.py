@@ -1,0 +1,219 @@
+"""Does a model still recite what it memorised? Given continuations, token by token, whole and short-circuited.
+
+Memorised is what greedy decoding writes exactly (Carlini et al. 2023, arXiv:2202.07646). Under an intervention the
+share of continuations that survive, and of their tokens, says how much of the memory needs what was taken away. Menta
+et al. 2025 (arXiv:2501.05078) measure the same: exact match, token accuracy, entropy of the completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.causal.effects import SIGN, moments_of
+from interp.causal.short_circuit import INTERVENTION, Layers, layer_groups, variants
+from interp.causal.spans import rows_of_mask
+from interp.core.boundary import public
+from interp.core.results import Score, scored
+from interp.core.stats import Means, Partial, Rows
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.edits import Edit
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.metrics import Metric, Outcome
+from interp.passes.observe import Model, Subject, text_of
+from interp.passes.sweep import Sweep
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+WHOLE = "none"
+"""The label of the whole model, in which no part is short-circuited."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recall(Question):
+    """How well a model recites given continuations, whole and short-circuited; `recall` describes the result."""
+
+    span: Bool[Tensor, "prompt p"]
+    """True at the continuation in each prompt."""
+    layers: Layers | None = None
+    """One entry per variant: a layer, or a range of layers short-circuited together; None = each layer alone."""
+    each: bool = True
+    """Whether every prompt's numbers are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One planned sweep per batch and measure."""
+        groups = layer_groups(self.layers, model.transformer.config.n_layers)
+        return Analysis(
+            self.name,
+            partial(_compute, span=self.span, groups=groups),
+            Rows if self.each else Means,
+            partial(_finish, name=self.name, parts=[WHOLE, *groups]),
+            rows=len(self.span),
+        )
+
+
+@public()
+def recall(
+    model: Model,
+    data: DataSource | Data,
+    span: Bool[Tensor, "prompt p"],
+    layers: Layers | None = None,
+    *,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How well a model recites given continuations, whole and short-circuited, the whole model as the part "none".
+
+    Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %; Wilson's for the two
+    shares), `n`, and the coordinate `unit`; `each` [prompt, part, score]. Scores are those of `MEASURES`, and of each
+    the change, such as `loss_change`, the number minus that of the whole model, with the interval of that difference
+    over prompts:
+
+        exact_match     1 where every token of the continuation is the most probable one, else 0
+        token_accuracy  the share of its tokens that are
+        loss            the mean of -log p over its tokens, nats
+        entropy         the mean entropy of the distributions that predict its tokens, nats
+
+    The model reads the true continuation (teacher forcing); greedy decoding writes it exactly if `exact_match` is 1.
+    data: prompts with their continuations. span: `[prompt, pos]`, True at the continuation; `continuations` makes both.
+    layers: as in `short_circuit`. each=False keeps only the moments over prompts, for data of any size.
+    Errors: ValueError for a span of another shape, without a token in some prompt, in the first column or at padding;
+    and those of `short_circuit`.
+
+    Example:
+        >>> found = recall(model, *continuations(model, [("The cat sat", " on the mat")]), layers=[0, range(1, 3)])
+        >>> found.part.values.tolist()
+        ['none', 'L0.attn', 'L1.attn+L2.attn']
+    """
+    question = Recall(span, layers, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    span: Bool[Tensor, "prompt p"],
+    groups: Mapping[str, list[int]],
+) -> Mapping[str, Tensor]:
+    mine = rows_of_mask(span, batch, "span")
+    before = (batch.real.roll(1, 1) & batch.real).to(mine.device)
+    before[:, 0] = False
+    if not bool(mine.any(1).all()) or bool((mine & ~before).any()):
+        raise ValueError(
+            "a span of at least one token in every prompt is required, none of them the first or padding"
+        )
+    sweep = Sweep(model, batch, variants(groups, model.config.n_heads, batch.tokens.shape[1]))
+    values, changes = {}, {}
+    for name, measure in MEASURES.items():
+        found = sweep.run(measure.metric(mine))
+        if not bool(found.base.isfinite().all()):
+            raise NotFiniteError("the whole model predicts some prompt with NaN or infinity")
+        changes[f"{name}_change"] = torch.cat(
+            (torch.zeros_like(found.base)[None], found.values - found.base)
+        ).mT
+        values[name] = found.base[:, None] + changes[f"{name}_change"]
+    return values | changes
+
+
+def _finish(merged: Partial, name: str, parts: Sequence[str]) -> xr.Dataset:
+    units = {score: measure.unit for score, measure in MEASURES.items()}
+    units |= {f"{score}_change": unit for score, unit in units.items()}
+    moments = moments_of(merged)
+    shares = {score for score, measure in MEASURES.items() if measure.score is hits}
+    scores = {score: Score.of(moments[score], unit, share=score in shares) for score, unit in units.items()}
+    attrs = {"intervention": INTERVENTION, "effect": SIGN, "interval": "95 % over prompts"}
+    others: dict[str, tuple[Sequence[str], Tensor]] = {}
+    if isinstance(merged, Rows):
+        each = torch.stack([merged.rows[score] for score in scores], -1)
+        others["each"] = (("prompt", "part", "score"), each)
+    return scored(name, scores, ("part",), coords={"part": list(parts)}, attrs=attrs, others=others)
+
+
+@public()
+def continuations(model: Model, pairs: Sequence[tuple[str, str]]) -> tuple[Batch, Bool[Tensor, "b p"]]:
+    """Prompts with their continuations as one batch (BOS first), and where the continuations stand.
+
+    Both are tokenised apart, as if the model had been given the prompt alone.
+
+    Example:
+        >>> batch, span = continuations(model, [("The cat sat", " on the mat")])
+        >>> model.to_string(batch.tokens[0, span[0]])
+        ' on the mat'
+    """
+    if not pairs or not all(text for _, text in pairs):
+        raise ValueError("at least one prompt with a continuation is required, got none")
+    text = text_of(model)
+    rows = [(text.ids(prompt), text.tokenizer.encode(more)) for prompt, more in pairs]
+    batch = text.batch(Batch.of([[*start, *more] for start, more in rows]))
+    column = torch.arange(batch.tokens.shape[1])
+    starts = torch.tensor([len(start) for start, _ in rows])[:, None]
+    return batch, (column >= starts) & batch.real
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How well the tokens of a span are predicted: a score per token, and what becomes of the scores of a prompt."""
+
+    unit: str
+    score: Callable[[Float[Tensor, "r n v"], Int[Tensor, "r n"]], Float[Tensor, "r n"]]
+    """From logits and the tokens that they should predict."""
+    whole: bool = False
+    """Whether the worst token counts instead of the mean."""
+
+    def metric(self, span: Bool[Tensor, "b p"]) -> Metric:
+        """The measure as a metric of prompts with these spans."""
+
+        def value(outcome: Outcome) -> Float[Tensor, "r"]:
+            outcome.model.config.require_tokens("recall of a text")
+            tokens = outcome.batch.tokens[:, 1:]
+            inside = span.to(tokens.device)[outcome.example, 1:]
+            scores = self.score(outcome.logits()[:, :-1], tokens)
+            if self.whole:
+                return scores.masked_fill(~inside, torch.inf).amin(1)
+            return scores.masked_fill(~inside, 0.0).sum(1) / inside.sum(1)
+
+        return Metric("recall", self.unit, value, everywhere=True)
+
+
+def hits(logits: Float[Tensor, "r n v"], tokens: Int[Tensor, "r n"]) -> Float[Tensor, "r n"]:
+    """1 where the token is the most probable one, else 0."""
+    return (logits.argmax(-1) == tokens).to(logits)
+
+
+def losses(logits: Float[Tensor, "r n v"], tokens: Int[Tensor, "r n"]) -> Float[Tensor, "r n"]:
+    """-log p of every token, in nats."""
+    return F.cross_entropy(logits.mT, tokens, reduction="none")
+
+
+def entropies(logits: Float[Tensor, "r n v"], tokens: Int[Tensor, "r n"]) -> Float[Tensor, "r n"]:
+    """The entropy over the vocabulary at every position, in nats; the tokens do not matter."""
+    return torch.special.entr(logits.softmax(-1)).sum(-1)
+
+
+MEASURES: Mapping[str, Measure] = MappingProxyType(
+    {
+        "exact_match": Measure("share of prompts", hits, whole=True),
+        "token_accuracy": Measure("share of tokens", hits),
+        "loss": Measure("nats per token", losses),
+        "entropy": Measure("nats per token", entropies),
+    }
+)
+"""What `recall` measures."""

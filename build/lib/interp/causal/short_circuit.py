@@ -1,0 +1,139 @@
+"""Attention short-circuit: every token attends to itself alone, in some layers, and everything else stays.
+
+Menta et al. 2025 (arXiv:2501.05078): the pattern after the softmax becomes the identity, so a layer's attention adds
+x_i W_V W_O (with its norms and biases) and moves nothing between positions. That is not the removal of attention, which
+adds nothing. Done to the last layers of large models it costs memorised continuations more than benchmarks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.causal.ablation import chosen_layers
+from interp.causal.effects import Measured, Table, causal, swept
+from interp.core.boundary import public
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.edits import Edit, Set
+from interp.model.parts import Part
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject
+from interp.passes.variants import Variant
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Layers = Sequence[int | Sequence[int]]
+"""Which layers are short-circuited in each variant: one, or several at once, such as a range."""
+INTERVENTION = "attention pattern = identity"
+
+
+@public()
+def identity(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
+    """Every query attends to itself alone: 1 at its own column, 0 elsewhere.
+
+    As a change it short-circuits a layer in any pass; attention to the memory of an encoder stays as it is. With a
+    key/value cache the queries are the last of the keys, so a single query attends to the last key.
+
+    Example:
+        >>> identity(torch.rand(1, 1, 1, 3)).flatten().tolist()
+        [0.0, 0.0, 1.0]
+        >>> model.generate("The cat sat", 3, edits=[interp.Edit("L2.pattern", identity)]).tokens.shape[0]
+        1
+    """
+    n_query, n_key = pattern.shape[-2:]
+    own = torch.eye(n_key, dtype=pattern.dtype, device=pattern.device)[n_key - n_query :]
+    return own.expand(pattern.shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ShortCircuit(Question):
+    """How far a metric moves when attention is short-circuited; `short_circuit` describes the result."""
+
+    layers: Layers | None = None
+    """One entry per variant: a layer, or a range of layers short-circuited together; None = each layer alone."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One planned sweep per batch."""
+        groups, metric = layer_groups(self.layers, model.transformer.config.n_layers), as_metric(self.metric)
+        attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}
+        table = Table(self.name, ("part",), coords, metric, model.text, attrs)
+        return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)
+
+
+def _measured(
+    network: Transformer, batch: Batch, groups: Mapping[str, list[int]], metric: Metric
+) -> Measured:
+    return swept(network, batch, metric, variants(groups, network.config.n_heads, batch.tokens.shape[1]))
+
+
+@public()
+def short_circuit(
+    model: Model,
+    data: DataSource | Data,
+    layers: Layers | None = None,
+    *,
+    metric: Metric | LogitFunction | None = None,
+    each: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How far the metric moves when attention is short-circuited: Dataset[part], in the metric's unit.
+
+    Variables as in `ablate`: `value`, metric(short-circuited) - metric(base), with its interval and `n`, `each`
+    [prompt, part], `base` and `changed`. With all layers short-circuited the logits at a position depend on its token
+    and place alone; the first token of a causal model never changes.
+    layers: one entry per variant, a layer or a range of layers short-circuited together; None: each layer alone. Parts
+    are the attention of these layers, `L2.attn`, or `L2.attn+L3.attn` together.
+    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One that
+    compares compares with the whole model. For memorised continuations see `recall`.
+    each=False keeps only the moments over prompts, for data of any size.
+    In a pass of your own, a layer is short-circuited by `Edit("L2.pattern", identity)`.
+    Caveats: a model with attention sinks loses what the sink took, at the first token too.
+    Errors: IndexError for a layer that does not exist; ValueError for an empty range, or a variant given twice.
+
+    Example:
+        >>> short_circuit(model, prompt, [0, range(1, 3)], metric=interp.metrics.kl_divergence()).part.values.tolist()
+        ['L0.attn', 'L1.attn+L2.attn']
+    """
+    question = ShortCircuit(layers, metric, each)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def variants(groups: Mapping[str, list[int]], n_heads: int, columns: int) -> list[Variant]:
+    """One variant per group of layers."""
+    own = Set(identity(torch.empty(()).expand(1, n_heads, columns, columns)))
+    return [
+        Variant([Edit(f"blocks.{layer}.attn.hook_pattern", own) for layer in layers], label)
+        for label, layers in groups.items()
+    ]
+
+
+def layer_groups(entries: Layers | None, n_layers: int) -> dict[str, list[int]]:
+    """Label -> layers of every entry. IndexError for a layer that does not exist, ValueError for none or one twice."""
+    found: dict[str, list[int]] = {}
+    for entry in range(n_layers) if entries is None else entries:
+        layers = sorted(chosen_layers([entry] if isinstance(entry, int) else list(entry), n_layers))
+        label = "+".join(str(Part("attn", layer)) for layer in layers)
+        if label in found:
+            raise ValueError(f"every variant is required once, got {label} twice")
+        found[label] = layers
+    if not found:
+        raise ValueError("at least one layer is required, got none")
+    return found

@@ -1,0 +1,137 @@
+"""Where the words of a question stand in its tokens, and the role that each token plays beside them.
+
+Words are sought in the decoded text, so that any tokenizer will do: a token belongs to a word if it holds any of its
+characters, or a part of one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from interp.core.boundary import public, shape_text
+from interp.data.batch import Batch, Text, Tokenizer
+
+ROLES = ("first subject", "middle subject", "last subject", "first after", "further", "last token")
+"""The tokens of a question as Meng et al. 2022 average over them; each has at most one role, the later one here.
+
+A subject of one token is its last, a single token after the subject is the last token. Tokens before it have no role.
+"""
+_PART = "\N{REPLACEMENT CHARACTER}"
+
+
+@public()
+@dataclass(frozen=True)
+class Mention:
+    """One of several mentions of a word."""
+
+    word: str
+    """As the prompt spells it."""
+    which: int
+    """From 0; negative ones count from the end."""
+
+
+Where = str | Mention | range
+"""A word that the prompt holds once, one of several mentions, or a range of the prompt's own tokens, BOS included."""
+
+
+def spans(text: Text, batch: Batch, where: Where | Sequence[Where]) -> Int[Tensor, "b 2"]:
+    """The columns of each row's words: the first, and one past the last.
+
+    where: one for all rows, or one for each. Words are found anywhere in the text, inside longer words too.
+    Errors: ValueError for a word that the text does not hold, or holds several times, and for another number of words
+    than rows; IndexError for a mention or a token that it does not have.
+
+    Example:
+        >>> spans(model.text, model.text.batch("The cat sat on the mat"), "mat").tolist()
+        [[6, 7]]
+    """
+    each = [where] * len(batch) if isinstance(where, Where) else list(where)
+    if len(each) != len(batch):
+        raise ValueError(f"one subject per prompt is required, got {len(each)} for {len(batch)} prompts")
+    found = [
+        _columns(text, row[real].tolist(), place)
+        for row, real, place in zip(batch.tokens, batch.real, each, strict=True)
+    ]
+    first = batch.real.int().argmax(1)
+    return torch.tensor(found, device=first.device) + first[:, None]
+
+
+def within(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b p"]:
+    """True at the columns of each row's span."""
+    column = torch.arange(batch.tokens.shape[1], device=span.device)
+    return (column >= span[:, :1]) & (column < span[:, 1:])
+
+
+def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Bool[Tensor, "b p"]:
+    """The rows of a mask over all prompts that belong to a batch of them, on the CPU.
+
+    Errors: ValueError for a prompt that the mask has no row for, too few columns, or padding in the mask.
+    """
+    rows = torch.arange(len(batch)) if batch.row is None else batch.row.cpu()
+    width = batch.tokens.shape[1]
+    if int(rows.max()) >= len(mask) or mask.shape[1] < width:
+        raise ValueError(
+            f"a mask of the {what} must be boolean of shape {shape_text((int(rows.max()) + 1, width))} at least, got "
+            f"{shape_text(mask.shape)}"
+        )
+    mine = mask.cpu()[rows]
+    if bool((mine[:, :width] & ~batch.real.cpu()).any()) or bool(mine[:, width:].any()):
+        raise ValueError(f"{what} must be tokens of every prompt, got padding")
+    return mine[:, :width]
+
+
+def roles(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b r p"]:
+    """Which columns play which of the `ROLES`, given the subjects' spans."""
+    column = torch.arange(batch.tokens.shape[1], device=span.device)
+    begin, end, last = span[:, :1], span[:, 1:], batch.last().to(span.device)[:, None]
+    earlier = (
+        (column == begin) & (column < end - 1),
+        (column > begin) & (column < end - 1),
+        column == end - 1,
+        column == end,
+        column > end,
+    )
+    return torch.stack((*(role & (column < last) for role in earlier), column == last), 1)
+
+
+def _columns(text: Text, ids: list[int], where: Where) -> tuple[int, int]:
+    """The tokens of the subject, among the row's own."""
+    if isinstance(where, range):
+        if where.step != 1 or not 0 <= where.start < where.stop <= len(ids):
+            raise IndexError(f"a range of the prompt's {len(ids)} tokens is required, got {where}")
+        return where.start, where.stop
+    written = text.tokenizer.decode(ids)
+    start, end = _characters(written, where)
+    held = _held(text.tokenizer, ids)
+    mine = [i for i, (first, stop) in enumerate(held) if first < end and stop > start]
+    return mine[0], mine[-1] + 1
+
+
+def _characters(written: str, where: str | Mention) -> tuple[int, int]:
+    """Where the word begins in the text, and where it ends."""
+    word = where if isinstance(where, str) else where.word
+    starts = [match.start() for match in re.finditer(re.escape(word), written)] if word else []
+    if not starts:
+        raise ValueError(f"the prompt must mention the subject {word!r}, got {written!r}")
+    if isinstance(where, str) and len(starts) > 1:
+        raise ValueError(
+            f"the subject {word!r} occurs {len(starts)} times in {written!r}: say which with Mention({word!r}, index)"
+        )
+    which = 0 if isinstance(where, str) else where.which
+    if not -len(starts) <= which < len(starts):
+        raise IndexError(f"{word!r} occurs {len(starts)} times in {written!r}, got mention {which}")
+    return starts[which], starts[which] + len(word)
+
+
+def _held(tokenizer: Tokenizer, ids: list[int]) -> list[tuple[int, int]]:
+    """The characters that each token holds a part of: the first, and one past the last."""
+    prefixes = [tokenizer.decode(ids[:n]) if n else "" for n in range(len(ids) + 1)]
+    whole = [len(prefix.rstrip(_PART)) for prefix in prefixes]
+    partial = [n + prefix.endswith(_PART) for n, prefix in zip(whole, prefixes, strict=True)]
+    return list(zip(whole[:-1], partial[1:], strict=True))

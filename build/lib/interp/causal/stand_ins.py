@@ -1,0 +1,226 @@
+"""What stands in for an ablated part: nothing, a mean, or what the part says on another prompt.
+
+The three answer different questions. Zero takes the part away, its mean included, which may leave a stream that the
+model never sees; a mean takes away what the part says about this prompt and leaves the rest (per template and position,
+as Wang et al. 2022, arXiv:2211.00593, also what the template says); resampling puts a value there that the model does
+see. Which one was used belongs to the number, so it is a record that results carry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.stats import wide
+from interp.data.batch import Batch
+from interp.model.edits import Mean, Resample, Zero
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.observe import observe
+
+StandIn = Zero | Mean | Resample
+"""The changes that take a part away."""
+Recorder = Callable[[Transformer, Batch], Mapping[str, Float[Tensor, "b p ..."]]]
+"""What everything that may be taken away says on some prompts, by name."""
+
+
+def said(change: StandIn) -> str:
+    """A stand-in as messages name it."""
+    return f"Mean(over={change.over!r})" if isinstance(change, Mean) else f"{type(change).__name__}()"
+
+
+def group_numbers(groups: Sequence[str]) -> Int[Tensor, "b"]:
+    """The number of each row's group, in the order of their first rows."""
+    numbers = {name: i for i, name in enumerate(dict.fromkeys(groups))}
+    return torch.tensor([numbers[name] for name in groups])
+
+
+def completed(
+    change: StandIn, batch: Batch, reference: Batch | None, groups: Sequence[str] | None
+) -> tuple[Batch, Batch | None]:
+    """Prompts in memory with what stands in for their parts: values of another prompt, or prompts to take means of.
+
+    Returns the prompts, with a corrupted prompt each for `Resample`, and the reference of `Mean` (the prompts
+    themselves where none is given).
+    Errors: ValueError, by the change's name, for reference prompts or groups that it requires and did not get, or got
+    and has no use for, and for rows that cannot stand in for each other.
+    """
+    if groups is not None and len(groups) != len(batch):
+        raise ValueError(f"one group per prompt is required, got {len(groups)} for {len(batch)}")
+    if problem := _missing(change, batch, reference, groups) or _useless(change, reference, groups):
+        raise ValueError(f"{said(change)} {problem}")
+    if isinstance(change, Resample):
+        numbers = group_numbers(groups or [""] * len(batch))
+        other = batch.rows(other_rows(numbers, change.seed)) if reference is None else reference
+        if other.tokens.shape != batch.tokens.shape or not torch.equal(other.real, batch.real):
+            raise ValueError(
+                "Resample() requires prompts as long as those they stand in for, token for token, got "
+                f"{batch.lengths.tolist()[:8]} and {other.lengths.tolist()[:8]} tokens"
+            )
+        return replace(batch, corrupt=other.tokens.to(batch.tokens.device)), None
+    return batch, (batch if reference is None else reference) if isinstance(change, Mean) else None
+
+
+def _missing(
+    change: StandIn, batch: Batch, reference: Batch | None, groups: Sequence[str] | None
+) -> str | None:
+    """What it requires and did not get."""
+    if isinstance(change, Zero):
+        return None
+    over = change.over if isinstance(change, Mean) else None
+    if over == "reference":
+        return "requires reference prompts, got none" if reference is None else None
+    if over == "template" and groups is None:
+        return "requires the groups of the prompts, got none"
+    if reference is not None:
+        aligned = over != "position" and len(reference) != len(batch)
+        return f"requires one reference prompt per prompt, got {len(reference)}" if aligned else None
+    smallest = int(group_numbers(groups or [""] * len(batch)).bincount().min())
+    if smallest < 2:
+        return "requires reference prompts, or two prompts in every group to take values from, got one"
+    return None
+
+
+def _useless(change: StandIn, reference: Batch | None, groups: Sequence[str] | None) -> str | None:
+    """What it has no use for."""
+    zero, over = isinstance(change, Zero), getattr(change, "over", None)
+    if reference is not None and zero:
+        return "takes no values from anywhere: reference prompts have no meaning"
+    given = isinstance(change, Resample) and reference is not None
+    if groups is not None and (zero or given or over in ("position", "reference")):
+        return "has no use for groups"
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class StandIns:
+    """What is put in place of what is taken away, batch by batch: nothing, means, or what the corrupted prompt says."""
+
+    change: StandIn
+    recorder: Recorder
+    means: Mapping[str, Float[Tensor, "group p ..."]] = field(default_factory=dict)
+    """By name: of each group and column, or of one for all."""
+    known: Bool[Tensor, "group p"] | None = None
+    """Where there was a token to take the mean of; None = the same mean stands everywhere."""
+    group_of_row: Int[Tensor, "n"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        change: StandIn,
+        model: Transformer,
+        recorder: Recorder,
+        reference: Batch | None,
+        groups: Sequence[str] | None = None,
+        *,
+        batch_size: int = 32,
+    ) -> StandIns:
+        """Means looked up over the reference prompts. ValueError for a mean without them."""
+        if not isinstance(change, Mean):
+            return cls(change, recorder)
+        if reference is None:
+            raise ValueError(f"{said(change)} requires reference prompts, got none")
+        numbers = group_numbers(groups) if change.over == "template" and groups is not None else None
+        source = reference.to(torch.device("cpu"))
+        width, slots, count = 1, torch.zeros_like(source.tokens), 1
+        if change.over != "reference":
+            width = source.tokens.shape[1]
+            slots = slots + torch.arange(width)
+        if numbers is not None:
+            count = int(numbers.max()) + 1
+            slots = slots + numbers[:, None] * width
+        means, counts = slot_means(model, source, recorder, slots, count * width, batch_size=batch_size)
+        by_group = {name: x.unflatten(0, (count, width)) for name, x in means.items()}
+        known = None if change.over == "reference" else counts.unflatten(0, (count, width)) > 0
+        return cls(change, recorder, by_group, known, numbers)
+
+    def values(self, model: Transformer, batch: Batch) -> Mapping[str, Float[Tensor, "#b p ..."]] | None:
+        """What stands in on these prompts, by name; None where nothing does.
+
+        Errors: ValueError for prompts that have tokens where the reference has none, or that are not as wide and have
+        padding on the left.
+        """
+        if isinstance(self.change, Zero):
+            return None
+        if isinstance(self.change, Resample):
+            return self.recorder(model, batch.pair()[1])
+        columns = batch.tokens.shape[1]
+        if self.known is None:
+            return {name: x.expand(1, columns, *x.shape[2:]) for name, x in self.means.items()}
+        which = torch.zeros(1, dtype=torch.long)
+        if self.group_of_row is not None:
+            assert batch.row is not None
+            which = self.group_of_row[batch.row.cpu()]
+        known, real = self.known[which], batch.real.cpu()
+        seen = known.shape[1]
+        aligned = columns == seen or bool(real[:, 0].all() and known[:, 0].all())
+        if not aligned or bool(real[:, seen:].any() or (real[:, :seen] & ~known[:, :columns]).any()):
+            raise ValueError(
+                f"{said(self.change)} requires reference prompts that reach as far as the prompts, got "
+                f"{int(self.known.any(0).sum())} tokens for {int(batch.lengths.max())}"
+            )
+        return {name: _as_wide(x[which.to(x.device)], columns) for name, x in self.means.items()}
+
+
+def _as_wide(value: Float[Tensor, "n p ..."], columns: int) -> Float[Tensor, "n q ..."]:
+    """So many columns of a value; 0 beyond its own, where there is padding alone."""
+    missing = columns - value.shape[1]
+    return F.pad(value, (*[0] * (2 * value.ndim - 3), missing)) if missing > 0 else value[:, :columns]
+
+
+def check_left(change: StandIn, batch: Batch) -> None:
+    """ValueError for padding on the left, where means are taken by position."""
+    if isinstance(change, Mean) and change.over != "reference" and not bool(batch.real[:, 0].all()):
+        raise ValueError(
+            "means by position require prompts that begin in the first column (no padding on the left)"
+        )
+
+
+def other_rows(group_of_row: Int[Tensor, "b"], seed: int) -> Int[Tensor, "b"]:
+    """For every row another row of its group, never itself; every row is taken once. Groups of at least two rows.
+
+    Example:
+        >>> sorted(other_rows(torch.tensor([0, 0, 0]), seed=1).tolist())
+        [0, 1, 2]
+    """
+    generator = torch.Generator().manual_seed(seed)
+    partner = torch.arange(len(group_of_row))
+    for group in group_of_row.unique():
+        rows = (group_of_row == group).nonzero()[:, 0]
+        circle = rows[torch.randperm(len(rows), generator=generator)]
+        partner[circle] = circle.roll(1)
+    return partner
+
+
+def slot_means(
+    model: Transformer,
+    batch: Batch,
+    recorder: Recorder,
+    slots: Int[Tensor, "b p"],
+    count: int,
+    *,
+    batch_size: int = 32,
+) -> tuple[dict[str, Float[Tensor, "n ..."]], Int[Tensor, "n"]]:
+    """The mean of every value over the real tokens that fall into each slot, and how many did; 0 where none did."""
+    totals: dict[str, Tensor] = {}
+    for part, where in zip(batch.split(batch_size), slots.split(batch_size), strict=True):
+        for name, value in recorder(model, part).items():
+            real = part.real.to(value.device)
+            total = totals.setdefault(name, wide(value.new_zeros(count, *value.shape[2:])))
+            total.index_add_(0, where.to(value.device)[real], value[real].to(total))
+    counts = slots[batch.real].bincount(minlength=count)
+    means = {
+        name: x / counts.clamp_min(1).to(x).reshape(-1, *[1] * (x.ndim - 1)) for name, x in totals.items()
+    }
+    return means, counts
+
+
+def recorded(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, Tensor]:
+    """What these sites hold in a run, by name."""
+    trace = observe(model, batch, [Read(name) for name in names], answers_only=True).trace
+    return {name: trace[name] for name in names}

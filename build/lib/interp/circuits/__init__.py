@@ -1,0 +1,48 @@
+"""Circuits of edges: scoring, finding, running and evaluating them, and their files."""
+
+from interp.circuits.circuit_evaluation import (
+    CircuitCurve,
+    EvaluateCircuit,
+    circuit_curve,
+    evaluate_circuit,
+)
+from interp.circuits.discovery import FindCircuit, find_circuit, score_edges
+from interp.circuits.edge_attribution import EdgeAttribution, edge_attribution
+from interp.circuits.edge_circuit import Circuit, CircuitProtocol
+from interp.circuits.edge_effects import EdgeEffects, edge_effects
+from interp.circuits.edge_rankings import edge_stability, recovery
+from interp.circuits.graph_files import (
+    AttributionGraph,
+    GraphNode,
+    GraphPrompt,
+    read_attribution_graph,
+    write_attribution_graph,
+)
+from interp.circuits.interchange import Interchange, interchange
+from interp.model.parts import Edge
+
+__all__ = [
+    "AttributionGraph",
+    "Circuit",
+    "CircuitCurve",
+    "CircuitProtocol",
+    "Edge",
+    "EdgeAttribution",
+    "EdgeEffects",
+    "EvaluateCircuit",
+    "FindCircuit",
+    "GraphNode",
+    "GraphPrompt",
+    "Interchange",
+    "circuit_curve",
+    "edge_attribution",
+    "edge_effects",
+    "edge_stability",
+    "evaluate_circuit",
+    "find_circuit",
+    "interchange",
+    "read_attribution_graph",
+    "recovery",
+    "score_edges",
+    "write_attribution_graph",
+]

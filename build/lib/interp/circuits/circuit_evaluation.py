@@ -1,0 +1,552 @@
+"""How good a circuit is: faithfulness over its size (CPR, CMD), completeness, minimality, beside random circuits.
+
+Faithfulness, CPR and CMD as in the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151, and its released code,
+`evaluate_area_under_curve`); completeness and minimality as in Wang et al. 2022 (arXiv:2211.00593, section 4). All are
+in shares of what the metric loses between the whole model M and no edge at all:
+
+    f(C) = (m(C) - m(empty)) / (m(M) - m(empty)),    m = mean of the metric over prompts
+
+f is a ratio of two means over the same prompts. Its interval is that of the mean of n pseudo-values, one per prompt,
+
+    f + ((m_i(C) - m_i(empty)) - f (m_i(M) - m_i(empty))) / (m(M) - m(empty)),
+
+whose mean is f (the delta method, linear in the prompts) by Student's t; areas and differences of f are sums of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.causal.contrast import paired
+from interp.causal.graph import INPUT, LOGITS, EdgeGraph
+from interp.circuits.discovery import backwards
+from interp.circuits.edge_circuit import Circuit, connected
+from interp.circuits.edge_rankings import Rank, largest, worth
+from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
+from interp.core.boundary import Count, Seed, public
+from interp.core.results import Score, check_result, scored
+from interp.core.stats import Moments, Partial, Rows, over
+from interp.data.batch import Prompts
+from interp.data.sources import Data
+from interp.model.edits import Edit
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, text_of
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""The shares of all edges at which the MIB benchmark evaluates."""
+KINDS = ("found", "random", "degree-matched")
+"""The circuits themselves; as many random edges; random edges with the same degrees in every layer."""
+SWAPS = 10
+"""Attempted swaps per edge of a random circuit; a few already forget the circuit they started from."""
+SHARE = "share of the metric's difference between the whole model and no edge"
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitCurve(Question):
+    """The faithfulness of the best edges over their number; `circuit_curve` describes the result. Asked of pairs."""
+
+    scores: xr.Dataset
+    """Of `edge_attribution` or `edge_effects`, better on other prompts than those asked about."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    rank: Rank = "magnitude"
+    """By what the best edges are the best: the absolute score, or what helps first."""
+    greedy: bool = False
+    """Whether circuits are grown from the logits backwards."""
+    fractions: Sequence[float] = FRACTIONS
+    """The shares of all edges that are kept, rising within (0, 1]."""
+    draws: Count = 3
+    """Random circuits of either kind for each share; 0 = none."""
+    replacement: Replacement = "resample"
+    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+    seed: Seed = 0
+    """Of the random circuits."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Passes of all circuits, whose metrics are compared in the end."""
+        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        _check_scores(passes.graph, self.scores, self.fractions)
+        tried = _best_edges(passes.graph, self)
+        finish = partial(_curve, asked=self, attrs=passes.attrs, tried=tried)
+        return passes.analysis(model, self.name, tried, finish)
+
+
+@public()
+def circuit_curve(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    scores: xr.Dataset,
+    *,
+    metric: Metric | LogitFunction | None = None,
+    rank: Rank = "magnitude",
+    greedy: bool = False,
+    fractions: Sequence[float] = FRACTIONS,
+    draws: Count = 3,
+    replacement: Replacement = "resample",
+    reference: Prompts | None = None,
+    seed: Seed = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The faithfulness of the best edges by their scores, over the share of edges kept.
+
+    Returns Dataset[circuit, fraction, score] in shares of the whole effect: `value` with the ends `low` and `high` of
+    its 95 % interval over prompts, `n`, and `null`, that of as many random edges. Circuits are `KINDS`: the one found,
+    random edges, and random ones with its degrees in every layer. Scores: `faithfulness`, f of the circuit; `cpr`, the
+    area under f from the first fraction up to this one, and `cmd`, the area between f and 1: at the last fraction
+    they are those of MIB. CPR is 1 for the whole model's, random edges have less; CMD 0 is best. Both by trapezoids
+    between the given fractions, so with MIB's a perfect CPR is 0.999. `edges` [fraction], how many are left once loose
+    ends are pruned; `each` [prompt, circuit, fraction], `full` and `empty` [prompt], the metric itself, of the whole
+    model and of no edge.
+    The best int(fraction * all) edges are taken, as there. rank: MIB takes "helpful" for CPR (what helps first, what
+    hinders last) and "magnitude" for CMD. greedy: grown from the logits backwards instead (`find_circuit`).
+    scores: of `edge_attribution` or `edge_effects`, better on other prompts than these. The controls are means over
+    `draws` random circuits (0: no controls) with as many edges as the pruned one, not pruned themselves.
+    metric, replacement, reference: see `interchange`.
+    Caveats: on a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the
+    chance of the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`).
+    Fewer than three prompts have no interval: NaN.
+    Errors: ValueError for scores of another graph, fractions that do not rise within (0, 1], or a metric that is the
+    same in the whole model and without any edge.
+
+    Example:
+        >>> from interp.circuits import edge_effects
+        >>> pairs, metric = (torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])), interp.logit_difference(3, 4)
+        >>> curve = circuit_curve(model, *pairs, edge_effects(model, *pairs, metric=metric), metric=metric, draws=1)
+        >>> curve.value.dims
+        ('circuit', 'fraction', 'score')
+    """
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
+    question = CircuitCurve(scores, metric, rank, greedy, fractions, draws, replacement, reference, seed)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class EvaluateCircuit(Question):
+    """How good one circuit is; `evaluate_circuit` describes the result. Asked of pairs of prompts."""
+
+    circuit: Circuit
+    """The circuit, of the model's own graph."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    replacement: Replacement = "resample"
+    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+    subsets: Count = 20
+    """Random subsets of the circuit's nodes."""
+    draws: Count = 10
+    """Random circuits of either kind; 0 = none."""
+    seed: Seed = 0
+    """Of the subsets and the random circuits."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Passes of all circuits, whose metrics are compared in the end."""
+        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        (kept,) = masks_of(self.circuit, passes.graph)
+        knocked = _Knocked.of(passes.graph, kept, self)
+        finish = partial(_checked, asked=self, attrs=passes.attrs, knocked=knocked)
+        return passes.analysis(model, self.name, knocked.masks, finish)
+
+
+@public(renamed={"task": "model, clean, corrupt and metric"})
+def evaluate_circuit(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    circuit: Circuit,
+    *,
+    metric: Metric | LogitFunction | None = None,
+    replacement: Replacement = "resample",
+    reference: Prompts | None = None,
+    subsets: Count = 20,
+    draws: Count = 10,
+    seed: Seed = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """Faithfulness, completeness and minimality of one circuit, with random circuits beside it.
+
+    Returns Dataset[circuit, score] in shares of the whole effect: `value` with the ends `low` and `high` of its 95 %
+    interval over prompts (below three: NaN), `n`, and for the circuit's faithfulness `null`, as many random edges'.
+    Circuits: `found`, the one asked about; `random` and `degree-matched`, the means of `draws` random ones of either
+    kind (`KINDS`); `without L0H1`, the circuit without each of its nodes; `without K1`, without random subsets K of its
+    nodes, each node in K with probability 1/2 (all subsets, if there are no more than `subsets`). Scores:
+    `faithfulness`, f of this circuit;
+    `minimality`, f(C) - f(C without the nodes): what they do;
+    `difference`, of the subsets, f(M without K) - f(C without K), and `incompleteness`, its size: a complete circuit
+    breaks as the model does.
+    `removed` [circuit, part] says which nodes are taken out; `needed` [part] is the largest |f(C without K) - f(C
+    without K and the node)| over no K and the subsets that leave the node: 0 says that the node does nothing;
+    `overlap` [circuit], the share of the circuit's edges that this one has (where degrees leave little choice, matched
+    ones have most); `each` [prompt, circuit], `full` and `empty` [prompt], the metric itself, of the whole model and of
+    no edge.
+    Nodes are knocked out by dropping every edge out of them. metric, replacement, reference: see `interchange`.
+    Caveats: Wang et al. search for the worst K; random ones find a lower bound of the incompleteness. It runs some
+    nodes x subsets circuits: with `subsets=1` it is quick.
+    Errors: ValueError for a circuit of another graph, or a metric that is the same in the whole model and without any
+    edge.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> circuit = Circuit(EdgeGraph.of(model.cfg), {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
+        >>> found = evaluate_circuit(model, *pairs, circuit, metric=interp.logit_difference(3, 4), subsets=1)
+        >>> found.part.values.tolist(), found.circuit.values[:2].tolist()
+        (['L0.mlp'], ['found', 'random'])
+    """
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
+    question = EvaluateCircuit(circuit, metric, replacement, reference, subsets, draws, seed)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def _with_ends(graph: EdgeGraph, others: Sequence[Tensor]) -> Bool[Tensor, "c sender receiver"]:
+    """All edges and none before the others."""
+    return torch.cat((torch.stack((graph.exists, torch.zeros_like(graph.exists))), *others))
+
+
+def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> Bool[Tensor, "c sender receiver"]:
+    """The best edges for every fraction, and random circuits of either kind beside."""
+    generator = np.random.default_rng(asked.seed)
+    values = worth(asked.scores, asked.rank)
+    sizes = [int(fraction * len(graph)) for fraction in asked.fractions]
+    picked = [backwards(graph, values, n) if asked.greedy else largest(values, n) for n in sizes]
+    found = torch.stack([connected(graph, kept) for kept in picked])
+    controls = [_controls(graph, found, generator) for _ in range(_count("draws", asked.draws))]
+    return _with_ends(graph, [found, *controls])
+
+
+def _curve(
+    merged: Partial,
+    asked: CircuitCurve,
+    attrs: Mapping[str, str | float | int],
+    tried: Bool[Tensor, "c sender receiver"],
+) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    each, fewest = merged.rows["value"], as_metric(asked.metric).fewest
+    shares = effect_shares(each)
+    count, until = len(asked.fractions), partial(area, fractions=asked.fractions)
+    curves = {
+        "faithfulness": _by_kind(shares, count),
+        "cpr": _by_kind(shares, count, until),
+        "cmd": _by_kind(
+            (1 - shares) * (1 - shares.mean(0)).sign(), count, until
+        ),  # |1 - f|, linear in the prompts
+    }
+    kinds = KINDS if asked.draws else KINDS[:1]
+    found = scored(
+        asked.name,
+        {
+            name: Score.of(Moments.of(curve), SHARE, _random_first(curve), fewest=fewest)
+            for name, curve in curves.items()
+        },
+        ("circuit", "fraction"),
+        coords={"circuit": kinds, "fraction": list(asked.fractions)},
+        others={"edges": (("fraction",), tried[2 : 2 + count].sum((1, 2)))},
+        attrs={
+            **_attrs(attrs, each, fewest), "rank": asked.rank, "greedy": int(asked.greedy), "draws": asked.draws,
+            "seed": asked.seed,
+        },
+    )  # fmt: skip
+    metric = _by_kind(each[:, 2:], count)
+    return _with_metric(found, each, metric, ("circuit", "fraction"), str(attrs["unit"]))
+
+
+def _by_kind(
+    values: Float[Tensor, "b n"], count: int, change: Callable[[Tensor], Tensor] | None = None
+) -> Float[Tensor, "b kind f"]:
+    """What is found of every kind of circuit, random ones averaged over the draws; `change` comes before."""
+    own, drawn = values[:, :count], rearrange(values[:, count:], "b (d k f) -> k b d f", k=2, f=count)
+    own, drawn = (own, drawn) if change is None else (change(own), change(drawn))
+    return torch.stack((own, *(drawn.mean(2) if drawn.shape[2] else ())), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Knocked:
+    """The circuits that say how good one is: itself, random ones, itself without nodes, and the model without them."""
+
+    masks: Bool[Tensor, "c sender receiver"]
+    """All edges, no edge, the circuit, and the others."""
+    nodes: tuple[str, ...]
+    removed: Bool[Tensor, "k n"]
+    """The random subsets of the nodes."""
+    overlap: Float[Tensor, "circuit"]
+    """The share of the circuit's edges that each circuit of the result has."""
+
+    @classmethod
+    def of(cls, graph: EdgeGraph, kept: Bool[Tensor, "s r"], asked: EvaluateCircuit) -> _Knocked:
+        """The circuits, drawn with the seed."""
+        generator = np.random.default_rng(asked.seed)
+        nodes = tuple(node for node in asked.circuit.nodes if node not in (INPUT, LOGITS))
+        removed = _subsets(len(nodes), _count("subsets", asked.subsets, 1), generator)
+        single = torch.eye(len(nodes), dtype=torch.bool)
+        controls = [_controls(graph, kept[None], generator) for _ in range(_count("draws", asked.draws))]
+        deeper = (removed[:, None] | single).flatten(0, 1)
+        knocked = [(kept, single), (kept, removed), (graph.exists, removed), (kept, deeper)]
+        parts = [_knocked_out(graph, mask, gone, nodes) for mask, gone in knocked]
+        found = torch.cat((kept[None], *parts[:2]))
+        size = max(1, int(kept.sum()))
+        same = [(mask & kept).sum((1, 2)) / size for mask in (found, *controls)]
+        random = torch.stack(same[1:]).mean(0) if controls else same[0][:0]
+        overlap = torch.cat((same[0][:1], random, same[0][1:]))
+        return cls(_with_ends(graph, [kept[None], *controls, *parts]), nodes, removed, overlap)
+
+
+def _checked(
+    merged: Partial, asked: EvaluateCircuit, attrs: Mapping[str, str | float | int], knocked: _Knocked
+) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    each, fewest = merged.rows["value"], as_metric(asked.metric).fewest
+    shares = effect_shares(each)
+    removed, nodes = knocked.removed, knocked.nodes
+    (k, n), draws = removed.shape, asked.draws
+    own, _, single, some, whole, deeper = shares.split([1, 2 * draws, n, k, k, k * n], 1)
+    kinds = KINDS if draws else KINDS[:1]
+    nothing = shares.new_full((len(shares), len(kinds)), torch.nan)
+    faithful = _rows(shares, draws, n + k)
+    table = {
+        "faithfulness": Score.of(
+            Moments.of(faithful), SHARE, _random_first(faithful) if draws else torch.nan, fewest=fewest
+        ),
+        "minimality": Score.of(
+            Moments.of(torch.cat((nothing, own - single, own - some), 1)), SHARE, fewest=fewest
+        ),
+        "difference": Score.of(
+            Moments.of(torch.cat((nothing, torch.full_like(single, torch.nan), whole - some), 1)),
+            SHARE,
+            fewest=fewest,
+        ),
+    }
+    table["incompleteness"] = _size(table["difference"])
+    gone = torch.cat((torch.zeros(len(kinds), n).bool(), torch.eye(n).bool(), removed))
+    names = [*kinds, *(f"without {node}" for node in nodes), *(f"without K{i + 1}" for i in range(k))]
+    found = scored(
+        asked.name,
+        table,
+        ("circuit",),
+        coords={"circuit": names, "part": list(nodes)},
+        others={
+            "overlap": (("circuit",), knocked.overlap.double()),
+            "removed": (("circuit", "part"), gone),
+            "needed": (("part",), _needed((own - single).mean(0), some.mean(0), deeper.mean(0), removed)),
+        },
+        attrs={
+            **_attrs(attrs, each, fewest),
+            "edges": len(asked.circuit.edges), "draws": draws, "subsets": k, "seed": asked.seed,
+        },
+    )  # fmt: skip
+    found.overlap.attrs["unit"], found.needed.attrs["unit"] = "share of the circuit's edges", SHARE
+    return _with_metric(found, each, _rows(each[:, 2:], draws, n + k), ("circuit",), str(attrs["unit"]))
+
+
+def _rows(values: Float[Tensor, "b n"], draws: int, others: int) -> Float[Tensor, "b circuit"]:
+    """The circuits of the result: the found one, random ones averaged over their draws, and so many others."""
+    own, drawn, left, _ = values.split([1, 2 * draws, others, values.shape[1] - 1 - 2 * draws - others], 1)
+    random = rearrange(drawn, "b (d k) -> b k d", k=2).mean(2) if draws else drawn
+    return torch.cat((own, random, left), 1)
+
+
+def _needed(
+    alone: Float[Tensor, "n"],
+    broken: Float[Tensor, "k"],
+    deeper: Float[Tensor, "kn"],
+    removed: Bool[Tensor, "k n"],
+) -> Float[Tensor, "n"]:
+    """The largest step that taking a node out makes: out of the circuit, or out of what is left without a subset."""
+    steps = (
+        (broken[:, None] - rearrange(deeper, "(k n) -> k n", k=len(removed))).abs().masked_fill(removed, 0)
+    )
+    return torch.cat((alone.abs()[None], steps)).amax(0)
+
+
+def effect_shares(values: Float[Tensor, "b all"]) -> Float[Tensor, "b c"]:
+    """The pseudo-values of f for every circuit, one per prompt: their mean is f, their mean's interval is f's.
+
+    values: every prompt's metric of the whole model, without edges, and of each circuit.
+    """
+    full, empty, each = values.cpu().double().split([1, 1, values.shape[1] - 2], 1)
+    effect = (full - empty).mean()
+    if not bool(effect.abs() > 1e-9 * full.mean().abs()):
+        raise ValueError(
+            f"the whole model and no edge at all have the same metric, {float(full.mean()):.4g}: nothing to explain"
+        )
+    share = (each - empty).mean(0) / effect
+    return share + (each - empty - share * (full - empty)) / effect
+
+
+def area(curve: Float[Tensor, "*n f"], fractions: Sequence[float]) -> Float[Tensor, "*n f"]:
+    """The area under a curve between the first fraction and each, by trapezoids."""
+    x = torch.tensor(list(fractions), dtype=curve.dtype, device=curve.device)
+    return torch.cat((torch.zeros_like(curve[..., :1]), torch.cumulative_trapezoid(curve, x)), -1)
+
+
+def _size(score: Score) -> Score:
+    """The absolute value of a score, whose interval is the absolute values of all that the score's own holds."""
+    low, high = score.low, score.high
+    nearest = torch.where((low <= 0) & (high >= 0), 0.0, torch.minimum(low.abs(), high.abs()))
+    return score._replace(
+        value=score.value.abs(),
+        low=nearest.where(~low.isnan(), low),
+        high=torch.maximum(low.abs(), high.abs()),
+    )
+
+
+def _random_first(values: Float[Tensor, "b kind *f"]) -> Float[Tensor, "kind *f"]:
+    """What the circuit that was found has by chance: the value of the random ones; NaN for the others."""
+    null = torch.full_like(values[0], torch.nan)
+    if len(null) > 1:
+        null[0] = values[:, 1].mean(0)
+    return null
+
+
+def _with_metric(
+    found: xr.Dataset, each: Float[Tensor, "b c"], metric: Tensor, dims: tuple[str, ...], unit: str
+) -> xr.Dataset:
+    """The result with the metric itself: of every circuit, of the whole model, and of no edge."""
+    known = {"each": (("prompt", *dims), metric), "full": (("prompt",), each[:, 0])}
+    known["empty"] = (("prompt",), each[:, 1])
+    return found.assign({name: (dims, x.cpu().numpy(), {"unit": unit}) for name, (dims, x) in known.items()})
+
+
+def _controls(
+    graph: EdgeGraph, found: Bool[Tensor, "f sender receiver"], generator: np.random.Generator
+) -> Bool[Tensor, "n sender receiver"]:
+    """One random circuit of either kind for each circuit."""
+    free = [random_circuit(graph, int(kept.sum()), generator) for kept in found]
+    return torch.stack([*free, *(degree_matched(graph, kept, generator) for kept in found)])
+
+
+def _subsets(n: int, most: int, generator: np.random.Generator) -> Bool[Tensor, "k n"]:
+    """All subsets of n things, or so many random ones."""
+    if 2**n <= most:
+        return (torch.arange(2**n)[:, None] >> torch.arange(n)) % 2 == 1
+    return torch.from_numpy(generator.random((most, n)) < 0.5)
+
+
+def _knocked_out(
+    graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"], which: Bool[Tensor, "k n"], nodes: Sequence[str]
+) -> Bool[Tensor, "k sender receiver"]:
+    """The circuit without the edges out of each set of nodes."""
+    places = [graph.senders.index(node) for node in nodes]
+    silent = torch.zeros(len(which), len(graph.senders), dtype=torch.bool)
+    silent[:, places] = which
+    return kept & ~silent[:, :, None]
+
+
+def _attrs(
+    attrs: Mapping[str, str | float | int], each: Float[Tensor, "b c"], fewest: int
+) -> dict[str, str | float | int]:
+    return {
+        **attrs,
+        "unit": SHARE,
+        "prompts": len(each),
+        "interval": f"{over('prompts', fewest)} (delta method, Student's t)",
+        "null": "as many random edges",
+    }
+
+
+def _count(name: str, value: int, least: int = 0) -> int:
+    """A number of things, checked."""
+    if value < least:
+        raise ValueError(f"{name} must be a number, at least {least}, got {value!r}")
+    return value
+
+
+def _check_scores(graph: EdgeGraph, scores: xr.Dataset, fractions: Sequence[float]) -> None:
+    check_result("scores", scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
+    if tuple(scores.sender.values) != graph.senders or tuple(scores.receiver.values) != graph.receivers:
+        raise ValueError("scores of the model's own graph are required, got other senders or receivers")
+    rising = bool(fractions) and all(a < b for a, b in itertools.pairwise(fractions))
+    if not rising or not 0 < fractions[0] <= fractions[-1] <= 1:
+        raise ValueError(f"fractions that rise within (0, 1] are required, got {tuple(fractions)}")
+
+
+# --- circuits that nobody searched for
+
+
+def random_circuit(
+    graph: EdgeGraph, n: int, generator: np.random.Generator
+) -> Bool[Tensor, "sender receiver"]:
+    """n edges of the graph, every set of n equally likely. ValueError for more than there are."""
+    if not 0 <= n <= len(graph):
+        raise ValueError(f"0 to {len(graph)} edges are required, got {n}")
+    cells = graph.exists.nonzero()[generator.permutation(len(graph))[:n]]
+    found = torch.zeros_like(graph.exists)
+    found[cells[:, 0], cells[:, 1]] = True
+    return found
+
+
+def degree_matched(
+    graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"], generator: np.random.Generator
+) -> Bool[Tensor, "sender receiver"]:
+    """Random edges with the degrees of these: heads of every layer trade places, then edges are switched.
+
+    As many edges leave the input and every MLP, and enter every MLP and the logits, as before; the same numbers leave
+    the heads of a layer, and enter their queries, keys and values, though not the same heads'. (Degrees that each head
+    keeps leave hardly anything to chance in circuits of a few dozen edges.)
+    """
+    senders, receivers = heads_shuffled(graph, generator)
+    moved = torch.zeros_like(graph.exists)
+    moved[senders[:, None], receivers] = graph.exists & kept
+    return switched(graph, moved, generator)
+
+
+def heads_shuffled(
+    graph: EdgeGraph, generator: np.random.Generator
+) -> tuple[Int[Tensor, "sender"], Int[Tensor, "receiver"]]:
+    """The new place of every sender and receiver when the heads of each layer trade places.
+
+    Heads that share keys and values stay together.
+    """
+    senders, receivers = torch.arange(len(graph.senders)), torch.arange(len(graph.receivers))
+    size = graph.n_heads // graph.n_kv_heads
+    for layer in range(graph.n_layers):
+        groups = generator.permutation(graph.n_kv_heads)
+        heads = [group * size + generator.permutation(size) for group in groups]
+        head, group = torch.from_numpy(np.concatenate(heads)), torch.from_numpy(groups)
+        first = graph.inputs(layer).start
+        senders[graph.heads(layer)] = graph.heads(layer).start + head
+        places = (head, graph.n_heads + group, graph.n_heads + graph.n_kv_heads + group)
+        receivers[graph.inputs(layer)] = first + torch.cat(places)
+    return senders, receivers
+
+
+def switched(
+    graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"], generator: np.random.Generator
+) -> Bool[Tensor, "sender receiver"]:
+    """Random edges with as many out of every sender, and into every receiver, as these.
+
+    Pairs of edges u -> v, x -> y become u -> y, x -> v wherever both are edges of the graph and not there yet, ten
+    attempts per edge (the switching chain of Milo et al. 2003, arXiv:cond-mat/0312028). A circuit in which no switch is
+    possible (all edges of one node, say) stays as it is.
+    """
+    exists, found = graph.exists.numpy(), (graph.exists & kept).numpy().copy()
+    edges = np.argwhere(found)
+    for i, j in generator.integers(max(1, len(edges)), size=(SWAPS * len(edges), 2)).tolist():
+        (u, v), (x, y) = edges[i].tolist(), edges[j].tolist()
+        if exists[u, y] and exists[x, v] and not found[u, y] and not found[x, v]:
+            found[u, v] = found[x, y] = False
+            found[u, y] = found[x, v] = True
+            edges[i, 1], edges[j, 1] = y, v
+    return torch.from_numpy(found)

@@ -1,0 +1,311 @@
+"""Edge attribution patching: the first-order effect of changing every edge of the model's graph, all in one pass.
+
+An edge u -> v is changed when v reads u's output of the other run of a pair, and everything else as in the own run. To
+first order the metric then changes by (u_other - u_own) . d metric / d (input of v) (Syed et al. 2023, "Attribution
+Patching Outperforms Automated Circuit Discovery"). Where a softmax saturates that gradient is near zero although the
+effect is not; EAP-IG averages it along a line between the two runs (Hanna et al. 2024, "Have Faith in Faithfulness").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.causal.contrast import Contrast, Direction, Watched, paired
+from interp.causal.effects import Measured, Table, causal
+from interp.causal.graph import EdgeGraph
+from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
+from interp.core.boundary import Count, public
+from interp.data.batch import Batch, Prompts
+from interp.data.sources import Data
+from interp.model.edits import Edit
+from interp.model.sites import final_stream
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Observation, Subject, text_of
+from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
+from interp.runs.run import answered
+from interp.tokens.input_gradients import IntegratedGradients
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+ROWS = 32
+"""Rows of a differentiated pass, pairs times points of a line, that small batches are packed to."""
+Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "clean-corrupted"]
+Rule = Literal["released", "midpoint", "gauss"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """Where on the line from the corrupted run (0) to the clean run (1) the gradient is taken, and how it is averaged.
+
+    eap: at the run that is intervened on, whichever it is. clean-corrupted: the mean of both ends. eap-ig-inputs: the
+    stream entering block 0 moves. eap-ig-activations: the output of one sublayer moves, in the run that is intervened
+    on, and scores the edges out of it; all heads of a layer move together.
+    """
+
+    method: Method = "eap"
+    steps: Count = 5
+    """Points of the integrated methods, equally far apart as in the released code, or by a quadrature rule."""
+    rule: Rule = "released"
+    """released: k/m, for inputs k = 0 ... m-1, for activations 1 ... m. midpoint, gauss: smaller error per step."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"at least one step is required, got {self.steps}")
+
+    def points(self) -> tuple[Float[Tensor, "k"], Float[Tensor, "k"]]:
+        """The points and their weights, which sum to 1; in float64."""
+        if self.method == "eap":
+            points = torch.ones(1)
+        elif self.method == "clean-corrupted":
+            points = torch.tensor([0.0, 1.0])
+        elif self.rule == "released":
+            first = 0 if self.method == "eap-ig-inputs" else 1
+            points = (torch.arange(self.steps).double() + first) / self.steps
+        else:
+            return IntegratedGradients(self.steps, rule=self.rule).nodes()
+        return points.double(), torch.full((len(points),), 1 / len(points), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Sublayer:
+    """One sublayer as a group of senders: where its output enters the stream, and who reads it."""
+
+    site: str
+    senders: slice
+    layers: range
+    """The layers whose heads see it."""
+    mlps: range
+    """The layers whose MLPs see it."""
+
+
+@dataclass(frozen=True, eq=False)
+class EdgeAttribution(Question):
+    """The first-order effect of every edge; `edge_attribution` describes the result. Asked of pairs of prompts."""
+
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    method: Method = "eap"
+    """Where on the line between the two runs the gradient is taken (`Line`)."""
+    steps: Count = 5
+    """Points of the integrated methods."""
+    rule: Rule = "released"
+    """How these points lie: as in the released code, or by a quadrature rule."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    each: bool = False
+    """Whether every prompt's scores are kept."""
+    rules: Rules = ()
+    """Backward rules, or the name of a preset; none = the gradient as it is."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
+        network, metric = under_rules(model.transformer, self.rules), as_metric(self.metric)
+        line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
+        check_edits(network, gradients=True)
+        if metric.compares and self.method == "eap" and self.direction == "noise":
+            raise ValueError(
+                f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise' or an "
+                "integrated method"
+            )
+        how = {
+            "method": self.method, "steps": len(line.points()[0]), "rule": self.rule, "direction": self.direction,
+            **rules_attrs(self.rules),
+        }  # fmt: skip
+        table = Table.of_edges(self.name, graph, metric, model.text, how)
+        measure = partial(
+            _measured, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
+        )
+        return causal(model, table, measure, each=self.each, pairs=True)
+
+
+@public()
+def edge_attribution(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    *,
+    metric: Metric | LogitFunction | None = None,
+    method: Method = "eap",
+    steps: Count = 5,
+    rule: Rule = "released",
+    direction: Direction = "denoise",
+    each: bool = False,
+    rules: Rules = (),
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The estimated change of the metric when one edge carries the other run's value, for every edge.
+
+    Returns Dataset[sender, receiver] in the metric's unit: `value` (the mean over prompts), `low` and `high` (its 95 %
+    interval) and `n`, NaN and 0 where there is no edge; `normalised`, as a share of the difference between the runs;
+    `changed`, whether the estimate is not 0 in any prompt; `clean` and `corrupt`, the metric of both runs. The
+    coordinate `edge` names every edge ("" where there is none), and `interp.frame` has one row for each that exists.
+    `each` adds every prompt's scores, [prompt, sender, receiver], and `clean` and `corrupt` are then [prompt]. Names
+    and their order are those of `EdgeGraph`, positions are summed over.
+
+    score(u, v) = sum_pos (u_other - u_own) . mean gradient at v's input, before v's norm. denoise: own is the corrupted
+    run, other the clean one, and the score is positive where the clean edge raises the metric. noise: the other way
+    round. x(a) = corrupt + a (clean - corrupt), a from 0 to 1, is the line between them; g_own the gradients of the run
+    that is intervened on:
+    eap                 g_own, at the clean run in noise and at the corrupted run in denoise.
+    clean-corrupted     the mean of both ends, g(x(0)) and g(x(1)): alike in both directions but for the sign.
+    eap-ig-inputs       mean over a of g(x(a)), x the embedding: the whole run moves, so that the gradients are the same
+                        in both directions, and the scores differ in their sign alone.
+    eap-ig-activations  mean over a of g_own with one sublayer's output at x(a), all else as in the own run: gradients
+                        of either run, so that the scores of one direction do not give those of the other.
+    With enough steps the scores out of the input ("eap-ig-inputs") or out of one sublayer ("eap-ig-activations") sum
+    to the exact effect of changing it. Points are those of the released code in both directions, a = k/m (`Line`).
+    (That code averages the gradients of all sublayers' lines for every edge instead, which sums to nothing in
+    particular.)
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring; one that compares (KL divergence) compares with the clean run.
+    rules: backward rules under which gradients are taken, or a preset of them, as in `attribution_patch`; "relp" gives
+    EAP-RelP, under which edges into queries and keys score 0.
+    Cost: one forward pass of the other prompts, and a forward and a backward pass of the own ones; the integrated
+    methods take `steps` such passes, over activations that many for every sublayer and the input. Every point of a line
+    is a row, and no pass has more rows than the batch (or 32). Memory: what a backward pass keeps, and the activations
+    of heads, d_head wide; no `[batch, pos, head, d_model]`.
+    Heads after a norm of their sum (sandwich and output norms): see `edge_scores.Change`.
+    Errors: ValueError for pairs that do not align, models (or edits) whose stream is not a sum (`EdgeGraph.of`), a
+    metric that compares with the very run it is differentiated at, and a metric without any gradient.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> found = edge_attribution(model, *pairs, metric=interp.logit_difference(3, 4), method="eap-ig-inputs")
+        >>> found.value.sel(sender="L0.mlp", receiver="logits").shape
+        ()
+    """
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    question = EdgeAttribution(metric, method, steps, rule, direction, each, rules)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def _measured(
+    model: Transformer,
+    batch: Batch,
+    graph: EdgeGraph,
+    metric: Metric,
+    line: Line,
+    direction: Direction,
+    rules: Rules,
+) -> Measured:
+    """The scores of some pairs, and the metric of their clean and corrupted runs."""
+    model = under_rules(model, rules)
+    size = max(1, max(len(batch), ROWS) // len(line.points()[0]))
+    pairs = (Contrast.of(some, direction) for some in batch.split(size))
+    return Measured.joined([_scores(model, pair, metric, line, graph) for pair in pairs])
+
+
+def _scores(model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph) -> Measured:
+    """The scores of pairs whose points of a line fit into one pass."""
+    watched, reads, error = Watched(model, metric), _reads(model, graph, line), {}
+    there = watched.recorded(pair.other, reads)
+    if line.method == "eap":
+        watched = watched.beside(there.output, pair.other)  # a metric that compares has its clean run there
+        here = watched.differentiated(pair.own, [*reads, *_everywhere(model)])
+        change = Change.between(model, here.trace, there.trace)
+        found = edge_scores(graph, change, Gradients.of(model, here.trace, line.points()[1]))
+        end = here.trace[Read(final_stream(model.config), grad=True)]
+        error = completeness(model, pair.own, here.output, end)
+    else:
+        here = watched.recorded(pair.own, reads)
+        watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
+        along = _along_activations if line.method == "eap-ig-activations" else _along_inputs
+        change = Change.between(model, here.trace, there.trace)
+        found = along(watched, pair, Runs(change, **pair.runs(here.trace, there.trace)), line, graph)
+    with torch.no_grad():
+        own, other = watched.value(here.output, pair.own), watched.value(there.output, pair.other)
+    return Measured(found, found != 0, {**pair.runs(own, other), **error})
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """What the clean and the corrupted run left, and the change from the own run to the other."""
+
+    change: Change
+    clean: Trace
+    corrupt: Trace
+
+
+def _reads(model: Transformer, graph: EdgeGraph, line: Line) -> tuple[Read, ...]:
+    """What both runs record: senders, and under eap-ig-activations what moves."""
+    moving = [each.site for each in _sublayers(graph)] if line.method == "eap-ig-activations" else []
+    return tuple(dict.fromkeys((*Change.reads(model), *map(Read, moving))))
+
+
+def _everywhere(model: Transformer) -> tuple[Read, ...]:
+    layers = range(model.config.n_layers)
+    return Gradients.reads(model, layers, layers if model.config.mlp is not None else range(0))
+
+
+def _along_inputs(
+    watched: Watched, pair: Contrast, runs: Runs, line: Line, graph: EdgeGraph
+) -> Float[Tensor, "b s r"]:
+    """All edges, by the gradients of runs on embeddings between the corrupted and the clean one."""
+    model = watched.model
+    seen = _moved(watched, pair, runs, START, line, _everywhere(model))
+    return edge_scores(graph, runs.change, Gradients.of(model, seen.trace, line.points()[1]))
+
+
+def _along_activations(
+    watched: Watched, pair: Contrast, runs: Runs, line: Line, graph: EdgeGraph
+) -> Float[Tensor, "b s r"]:
+    """Edges out of each sublayer by the gradients of own runs in which its output moves."""
+    model, total = watched.model, None
+    for group in _sublayers(graph):
+        reads = Gradients.reads(model, group.layers, group.mlps)
+        seen = _moved(watched, pair, runs, group.site, line, reads)
+        gradients = Gradients.of(model, seen.trace, line.points()[1])
+        found = edge_scores(graph, runs.change, gradients, first=group.senders.start, last=group.senders.stop)
+        total = found if total is None else total + found
+    assert total is not None
+    return total
+
+
+def _sublayers(graph: EdgeGraph) -> Iterator[Sublayer]:
+    """The input and every sublayer."""
+    n = graph.n_layers
+    mlps = range(n if graph.mlp else 0)
+    yield Sublayer(START, slice(0, 1), range(n), mlps)
+    for layer in range(n):
+        later = range(layer + 1, n)
+        own = layer if graph.mlp and not graph.parallel else layer + 1
+        yield Sublayer(f"blocks.{layer}.hook_attn_out", graph.heads(layer), later, mlps[own:])
+        if graph.mlp:
+            place = graph.mlp_sender(layer)
+            yield Sublayer(f"blocks.{layer}.hook_mlp_out", slice(place, place + 1), later, mlps[layer + 1 :])
+
+
+def _moved(
+    watched: Watched, pair: Contrast, runs: Runs, site: str, line: Line, reads: tuple[Read, ...]
+) -> Observation:
+    """Differentiated passes with a site between its corrupted and clean values; rows are `example, point`."""
+    points = line.points()[0]
+    example = torch.arange(len(pair.own)).repeat_interleave(len(points))
+    ends = [run[Read(site)] for run in (runs.corrupt, runs.clean)]
+    edit = Edit(site, partial(_between, corrupt=ends[0], clean=ends[1], points=points))
+    return watched.differentiated(pair.own.rows(example), reads, (edit,), example)
+
+
+def _between(
+    value: Float[Tensor, "r p d"],
+    corrupt: Float[Tensor, "b p d"],
+    clean: Float[Tensor, "b p d"],
+    points: Float[Tensor, "k"],
+) -> Float[Tensor, "r p d"]:
+    """Every example at every point."""
+    share = points.to(value)[:, None, None]
+    start, end = (x.to(value)[:, None] for x in (corrupt, clean))
+    return torch.lerp(start, end, share).flatten(0, 1)

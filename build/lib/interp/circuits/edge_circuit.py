@@ -1,0 +1,236 @@
+"""A circuit: some edges of a model's graph with what each is worth, and how they were found; kept in JSON."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.causal.contrast import Direction
+from interp.causal.graph import LOGITS, EdgeGraph
+from interp.core.boundary import public
+from interp.core.files import json_object, write_atomically
+from interp.core.viewer import Viewable, fitted
+from interp.runs.folder import built
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SHOWN = 5
+"""Edges that a circuit's text names: the largest."""
+FORMAT = 2
+"""Version of the file. Version 1, which spelled parts otherwise and scored in the other direction, is read too."""
+
+
+@dataclass(frozen=True)
+class CircuitProtocol:
+    """How a circuit was found: enough to find it again."""
+
+    metric: str
+    unit: str
+    method: str
+    """What scored the edges: a method of edge attribution, "exact", or a word of your own."""
+    search: str
+    """How edges were picked by their scores."""
+    replacement: str
+    """What the edges outside carry: "resample", "mean" or "zero"."""
+    n: int
+    """Pairs of prompts."""
+    seed: int | None = None
+    """The seed that the prompts were drawn with, if somebody said so."""
+    direction: Direction = "denoise"
+    """What a score is the effect of: "denoise", the clean edge in the corrupted run; "noise", the corrupted edge in the
+    clean run."""
+
+
+@public()
+@dataclass(frozen=True)
+class Circuit(Viewable):
+    """Edges of a model with their scores, in the order of the graph, by name in any spelling.
+
+    Errors: KeyError for an edge that the graph does not have; ValueError for a score that is no number, or an edge that
+    comes twice.
+
+    Example:
+        >>> graph = EdgeGraph.of(model.cfg)
+        >>> circuit = Circuit(graph, {"L0.mlp->logits": 2.0, "L0.resid->L0.mlp": 1.5, "L0.resid->L1.mlp": 0.1})
+        >>> circuit.pruned().edges
+        ('L0.resid->L0.mlp', 'L0.mlp->logits')
+    """
+
+    graph: EdgeGraph
+    scores: Mapping[str, float]
+    """Every edge by name, with its score."""
+    model: str = ""
+    task: str = ""
+    protocol: CircuitProtocol | None = None
+    _known: Bool[Tensor, "sender receiver"] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if bad := [edge for edge, score in self.scores.items() if not abs(score) <= sys.float_info.max]:
+            raise ValueError(f"a score that is a finite number is required for every edge, {bad[0]} has none")
+        places = {edge: self.graph.index(edge) for edge in self.scores}
+        order = sorted(places, key=lambda edge: places[edge])
+        for one, other in itertools.pairwise(order):
+            if places[one] == places[other]:
+                raise ValueError(f"{self.graph.name(*places[one])} comes twice, as {one} and {other}")
+        scores = {self.graph.name(*places[edge]): self.scores[edge] for edge in order}
+        object.__setattr__(self, "scores", MappingProxyType(scores))
+        object.__setattr__(self, "_known", self.graph.chosen(scores))
+
+    @classmethod
+    def of(
+        cls,
+        graph: EdgeGraph,
+        kept: Bool[Tensor, "sender receiver"],
+        scores: Float[Tensor, "sender receiver"],
+        *,
+        model: str = "",
+        task: str = "",
+        protocol: CircuitProtocol | None = None,
+    ) -> Circuit:
+        """The circuit of a mask over the graph's edges; cells that are no edges are not looked at."""
+        values = scores[graph.exists & kept].tolist()
+        return cls(graph, dict(zip(graph.names(kept), values, strict=True)), model, task, protocol)
+
+    @classmethod
+    def of_result(cls, result: xr.Dataset, *, model: str = "") -> Circuit:
+        """The circuit in the answer to `FindCircuit`. ValueError for another result."""
+        if "kept" not in result or "circuit" not in result.attrs:
+            raise ValueError("the result of FindCircuit is required, with the edges that it kept")
+        held = json.loads(result.attrs["circuit"])
+        kept, scores = (torch.from_numpy(result[name].values) for name in ("kept", "value"))
+        how = CircuitProtocol(**held["protocol"])
+        return cls.of(EdgeGraph(**held["graph"]), kept, scores, model=model, task=held["task"], protocol=how)
+
+    def __reduce__(self) -> tuple[type[Circuit], tuple[object, ...]]:
+        """How it travels to other processes: scores that cannot be written to cannot be pickled either."""
+        return type(self), (self.graph, dict(self.scores), self.model, self.task, self.protocol)
+
+    def __str__(self) -> str:
+        size = f"{len(self.scores)} of {len(self.graph)} edges ({self.share:.2%}), {len(self.nodes)} nodes"
+        of = " ".join(x for x in (self.model, self.task) if x)
+        lines = [f"Circuit{f' of {of}' if of else ''}: {size}"]
+        if how := self.protocol:
+            lines.append(f"  {how.metric} ({how.unit}) by {how.method}, {how.search}; n = {how.n}")
+        largest = sorted(self.scores.items(), key=lambda pair: -abs(pair[1]))
+        lines += [f"  {edge:<24} {score:+.4g}" for edge, score in largest[:SHOWN]]
+        rest = len(largest) - SHOWN
+        return fitted([*lines, *([f"  ... and {rest} more"] if rest > 0 else [])])
+
+    @property
+    def edges(self) -> tuple[str, ...]:
+        """The names of the edges."""
+        return tuple(self.scores)
+
+    def mask(self) -> Bool[Tensor, "sender receiver"]:
+        """True at the edges of the circuit."""
+        return self._known.clone()
+
+    @property
+    def share(self) -> float:
+        """The share of all edges of the model that the circuit has."""
+        return len(self.scores) / len(self.graph)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Every node at an end of an edge, in the order of the forward pass.
+
+        A head that only shares the keys or values of its group with others counts if it sends anything.
+        """
+        ends = {self.graph.senders[i] for i in self._known.any(1).nonzero()[:, 0].tolist()}
+        for receiver in self._known.any(0).nonzero()[:, 0].tolist():
+            nodes = self.graph.nodes_of(receiver)
+            ends |= set(nodes) if len(nodes) == 1 else set()
+        return tuple(node for node in (*self.graph.senders, LOGITS) if node in ends)
+
+    def pruned(self) -> Circuit:
+        """Without the edges that are on no path from the input to the logits."""
+        kept = connected(self.graph, self._known)
+        left = {edge: self.scores[edge] for edge in self.graph.names(kept)}
+        return Circuit(self.graph, left, self.model, self.task, self.protocol)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a JSON file."""
+        held = {
+            "format": FORMAT, "model": self.model, "task": self.task, "graph": asdict(self.graph),
+            "protocol": None if self.protocol is None else asdict(self.protocol), "edges": dict(self.scores),
+        }  # fmt: skip
+        text = json.dumps(held, indent=1, allow_nan=False)
+        write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Circuit:
+        """Read it from a JSON file, one of the first edition (format 1) too.
+
+        Errors: ValueError for a file that holds something else, or another version; KeyError for edges that its own
+        graph does not have.
+        """
+        try:
+            held = json_object(path)
+        except ValueError as cause:
+            raise ValueError(f"a circuit in JSON is required, {path} is none: {cause}") from cause
+        wanted = {"format", "model", "task", "graph", "protocol", "edges"}
+        if set(held) != wanted or held["format"] not in (1, FORMAT):
+            raise ValueError(f"a circuit of format {FORMAT} with {sorted(wanted)} is required, got {path}")
+        try:
+            how, graph = protocol_of(held["protocol"], held["format"]), graph_of(held["graph"])
+            return cls(graph, held["edges"], held["model"], held["task"], how)  # type: ignore[arg-type]
+        except ValueError as cause:
+            raise ValueError(f"{path} holds no circuit: {cause}") from cause
+
+
+def protocol_of(held: object, version: object) -> CircuitProtocol | None:
+    """The protocol in a file; ValueError for what is none.
+
+    Those of version 1 were always scored by what corrupting an edge changes.
+    """
+    if held is None:
+        return None
+    later = {"direction": "noise"} if version == 1 else {}
+    return built(CircuitProtocol, {**later, **held} if isinstance(held, Mapping) else held)  # type: ignore[arg-type]
+
+
+def graph_of(held: object) -> EdgeGraph:
+    """The graph of edges in a file; ValueError for what is none."""
+    return built(EdgeGraph, held)  # type: ignore[arg-type]
+
+
+def connected(graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"]) -> Bool[Tensor, "sender receiver"]:
+    """The edges on a path from the input to the logits inside these edges.
+
+    A node stays if it reads anything on any of its inputs and sends anything. The others compute the same whatever the
+    input is, or are heard by nobody: with resampled replacements, dropping them changes no number, unless a norm of the
+    sum of a layer's heads (sandwich and output norms) hears them all.
+    """
+    computes, kept = computing(graph), kept & graph.exists
+    while True:
+        reads = (computes & kept.any(0)[:, None]).any(0)
+        reads[0] = True
+        alive = reads & kept.any(1)
+        heard = (computes & alive).any(1)
+        heard[-1] = True
+        left = kept & alive[:, None] & heard
+        if torch.equal(left, kept):
+            return kept
+        kept = left
+
+
+@functools.cache
+def computing(graph: EdgeGraph) -> Bool[Tensor, "receiver sender"]:
+    """Which senders compute with each input: one, or the heads that share it, or, for the logits, none."""
+    found = torch.zeros(len(graph.receivers), len(graph.senders), dtype=torch.bool)
+    places = {name: i for i, name in enumerate(graph.senders)}
+    for receiver in range(len(graph.receivers) - 1):
+        found[receiver, [places[node] for node in graph.nodes_of(receiver)]] = True
+    return found

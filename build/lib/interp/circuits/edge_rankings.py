@@ -1,0 +1,196 @@
+"""What a ranking of edges is worth: how well it knows a planted circuit, and how much it depends on the prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.causal.effects import EDGE_DIMS
+from interp.core.boundary import Count, Seed, public
+from interp.core.results import Score, check_result, labelled, scored
+from interp.model.parts import Edge
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+Rank = Literal["magnitude", "helpful"]
+
+
+@public(renamed={"edges": "top"})
+def edge_stability(
+    scores: xr.Dataset, top: int, *, rank: Rank = "magnitude", resamples: Count = 200, seed: Seed = 0
+) -> xr.Dataset:
+    """How much the best edges depend on the prompts that scored them.
+
+    Returns Dataset with `value`, the mean over all pairs of bootstrap resamples of |A and B| / |A or B| of their best
+    `top` edges (the Jaccard index; 1: always the same ones), `null`, that of two random sets (of their expected
+    overlap), and `kept` [sender, receiver], the share of resamples in which an edge is among the best; NaN where there
+    is no edge. `interp.frame(result, "kept")` has a row for each edge.
+    scores: with every prompt's, `edge_attribution(..., each=True)`.
+    Errors: ValueError for scores without `each`, a number of edges outside 1 to all, or fewer than 2 resamples.
+
+    Example:
+        >>> from interp.circuits import edge_effects
+        >>> pairs = torch.tensor([[5, 6, 7], [5, 7, 7]]), torch.tensor([[5, 9, 7], [5, 8, 7]])
+        >>> scores = edge_effects(model, *pairs, metric=interp.logit_difference(3, 4), each=True)
+        >>> float(edge_stability(scores, scores.attrs["edges"]).value)
+        1.0
+    """
+    check_result("scores", scores, ("sender", "receiver", "value"), "edge_attribution or edge_effects")
+    total = scores.attrs["edges"]
+    if "each" not in scores or resamples < 2:
+        raise ValueError("every prompt's scores (each=True) and at least 2 resamples are required")
+    if not 1 <= top <= total:
+        raise ValueError(f"top must be 1 to {total} edges, got {top}")
+    each, sign = torch.from_numpy(scores["each"].values), towards(scores)
+    weights = resampled(len(each), resamples, np.random.default_rng(seed))[1:].to(each)
+    means = torch.einsum("wb,bsr->wsr", weights, each)
+    sets = torch.stack([largest(valued(one, rank, sign), top) for one in means]).double()
+    common = sets.flatten(1) @ sets.flatten(1).T
+    pairs = common / (2 * top - common)
+    mean = (pairs.sum() - pairs.trace()) / (resamples * (resamples - 1))
+    missing, share = torch.from_numpy(scores.value.isnull().values), top / total
+    return labelled(
+        "edge_stability",
+        {
+            "value": ((), mean),
+            "null": ((), torch.tensor(share / (2 - share), dtype=torch.float64)),
+            "kept": (EDGE_DIMS, sets.mean(0).masked_fill(missing, torch.nan)),
+        },
+        coords={
+            name: (scores[name].dims, scores[name].values)
+            for name in (*EDGE_DIMS, "edge")
+            if name in scores.coords
+        },
+        units={
+            "value": "share of edges in common",
+            "null": "share of edges in common",
+            "kept": "share of resamples",
+        },
+        attrs={"top": top, "resamples": resamples, "seed": seed, "rank": rank},
+    )
+
+
+def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
+    """The chance that a planted edge has a larger absolute score than another one, equal scores counting half.
+
+    U / (n m), U the statistic of Mann and Whitney (1947) of the n planted edges and the m others: the area under the
+    curve of true against false positives.
+    Errors: ValueError unless some edges are planted and some are not; KeyError for one that the table does not have.
+    """
+    return _mann_whitney(scores, planted)[0]
+
+
+def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
+    """`edge_auroc`, and how often as many random edges have as large a one."""
+    from scipy.stats import mannwhitneyu
+
+    values = torch.from_numpy(abs(scores.value).values)
+    here = torch.zeros(values.shape, dtype=torch.bool)
+    for edge in planted:
+        sender, receiver = str(Edge.of(edge)).split("->")
+        here[scores.indexes["sender"].get_loc(sender), scores.indexes["receiver"].get_loc(receiver)] = True
+    known = ~values.isnan()
+    n, m = int((here & known).sum()), int((~here & known).sum())
+    if not n or not m or n < len(set(planted)):
+        raise ValueError(f"planted edges among others are required, got {n} of {n + m} edges")
+    found = mannwhitneyu(values[here & known], values[~here & known], alternative="greater")
+    return float(found.statistic) / (n * m), float(found.pvalue)
+
+
+@public()
+def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Dataset:
+    """How well each table of scores knows a planted circuit.
+
+    Returns Dataset[attribution, score]: `value` with its `null`, what random scores have, and `p`, one-sided, how often
+    as many edges drawn at random are known as well. They are no means over prompts: `low` and `high` are the value
+    itself, n = 0. `auroc`: the chance that a planted edge has a larger absolute score than another one (`edge_auroc`;
+    p: Mann and Whitney). `recall`: the share of the planted edges among as many largest absolute scores (p: the
+    hypergeometric law, exact; a whole number of edges, so at most a twentieth of random circuits have p <= .05).
+    `attribution` is the method of each table. (A dim called `method` could not be selected from: xarray's `sel` has an
+    option of that name.)
+    planted: the edges, in any spelling.
+
+    Example:
+        >>> from interp.circuits import edge_effects
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> scores = edge_effects(model, *pairs, metric=interp.logit_difference(3, 4))
+        >>> recovery([scores], ["L0.mlp->logits"]).attribution.values.tolist()
+        ['exact']
+    """
+    if not tables:
+        raise ValueError("at least one of tables is required, got none")
+    for table in tables:
+        check_result(
+            "every one of tables", table, ("sender", "receiver", "value"), "edge_attribution or edge_effects"
+        )
+    found = torch.tensor(
+        [(_mann_whitney(table, planted), _recall(table, planted)) for table in tables], dtype=torch.float64
+    )  # [table, score, value or p]
+    chance = torch.tensor([len(planted) / table.attrs["edges"] for table in tables], dtype=torch.float64)
+    return scored(
+        "recovery",
+        {
+            "auroc": Score.exact(found[:, 0, 0], "probability", 0.5),
+            "recall": Score.exact(found[:, 1, 0], "share of the planted edges", chance),
+        },
+        ("attribution",),
+        coords={"attribution": [table.attrs["method"] for table in tables]},
+        others={"p": (("attribution", "score"), found[..., 1])},
+        attrs={"planted": len(planted)},
+    )
+
+
+def _recall(table: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
+    """The share of the planted edges among the best ones, and how often as many random edges have as large a one."""
+    from scipy.stats import hypergeom
+
+    best = largest(worth(table), len(planted)).nonzero().tolist()
+    names = {f"{table.sender.values[s]}->{table.receiver.values[r]}" for s, r in best}
+    n, both = len(planted), len(names & {str(Edge.of(edge)) for edge in planted})
+    return both / n, float(hypergeom.sf(both - 1, table.attrs["edges"], n, n))
+
+
+def resampled(n: int, resamples: int, generator: np.random.Generator) -> Float[Tensor, "w n"]:
+    """The weight of each of n prompts: all alike, then that of bootstrap resamples; NaN for a single prompt."""
+    counts = (
+        generator.multinomial(n, np.full(n, 1 / n), size=resamples)
+        if n > 1
+        else np.full((resamples, 1), np.nan)
+    )
+    return torch.from_numpy(np.concatenate((np.ones((1, n)), counts)) / n)
+
+
+def worth(table: xr.Dataset, rank: Rank = "magnitude") -> Float[Tensor, "sender receiver"]:
+    """What each edge is ranked by, from a table of scores; -inf where there is no edge.
+
+    magnitude: the absolute score. helpful: the score signed such that an edge that moves the metric the way the run
+    does that its value comes from stands first, and one that does the contrary last.
+    """
+    return valued(torch.from_numpy(table.value.values), rank, towards(table))
+
+
+def towards(table: xr.Dataset) -> int:
+    """1 if the run that values come from has the higher metric, -1 if it has the lower."""
+    gain = float((table.clean - table.corrupt).mean())
+    return 1 if (-gain if table.attrs.get("direction") == "noise" else gain) > 0 else -1
+
+
+def valued(scores: Float[Tensor, "*n"], rank: Rank, sign: int) -> Float[Tensor, "*n"]:
+    """`worth` of scores, given what `towards` says of their table."""
+    values = scores.abs() if rank == "magnitude" else scores * sign
+    return values.nan_to_num(nan=-torch.inf)
+
+
+def largest(values: Float[Tensor, "sender receiver"], n: int) -> Bool[Tensor, "sender receiver"]:
+    """The n largest; of equal ones those that come first in the graph."""
+    found = torch.zeros(values.numel(), dtype=torch.bool)
+    found[values.flatten().argsort(descending=True, stable=True)[:n]] = True
+    return rearrange(found, "(s r) -> s r", r=values.shape[1]) & ~values.isneginf()

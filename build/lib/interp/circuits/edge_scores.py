@@ -1,0 +1,220 @@
+"""The kernel of edge attribution: what every sender changed, against the gradient at every receiver.
+
+The score of an edge u -> v is the sum over positions of (u's change) . (gradient at v's input), both d_model wide. Kept
+are only the changes of z and the gradients of q, k, v, d_head wide per head; both sides are carried to d_model for a
+few positions at a time, so that no tensor `[batch, pos, head, d_model]` ever exists, and the sum over positions and
+d_model is one matrix product per layer. Memory is linear in heads * d_head, and in d_model, per layer and position;
+what is d_model wide per head has a fixed size (`experiments/bench/attribution_patching.py`).
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.causal.graph import EdgeGraph
+from interp.core.stats import wide
+from interp.model.edits import Add
+from interp.model.sites import final_stream
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.frozen import gradient_before, output_norm, output_scale
+from interp.passes.memory import tile_floats
+
+START = "blocks.0.hook_resid_pre"
+_HEADS = ("attn.hook_q", "attn.hook_k", "attn.hook_v")
+_SUMMED = (
+    "hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out", "hook_mlp_in", "ln1_post.hook_normalized",
+)  # fmt: skip
+"""Sites of a block that hold sums of what senders say: a constant may be added there, and nothing else be done."""
+_INPUTS = ("hook_q_input", "hook_k_input", "hook_v_input")
+_BY_HAND = ("ln1.hook_normalized", *_HEADS)
+"""Sites through which the gradients of edge attribution are carried by hand."""
+
+
+def check_edits(model: Transformer, *, gradients: bool = False) -> None:
+    """ValueError for an edited model whose edges mean nothing: inputs that are no sums of what its senders say.
+
+    Edits of embeddings, inside attention and MLPs, and of what heads (z) and MLPs add are what the senders say; what is
+    added to the stream is the same in both runs. gradients: whether gradients are carried from queries, keys and values
+    to the stream by hand, as edge attribution does, past what may be edited between them.
+    """
+    added = (*_SUMMED, *(_BY_HAND if gradients else _INPUTS))
+    never = ("attn.hook_result", *((*_INPUTS, "ln1.hook_scale") if gradients else ()))
+    for edit in model.edits:
+        name = edit.site.split(".", 2)[2] if edit.site.startswith("blocks.") else ""
+        if edit.site != START and (name in never or (name in added and not isinstance(edit.change, Add))):
+            raise ValueError(
+                f"edges require inputs that are sums of what heads and MLPs say; this model is edited at {edit.name}: "
+                "edit heads (L0H1), MLPs (L0.mlp) or embeddings instead, or Add to the stream"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Change:
+    """What every sender adds to the stream in another run minus the run itself; heads as z, d_head wide.
+
+    The share of a head whose layer norms the sum of its heads (sandwich and output norms) is what the norm makes of its
+    z W_O at the scale of the run itself: shares, and b_O's, sum to what the layer adds in either run. b_O's share then
+    changes with the scale; it belongs to no head and is left out.
+    """
+
+    model: Transformer
+    start: Float[Tensor, "b p d"]
+    z: tuple[Float[Tensor, "b p h e"], ...]
+    mlp: tuple[Float[Tensor, "b p d"], ...]
+
+    @classmethod
+    def reads(cls, model: Transformer) -> tuple[Read, ...]:
+        """What both runs have to record."""
+        names = ["attn.hook_z"] + ["hook_mlp_out"] * (model.config.mlp is not None)
+        sites = [START]
+        for layer in range(model.config.n_layers):
+            sites += [f"blocks.{layer}.{name}" for name in names]
+            sites += output_scale(model.config, layer, "attn_out")
+        return tuple(map(Read, sites))
+
+    @classmethod
+    def between(cls, model: Transformer, own: Trace, other: Trace) -> "Change":
+        """The change from the run that is intervened on to the one that the values come from."""
+        layers = range(model.config.n_layers)
+
+        def change(site: str) -> Tensor:
+            return wide(other[Read(site)]) - wide(own[Read(site)])
+
+        def heads(layer: int) -> Tensor:
+            there, here = (z_over_scale(model, run, layer) for run in (other, own))
+            return there - here
+
+        mlp = [change(f"blocks.{layer}.hook_mlp_out") for layer in layers if model.config.mlp is not None]
+        return cls(model, change(START), tuple(heads(layer) for layer in layers), tuple(mlp))
+
+    def vectors(self, graph: EdgeGraph, rows: slice, columns: slice) -> Float[Tensor, "b s c d"]:
+        """What every sender changed at some positions of some rows."""
+        start = self.start[rows, columns]
+        b, c, d = start.shape
+        found = start.new_empty(b, len(graph.senders), c, d)
+        found[:, 0] = start
+        for layer, z in enumerate(self.z):
+            out = output_norm(self.model, layer, "attn_out").through(
+                wide(Weights(self.model).layer(layer).W_O)
+            )
+            found[:, graph.heads(layer)] = einsum(
+                z[rows, columns], out.to(start), "b c h e, h e d -> b h c d"
+            )
+            if self.mlp:
+                found[:, graph.mlp_sender(layer)] = self.mlp[layer][rows, columns]
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """d metric / d input of receivers at k points of each example, already weighted; heads' as of q, k and v.
+
+    Layers whose receivers see none of the senders asked about may be missing.
+    """
+
+    model: Transformer
+    heads: Mapping[int, Float[Tensor, "b k p r e"]]
+    stream: Mapping[int, Float[Tensor, "b k p d"]]
+    """What the heads of a layer read, before their norm."""
+    mlp: Mapping[int, Float[Tensor, "b p d"]]
+    end: Float[Tensor, "b p d"]
+
+    @classmethod
+    def reads(cls, model: Transformer, layers: range, mlps: range) -> tuple[Read, ...]:
+        """What a differentiated pass has to answer for the heads of some layers, and the MLPs of some."""
+        heads = [Read(f"blocks.{layer}.{name}", grad=True) for layer in layers for name in _HEADS]
+        mlp = [Read(f"blocks.{layer}.hook_mlp_in", grad=True) for layer in mlps]
+        streams = [Read(f"blocks.{layer}.hook_resid_pre") for layer in layers]
+        return (*streams, *heads, *mlp, Read(final_stream(model.config), grad=True))
+
+    @classmethod
+    def of(cls, model: Transformer, trace: Trace, weights: Float[Tensor, "k"]) -> "Gradients":
+        """The answers of a pass whose rows are `example, point`, with the weight of every point."""
+        asked = {read.site for read in trace if read.grad}
+        layers = range(model.config.n_layers)
+
+        def of(site: str, *, grad: bool = True) -> Tensor:
+            value = wide(trace[Read(site, grad=grad)]).to(model.device)
+            return rearrange(value, "(b k) ... -> b k ...", k=len(weights))
+
+        def weighted(sites: list[str]) -> Tensor:
+            share = weights.to(model.device)
+            found = torch.cat([of(site) for site in sites], -2) if len(sites) > 1 else of(sites[0])
+            return found if len(share) == 1 else torch.einsum("bk...,k->bk...", found, share.to(found))
+
+        reading = [layer for layer in layers if f"blocks.{layer}.{_HEADS[0]}" in asked]
+        mlps = [layer for layer in layers if f"blocks.{layer}.hook_mlp_in" in asked]
+        return cls(
+            model,
+            {layer: weighted([f"blocks.{layer}.{name}" for name in _HEADS]) for layer in reading},
+            {layer: of(f"blocks.{layer}.hook_resid_pre", grad=False) for layer in reading},
+            {layer: weighted([f"blocks.{layer}.hook_mlp_in"]).sum(1) for layer in mlps},
+            weighted([final_stream(model.config)]).sum(1),
+        )
+
+    def inputs(self, layer: int, rows: slice, columns: slice) -> Float[Tensor, "b r c d"]:
+        """The gradient at every head's query, key and value input of a layer, at some positions of some rows."""
+        attn, block = self.model.block(layer).attn, self.model.block(layer)
+        grad = self.heads[layer][rows, :, columns]
+        stream = self.stream[layer][rows, :, columns]
+        weight = rearrange(attn.qkv.weight.to(grad), "(r e) d -> r e d", e=attn.d_head)
+        normed = einsum(grad, weight, "b k c r e, r e d -> b k r c d")
+        return gradient_before(block.reading(block.ln1), normed, stream[:, :, None]).sum(1)
+
+
+@torch.no_grad()
+def edge_scores(
+    graph: EdgeGraph, change: Change, gradients: Gradients, *, first: int = 0, last: int | None = None
+) -> Float[Tensor, "b sender receiver"]:
+    """sum_pos change(u) . gradient(v) of every edge from the senders `first` to `last`; 0 where there is none."""
+    b, p, d = change.start.shape
+    found = change.start.new_zeros(b, len(graph.senders), len(graph.receivers))
+    points = max((x.shape[1] for x in gradients.heads.values()), default=1)
+    width = d * (len(graph.senders) + (points + 1) * (graph.n_heads + 2 * graph.n_kv_heads))
+    for rows, columns in _tiles(b, p, max(1, tile_floats(found.device) // width)):
+        sent = rearrange(change.vectors(graph, rows, columns), "b s c d -> b s (c d)")
+        for receivers, seen, received in _received(graph, gradients, rows, columns):
+            some = slice(first, min(seen, len(graph.senders) if last is None else last))
+            flat = rearrange(received, "b r c d -> b (c d) r")
+            found[rows, some, receivers] += sent[:, some] @ flat
+    return found.mul_(graph.exists.to(found.device))
+
+
+def _received(
+    graph: EdgeGraph, gradients: Gradients, rows: slice, columns: slice
+) -> Iterator[tuple[slice, int, Float[Tensor, "b r c d"]]]:
+    """Receivers, how many senders the furthest-seeing of them sees, and the gradients at their inputs."""
+    for layer in range(graph.n_layers):
+        parts, inputs = [], graph.inputs(layer)
+        first = last = inputs.stop
+        if layer in gradients.heads:
+            first, parts = inputs.start, [gradients.inputs(layer, rows, columns)]
+        if layer in gradients.mlp:
+            last, parts = last + 1, [*parts, gradients.mlp[layer][rows, None, columns]]
+        if parts:
+            seen = int(graph.visible[last - 1])
+            yield slice(first, last), seen, parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    end = len(graph.receivers) - 1
+    yield slice(end, end + 1), len(graph.senders), gradients.end[rows, None, columns]
+
+
+def _tiles(b: int, p: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Rows and columns of at most so many positions together: several whole rows, or parts of one."""
+    if columns >= p:
+        step = columns // p
+        yield from ((slice(i, min(i + step, b)), slice(0, p)) for i in range(0, b, step))
+        return
+    for i in range(b):
+        yield from ((slice(i, i + 1), slice(j, min(j + columns, p))) for j in range(0, p, columns))
+
+
+def z_over_scale(model: Transformer, run: Mapping[Read, Tensor], layer: int) -> Float[Tensor, "b p h e"]:
+    """z of the heads of a layer, divided by the scale of the norm of their sum where there is one."""
+    z, scale = wide(run[Read(f"blocks.{layer}.attn.hook_z")]), output_scale(model.config, layer, "attn_out")
+    return z / wide(run[Read(scale[0])])[..., None] if scale else z

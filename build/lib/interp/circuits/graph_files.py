@@ -1,0 +1,396 @@
+"""Attribution graphs on disk, in the JSON that Neuronpedia's viewer and circuit-tracer share (`metadata`, `qParams`,
+`nodes`, `links`; Ameisen et al. 2025, "Circuit Tracing").
+
+What matches: nodes are parts of the model, links carry signed weights, the logits are a node. What does not: their
+nodes are features of transcoders at one position each, ours are heads and MLPs over all positions. So our files say
+that all nodes stand at the last token only because the format requires a place, name kinds of nodes of their own, and
+put `null` where the format wants the number of a feature; a graph that is read keeps every node by its name, and
+becomes a `Circuit` only if its nodes are those of an edge graph.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from interp.causal.graph import INPUT, LOGITS, EdgeGraph
+from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
+from interp.core.boundary import public, shown
+from interp.core.files import json_object, write_atomically
+from interp.model.parts import Edge, Part
+from interp.runs.folder import built
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TOOL, FORMAT = "interp", 2
+"""By what we know a file of ours, and the version of what we add to the format. Version 1, which spelled parts
+otherwise, is read too."""
+WEIGHT = {
+    "denoise": "the estimated change of the corrupted prompt's metric when the edge carries the clean prompt's value",
+    "noise": "minus the estimated change of the metric when the edge carries the corrupted prompt's value",
+}
+"""What a weight is, by the direction of the scores: positive weights speak for the answer in both."""
+PLACES = "all positions together; every node stands at the last token because the format requires a place"
+GROUP = re.compile(r"L(\d+)G(\d+)")
+"""The node that stands for the keys and values of a group of heads: what their inputs have in common as a name."""
+
+
+@public()
+@dataclass(frozen=True)
+class GraphPrompt:
+    """The one prompt that a graph is about: what the format requires beside the circuit."""
+
+    prompt: str
+    tokens: tuple[str, ...]
+    answer: str
+    probability: float
+    """Of the answer as next token."""
+    wrong: str | None = None
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """One node of a file: a token, a feature, an error, a logit; or of ours a head, an MLP, the input, the logits."""
+
+    name: str
+    kind: str
+    """The format's `feature_type`."""
+    layer: str
+    """As the file says it: a number, or E for embeddings."""
+    position: int
+    label: str
+    feature: int | None = None
+    influence: float | None = None
+    activation: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AttributionGraph:
+    """A graph as its file has it: every node by name, every link with its weight."""
+
+    slug: str
+    model: str
+    prompt: str
+    tokens: tuple[str, ...]
+    nodes: tuple[GraphNode, ...]
+    links: pd.DataFrame
+    """source, target, weight; in the order of the file."""
+    supernodes: tuple[tuple[str, ...], ...] = ()
+    """Groups that somebody made: a label, then names of nodes."""
+    ours: Mapping[str, object] | None = None
+    """What `write_attribution_graph` noted; None in files of others."""
+    parts: tuple[Mapping[str, float], ...] = ()
+    """Of our files for each link its weight by what it enters (`q`, `k`, `v`, or nothing for MLPs and logits)."""
+
+    def table(self) -> pd.DataFrame:
+        """The links with the labels of their ends, the largest absolute weight first."""
+        labels = {node.name: node.label or node.name for node in self.nodes}
+        named = self.links.assign(
+            source_label=self.links.source.map(labels), target_label=self.links.target.map(labels)
+        )
+        order = (-named.weight.abs()).argsort(kind="stable")
+        return named.iloc[order].reset_index(drop=True)
+
+    def circuit(self) -> Circuit:
+        """The circuit that `write_attribution_graph` wrote, bit for bit.
+
+        Errors: ValueError for a graph of others: transcoder features, errors and tokens are no nodes of an edge graph,
+        and their weights no changes of a metric.
+        """
+        if self.ours is None:
+            kinds = Counter(node.kind for node in self.nodes)
+            found = ", ".join(f"{n} x {kind!r}" for kind, n in kinds.most_common())
+            raise ValueError(
+                f"a circuit of heads and MLPs requires a graph written by {TOOL}, {self.slug!r} has nodes of other "
+                f"kinds: {found}"
+            )
+        note = self.ours
+        how = protocol_of(note["protocol"], note["format"])
+        graph, older = graph_of(note["graph"]), note["format"] == 1
+        sign = _sign(how) if how is not None or not older else -1.0
+        scores = {
+            f"{source}->{_receiver(target, part, older=older)}": sign * weight
+            for source, target, parts in zip(self.links.source, self.links.target, self.parts, strict=True)
+            for part, weight in parts.items()
+        }
+        return Circuit(graph, scores, self.model, str(note["task"]), how)
+
+
+@public()
+def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Path) -> None:
+    """Write a circuit of one prompt as an attribution graph, for Neuronpedia's viewer and for `read_attribution_graph`.
+
+    A link is an edge, its weight the score with the sign by which it speaks for the answer (`WEIGHT`); the three edges
+    into a head's query, key and value are one link, whose weight is their sum, as first-order estimates add up (each is
+    kept in `parts`). Keys and values that heads share enter a node of their own (`L1G0`), from which no link goes on.
+    The node `logits` stands for the metric.
+    Caveats: weights are changes of the metric, not, as theirs, direct effects on the node they enter. Their viewer
+    requires a layer above 0, so a model of one layer cannot be shown there.
+    Errors: ValueError for a circuit that was scored on more than one pair of prompts, or a prompt without tokens.
+
+    Example:
+        >>> scores = {"L0.resid->L0.mlp": 1.5, "L0.mlp->L1H0.q": -0.25, "L0.mlp->logits": 2.0}
+        >>> circuit = Circuit(EdgeGraph(2, 1, 1), scores)
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "graph.json"
+        >>> write_attribution_graph(circuit, GraphPrompt("a b", ("a", " b"), " c", 0.5), path)
+        >>> read_attribution_graph(path).circuit() == circuit
+        True
+    """
+    if circuit.protocol is not None and circuit.protocol.n != 1:
+        raise ValueError(
+            f"an attribution graph is about one prompt, this circuit was scored on {circuit.protocol.n} pairs"
+        )
+    if not asked.tokens:
+        raise ValueError("a prompt of at least one token is required, got none")
+    links = _links(circuit)
+    ends = {INPUT, LOGITS, *(end for pair in links for end in pair)}
+    held = {
+        "metadata": _metadata(circuit, asked, Path(path).stem),
+        "qParams": {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""},
+        "nodes": [_node(name, circuit.graph, asked) for name in sorted(ends, key=_order)],
+        "links": [
+            {"source": source, "target": target, "weight": math.fsum(parts.values()), "parts": parts}
+            for (source, target), parts in links.items()
+        ],
+    }
+    text = json.dumps(held, indent=1, allow_nan=False)
+    write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
+
+
+@public()
+def read_attribution_graph(path: str | Path) -> AttributionGraph:
+    """The graph in a JSON file of Neuronpedia, circuit-tracer or `write_attribution_graph`; nothing is left out.
+
+    Errors: ValueError for a file that is no such graph: a required key missing, two nodes of one name, a link to a node
+    that is not there or without a finite weight, parts that do not sum to their link, another version of ours.
+    """
+    required = f"an attribution graph in JSON is required, {path} is"
+    try:
+        held: dict[str, Any] = json_object(path)
+    except FileNotFoundError as cause:
+        raise FileNotFoundError(f"{required} no file") from cause
+    except ValueError as cause:
+        raise ValueError(f"{required} none: {cause}") from cause
+    _check_kinds(held, {"metadata": dict, "nodes": list, "links": list}, path)
+    _check_keys(held, ("metadata", "nodes", "links"), path)
+    about, links = held["metadata"], held["links"]
+    _check_keys(about, ("slug", "scan", "prompt_tokens", "prompt"), f"metadata of {path}")
+    nodes = tuple(_read_node(node, path) for node in held["nodes"])
+    _check_links(links, nodes, path)
+    ours = _note(about, path)
+    parts = () if ours is None else tuple(_read_parts(link, path) for link in links)
+    groups = _groups(held.get("qParams"), path)
+    return AttributionGraph(
+        str(about["slug"]), str(about["scan"]), str(about["prompt"]),
+        _words(about["prompt_tokens"], "prompt_tokens", path), nodes, _frame(links), groups, ours, parts,
+    )  # fmt: skip
+
+
+def _links(circuit: Circuit) -> dict[tuple[str, str], dict[str, float]]:
+    """By sender and receiving node the weights of what enters there."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    sign = _sign(circuit.protocol)
+    for edge, score in circuit.scores.items():
+        joined = Edge.of(edge)
+        node, part = _entered(joined.receiver)
+        found.setdefault((str(joined.sender), node), {})[part] = sign * score
+    return found
+
+
+def _sign(how: CircuitProtocol | None) -> float:
+    """What turns a score into a weight that speaks for the answer."""
+    return -1.0 if how is not None and how.direction == "noise" else 1.0
+
+
+def _entered(receiver: Part) -> tuple[str, str]:
+    """The node that a receiver belongs to, and which of its inputs it is: "" where it has only one."""
+    letters = {"query": "q", "key": "k", "value": "v", "group_key": "k", "group_value": "v"}
+    if receiver.kind in ("group_key", "group_value"):
+        return f"L{receiver.layer}G{receiver.index}", letters[receiver.kind]
+    if receiver.kind in letters:
+        return str(Part("head", receiver.layer, receiver.index)), letters[receiver.kind]
+    return str(Part("mlp", receiver.layer) if receiver.kind == "mlp_input" else receiver), ""
+
+
+def _receiver(node: str, part: str, *, older: bool) -> str:
+    """The input of a node, in the spelling of its file."""
+    return node if not part else f"{node}<{part}>" if older else f"{node}.{part}"
+
+
+def _metadata(circuit: Circuit, asked: GraphPrompt, slug: str) -> dict[str, object]:
+    how = None if circuit.protocol is None else asdict(circuit.protocol)
+    direction = "denoise" if circuit.protocol is None else circuit.protocol.direction
+    weight = f"{WEIGHT[direction]}: positive weights speak for the answer"
+    return {
+        "slug": slug,
+        "scan": circuit.model,
+        "prompt_tokens": list(asked.tokens),
+        "prompt": asked.prompt,
+        "info": {
+            "description": f"Heads and MLPs, {PLACES}. Weight: {weight}.",
+            "generator": {"name": TOOL},
+        },
+        "generation_settings": {
+            "tool": TOOL, "format": FORMAT, "graph": asdict(circuit.graph), "task": circuit.task, "protocol": how,
+            "positions": PLACES, "weight": weight,
+        },
+    }  # fmt: skip
+
+
+def _order(name: str) -> tuple[int, int, int]:
+    """Where a node comes in the forward pass."""
+    if name in (INPUT, LOGITS):
+        return (-1 if name == INPUT else 1 << 30), 0, 0
+    kind, layer, index = _placed(name)
+    return layer, int(kind == "mlp"), index or 0
+
+
+def _placed(name: str) -> tuple[str, int, int | None]:
+    """Kind, layer and index of a node that is neither the input nor the logits; a group of heads is a "group"."""
+    if found := GROUP.fullmatch(name):
+        return "group", int(found[1]), int(found[2])
+    part = Part.of(name)
+    assert part.layer is not None
+    return part.kind, part.layer, part.index
+
+
+def _node(name: str, graph: EdgeGraph, asked: GraphPrompt) -> dict[str, object]:
+    """One node in the format's words; a head's number is its index in the layer, what has none says null."""
+    feature = None
+    if name == INPUT:
+        kind, label, where = "input", "embeddings", "E"
+    elif name == LOGITS:
+        against = "" if asked.wrong is None else f' against "{asked.wrong}"'
+        # Their viewer takes the probability from these words.
+        label = f'Output "{asked.answer}"{against} (p={asked.probability:.3f})'
+        kind, where = "logit", str(graph.n_layers + 1)
+    else:
+        what, layer, index = _placed(name)
+        where = str(layer)
+        if what == "group":
+            kind, label = "attention group", f"keys and values of group {layer}.{index}"
+        elif what == "head":
+            kind, label, feature = "attention head", f"head {layer}.{index}", index
+        else:
+            kind, label = "mlp", f"MLP {layer}"
+    node: dict[str, object] = {
+        "node_id": name, "feature": feature, "layer": where, "ctx_idx": len(asked.tokens) - 1, "feature_type": kind,
+        "jsNodeId": name, "clerp": label,
+    }  # fmt: skip
+    return node | {"token_prob": asked.probability, "is_target_logit": True} if name == LOGITS else node
+
+
+def _check_keys(held: object, wanted: Sequence[str], where: object) -> None:
+    missing = (
+        [key for key in wanted if key not in held] if isinstance(held, Mapping) else ["an object in braces"]
+    )
+    if missing:
+        raise ValueError(f"an attribution graph requires {', '.join(wanted)}; {where} lacks {missing[0]}")
+
+
+def _check_kinds(held: Mapping[str, object], kinds: Mapping[str, type], where: object) -> None:
+    """ValueError for an entry of another kind; whether it has to be there is for `_check_keys` to say."""
+    for key, kind in kinds.items():
+        if key in held and not isinstance(held[key], kind):
+            raise ValueError(f"{key} of {where} must be {kind.__name__}, got {shown(held[key])}")
+
+
+def _finite(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+def _words(held: object, what: str, path: object) -> tuple[str, ...]:
+    if not isinstance(held, list) or not all(isinstance(each, str) for each in held):
+        raise ValueError(f"{what} of {path} must be a list of texts, got {shown(held)}")
+    return tuple(held)
+
+
+def _groups(held: object, path: object) -> tuple[tuple[str, ...], ...]:
+    """The groups that somebody made in the viewer, whose settings are not required."""
+    groups = {} if held is None else held
+    _check_kinds({"qParams": groups}, {"qParams": dict}, path)
+    assert isinstance(groups, dict)
+    listed = groups.get("supernodes", [])
+    _check_kinds({"supernodes": listed}, {"supernodes": list}, path)
+    return tuple(_words(group, "supernodes", path) for group in listed)
+
+
+def _read_node(held: Mapping[str, object], path: object) -> GraphNode:
+    _check_keys(held, ("node_id", "layer", "ctx_idx", "feature_type"), f"a node of {path}")
+    words = {"name": "node_id", "kind": "feature_type", "layer": "layer"}
+    values = {field: str(held[key]) for field, key in words.items()} | {"label": str(held.get("clerp") or "")}
+    optional = {key: held.get(key) for key in ("feature", "influence", "activation")}
+    try:
+        return built(GraphNode, values | {"position": held["ctx_idx"]} | optional)
+    except ValueError as cause:
+        raise ValueError(f"a node of {path} cannot be read: {cause}") from cause
+
+
+def _check_links(links: Sequence[Mapping[str, object]], nodes: Sequence[GraphNode], path: str | Path) -> None:
+    names = Counter(node.name for node in nodes)
+    if twice := [name for name, n in names.items() if n > 1]:
+        raise ValueError(f"every node of {path} requires a name of its own, {twice[0]!r} comes twice")
+    for link in links:
+        _check_keys(link, ("source", "target", "weight"), f"a link of {path}")
+        if lost := [end for end in (link["source"], link["target"]) if str(end) not in names]:
+            raise ValueError(f"links of {path} must join its nodes, {lost[0]!r} is none")
+        weight = link["weight"]
+        if not _finite(weight):
+            raise ValueError(
+                f"every link of {path} requires a finite weight, {link['source']!r} to {link['target']!r} has "
+                f"{weight!r}"
+            )
+
+
+def _note(about: Mapping[str, object], path: object) -> Mapping[str, object] | None:
+    """What we noted when we wrote the file; None if others did."""
+    note = about.get("generation_settings")
+    if not isinstance(note, Mapping) or note.get("tool") != TOOL:
+        return None
+    if note.get("format") not in (1, FORMAT):
+        raise ValueError(f"graphs of {TOOL} in format {FORMAT} are read, {path} has {note.get('format')!r}")
+    _check_keys(note, ("graph", "task", "protocol"), f"generation_settings of {path}")
+    try:
+        graph_of(note["graph"]), protocol_of(note["protocol"], note["format"])
+    except ValueError as cause:
+        raise ValueError(f"{path} holds no circuit: {cause}") from cause
+    return note
+
+
+def _read_parts(link: Mapping[str, object], path: object) -> Mapping[str, float]:
+    parts = link.get("parts")
+    weight = link["weight"]
+    assert isinstance(weight, int | float)  # checked with all links
+    finite = isinstance(parts, Mapping) and all(map(_finite, parts.values()))
+    if (
+        not isinstance(parts, Mapping)
+        or not finite
+        or not math.isclose(math.fsum(parts.values()), weight, rel_tol=1e-9)
+    ):
+        raise ValueError(
+            f"parts that sum to the weight are required in graphs of {TOOL}; in {path} the link {link['source']!r} to "
+            f"{link['target']!r} has {parts!r} for {link['weight']!r}"
+        )
+    return parts
+
+
+def _frame(links: Sequence[Mapping[str, object]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame(
+        {
+            "source": pd.Series([str(link["source"]) for link in links], dtype=object),
+            "target": pd.Series([str(link["target"]) for link in links], dtype=object),
+            "weight": pd.Series([link["weight"] for link in links], dtype=float),
+        }
+    )

@@ -1,0 +1,453 @@
+"""Running a model with the edges of some circuits only: the metric of every pair under every circuit.
+
+What the edges outside carry is a choice that belongs to the number: values of the corrupted run, means, or nothing. The
+input of a head, an MLP or the logits is a sum over earlier senders. In a circuit it is the sum of what the kept senders
+say in THIS run, in which they themselves hear the circuit only, and of what the dropped ones said in the run that
+replaces them (the evaluation of EAP-IG, Hanna et al. 2024, and of the MIB benchmark, Mueller et al. 2025,
+arXiv:2504.13151). That is the ordinary pass with sum over dropped u of (replaced_u - current_u) added to each input
+(`DroppedEdges`); all circuits of one question are rows of common passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.causal.contrast import Watched, paired
+from interp.causal.graph import EdgeGraph
+from interp.causal.stand_ins import StandIn, StandIns
+from interp.circuits.edge_circuit import Circuit
+from interp.circuits.edge_scores import START, Change, check_edits
+from interp.core.boundary import public, shape_text
+from interp.core.results import labelled
+from interp.core.stats import Moments, Partial, Rows, over, wide
+from interp.data.batch import Batch, Prompts, is_prompts
+from interp.data.sources import Data
+from interp.model.edits import ANSWERS, Edit, Function, Mean, Resample, Zero
+from interp.model.sites import final_stream
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
+from interp.passes.frozen import output_norm
+from interp.passes.memory import that_fit
+from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.observe import Model, Subject, observe, text_of
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+Values = Mapping[Read, Tensor]
+"""Answers to `edge_scores.Change.reads`."""
+
+
+def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor, "b p ..."]]:
+    """What every sender adds to the stream on some prompts, by the site where it is read; heads as z, d_head wide.
+
+    After a norm of the sum of a layer's heads (sandwich and output norms), z is divided by the norm's scale in its
+    own run, so that W_O and the linear part of the norm make a head's share of it; the bias b_O is then one head more,
+    whose z is 1 / scale.
+    """
+    values = observe(model, batch, Change.reads(model), answers_only=True).trace
+    found = {START: wide(values[Read(START)])}
+    for layer in range(model.config.n_layers):
+        found[f"blocks.{layer}.attn.hook_z"] = head_outputs(model, values, layer)
+        if model.config.mlp is not None:
+            found[f"blocks.{layer}.hook_mlp_out"] = mlp_output(values, layer)
+    return found
+
+
+def nothing_said(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
+    """Nothing, for all examples and positions; a bias after a norm is no head's, it stays what it is."""
+    stream = wide(model.embed.weight[:0]).new_zeros(1, 1, 1)
+    z = stream.expand(1, 1, model.config.n_heads)[..., None]
+    sites = [read.site for read in Change.reads(model)]
+    return {site: z if site.endswith("hook_z") else stream for site in sites}
+
+
+def head_outputs(model: Transformer, values: Values, layer: int) -> Float[Tensor, "n p h e"]:
+    """What the heads of a layer say, see `said_by_senders`."""
+    z, post = wide(values[Read(f"blocks.{layer}.attn.hook_z")]), Read(f"blocks.{layer}.ln1_post.hook_scale")
+    if post not in values:
+        return z
+    scale = wide(values[post])[..., None]
+    if model.block(layer).attn.out.bias is None:
+        return z / scale
+    one = torch.zeros_like(z[:, :, :1])
+    one[..., 0] = 1
+    return torch.cat((z, one), 2) / scale
+
+
+def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
+    """What turns the `head_outputs` of a layer into what is added to the stream."""
+    out, norm = wide(Weights(model).layer(layer).W_O), output_norm(model, layer, "attn_out")
+    bias = model.block(layer).attn.out.bias
+    if norm.sites and bias is not None:
+        extra = torch.zeros_like(out[:1])
+        extra[0, 0] = wide(bias)
+        out = torch.cat((out, extra))
+    return norm.through(out)
+
+
+def mlp_output(values: Values, layer: int) -> Float[Tensor, "n p d"]:
+    """What the MLP of a layer adds to the stream."""
+    return wide(values[Read(f"blocks.{layer}.hook_mlp_out")])
+
+
+Replacement = Literal["resample", "mean", "zero"]
+"""What a dropped edge carries: its sender's value in the corrupted run of the same pair; its mean over reference
+prompts, position by position; nothing."""
+STAND_INS: Mapping[Replacement, StandIn] = MappingProxyType(
+    {"resample": Resample(), "mean": Mean(), "zero": Zero()}
+)
+Chosen = Circuit | Sequence[Circuit] | Bool[Tensor, "c sender receiver"]
+"""One circuit, several, or masks over the edge graph, True at the edges that are kept."""
+
+
+_HELD = "corrections of a layer"
+"""Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
+
+
+@dataclass(frozen=True, eq=False)
+class Interchange(Question):
+    """The metric of every pair with the edges of some circuits only; `interchange` describes the result."""
+
+    circuits: Chosen
+    """A circuit, several, or masks [circuit, sender, receiver] over the edge graph, True at the edges kept."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    replacement: Replacement = "resample"
+    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Passes over rows `circuit, pair`."""
+        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        kept = masks_of(self.circuits, passes.graph)
+        return passes.analysis(model, self.name, kept, partial(_finish, name=self.name, passes=passes))
+
+
+@public()
+def interchange(
+    model: Model,
+    clean: Prompts | Data,
+    corrupt: Prompts | Data,
+    circuits: Chosen,
+    *,
+    metric: Metric | LogitFunction | None = None,
+    replacement: Replacement = "resample",
+    reference: Prompts | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What the metric is when the model has the edges of a circuit only, for one circuit or many.
+
+    Returns Dataset[circuit] in the metric's unit: `value`, the mean over prompts, with the ends `low` and `high` of its
+    95 % interval and `n`; `each` [prompt, circuit]. With all edges it is the clean run, with none, resampled, the
+    corrupted one. Cells of a mask that are no edge do not count.
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring. One that compares (KL divergence) compares with the clean run.
+    replacement: what the edges outside carry: "resample", their sender's value in the corrupted run of the same pair;
+    "mean", its mean over the `reference` prompts (None: the corrupted ones), position by position; "zero", nothing.
+    Circuits and pairs are rows of common passes, as many as memory allows: a row holds, per position, about 8 [head,
+    d_model] (the heads' own copies of the stream, and what one layer of senders says at a time) and every sender's
+    output, heads d_head wide.
+    Errors: ValueError for pairs that do not align, models (or edits) whose stream is no sum, an unknown replacement,
+    circuits of another graph, a reference without a mean, or one that lacks positions of the prompts.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> whole = EdgeGraph.of(model.cfg).exists
+        >>> found = interchange(model, *pairs, torch.stack([whole, ~whole]), metric=interp.logit_difference(3, 4))
+        >>> found["each"].shape
+        (1, 2)
+    """
+    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
+    question = Interchange(circuits, metric, replacement, reference)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def reference_of(
+    model: Model,
+    replacement: Replacement,
+    reference: Prompts | None,
+    corrupt: Prompts | Data,
+    *,
+    prepend_bos: bool,
+) -> Batch | None:
+    """What means are taken over: the reference, or, for a mean over none, the corrupted prompts as far as they are
+    prompts in memory.
+    """
+    check_reference(replacement, reference)
+    if reference is not None:
+        return text_of(model).batch(reference, prepend_bos=prepend_bos)
+    if replacement != "mean" or not is_prompts(corrupt):
+        return None
+    return text_of(model).batch(corrupt, prepend_bos=prepend_bos)
+
+
+def check_reference(replacement: str, reference: Prompts | None) -> None:
+    """ValueError for reference prompts where nothing takes means."""
+    if reference is not None and replacement != "mean":
+        raise ValueError(f"reference prompts belong to replacement='mean', got {replacement!r}")
+
+
+def masks_of(circuits: Chosen, graph: EdgeGraph) -> Bool[Tensor, "c sender receiver"]:
+    """The edges that each circuit keeps. ValueError for masks of another shape, or circuits of another graph."""
+    if isinstance(circuits, Tensor):
+        if circuits.shape[1:] != graph.exists.shape:
+            raise ValueError(
+                f"masks [circuit, sender, receiver] of {shape_text(graph.exists.shape)} booleans are required, got "
+                f"{shape_text(circuits.shape)}"
+            )
+        return circuits
+    several = [circuits] if isinstance(circuits, Circuit) else list(circuits)
+    if not several:
+        raise ValueError("at least one circuit is required, got none")
+    for each in several:
+        if each.graph != graph:
+            raise ValueError(f"a circuit of {graph} is required, got one of {each.graph}")
+    return torch.stack([each.mask() for each in several])
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitPasses:
+    """How a model is run with some edges only, and what is watched: everything but the circuits and the pairs."""
+
+    graph: EdgeGraph
+    metric: Metric
+    replacement: Replacement
+    fill: StandIns
+    """What replaces the senders of the edges outside."""
+
+    @classmethod
+    def of(
+        cls, model: Subject, metric: Metric, replacement: Replacement, reference: Prompts | None
+    ) -> CircuitPasses:
+        """Checked against the model, with the means looked up.
+
+        Errors: ValueError for models or edits whose stream is no sum, a mean without reference
+        prompts, or reference prompts without a mean.
+        """
+        network = model.transformer
+        graph = EdgeGraph.of(network.config)
+        check_edits(network)
+        check_reference(replacement, reference)
+        batch = None if reference is None else model.text.batch(reference)
+        rows = 1 if batch is None else rows_of_a_pass(network, batch.tokens.shape[1], everywhere=False)
+        fill = StandIns.of(STAND_INS[replacement], network, said_by_senders, batch, batch_size=rows)
+        return cls(graph, metric, replacement, fill)
+
+    def analysis(
+        self,
+        model: Subject,
+        name: str,
+        kept: Bool[Tensor, "c sender receiver"],
+        finish: Callable[[Partial], xr.Dataset],
+    ) -> Analysis:
+        """The question of every pair's metric under every circuit, as rows `value` [circuit]."""
+        posed = Posed.of(model.text, self.metric.answer, self.metric.wrong)
+        return Analysis(
+            name,
+            partial(_compute, passes=self, kept=kept),
+            Rows,
+            finish,
+            pose=posed,
+            pairs=True,
+        )
+
+    @property
+    def attrs(self) -> dict[str, str | float | int]:
+        """What a result says of them."""
+        return {"metric": self.metric.name, "unit": self.metric.unit, "replacement": self.replacement}
+
+    @torch.no_grad()
+    def values(
+        self, model: Transformer, batch: Batch, kept: Bool[Tensor, "c sender receiver"]
+    ) -> Float[Tensor, "b c"]:
+        """The metric of some pairs under every circuit."""
+        rows = rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere)
+        found = []
+        for some in batch.split(rows):
+            clean, watched = some.pair()[0], Watched(model, self.metric)
+            if self.metric.compares:
+                watched = watched.beside(watched.recorded(clean).output, clean)
+            values = self.fill.values(model, some)
+            replaced = nothing_said(model) if values is None else values
+            packs = kept.split(max(1, rows // len(some)))
+            found.append(torch.cat([self._pack(watched, clean, pack, replaced) for pack in packs]))
+        return torch.cat(found, 1).mT
+
+    def _pack(
+        self, watched: Watched, clean: Batch, kept: Bool[Tensor, "c s r"], replaced: Mapping[str, Tensor]
+    ) -> Float[Tensor, "c b"]:
+        """Some circuits of some pairs, in one pass."""
+        model = watched.model
+        example = torch.arange(len(clean)).repeat(len(kept))
+        rows = clean.rows(example).to(model.device)
+        dropped = (self.graph.exists & ~kept.cpu()).to(replaced[START])
+        change = DroppedEdges(model, self.graph, dropped, replaced)
+        final = observe(model, rows, change.reads, change.edits, stop=model.config.n_layers).output
+        return wide(watched.value(final, rows, example)).unflatten(0, (len(kept), -1))
+
+
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    passes: CircuitPasses,
+    kept: Bool[Tensor, "c sender receiver"],
+) -> Mapping[str, Tensor]:
+    values = passes.values(model, batch, kept)
+    if not bool(values.isfinite().all()):
+        raise NotFiniteError(f"{passes.metric.name} is NaN or infinite under some circuit for some prompt")
+    return {"value": values}
+
+
+def _finish(merged: Partial, name: str, passes: CircuitPasses) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    each = merged.rows["value"]
+    return labelled(
+        name,
+        {
+            **Moments.of(each).estimate(("circuit",), fewest=passes.metric.fewest),
+            "each": (("prompt", "circuit"), each),
+        },
+        coords={"circuit": range(each.shape[1])},
+        units=passes.metric.unit,
+        attrs={**passes.attrs, "interval": over("prompts", passes.metric.fewest)},
+    )
+
+
+def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int:
+    """How many rows `circuit, pair` one pass may have; everywhere: for a metric that looks at every column."""
+    config = model.config
+    inside = config.d_model * (8 * config.n_heads + 24)
+    said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
+    logits = config.n_outputs * (columns if everywhere else 1)
+    return that_fit(model, 4 * columns * (inside + said) + 8 * logits)
+
+
+# --- the change of a pass
+
+
+class Input(NamedTuple):
+    """Receivers whose inputs are one site."""
+
+    site: str
+    receivers: slice
+    heads: bool
+    """Whether the site has an axis of heads."""
+    block: slice
+    """The receivers that see the same senders: their corrections are computed together, at the first of their sites."""
+
+
+def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[Input]:
+    """Every input site, in the order of the pass."""
+    for layer in range(graph.n_layers):
+        block, first = graph.inputs(layer), graph.inputs(layer).start
+        for letter, count in zip("qkv", (graph.n_heads, graph.n_kv_heads, graph.n_kv_heads), strict=True):
+            yield Input(f"blocks.{layer}.hook_{letter}_input", slice(first, first + count), True, block)
+            first += count
+        if graph.mlp:
+            mlp = slice(first, first + 1)
+            yield Input(f"blocks.{layer}.hook_mlp_in", mlp, False, mlp)
+    end = slice(len(graph.receivers) - 1, len(graph.receivers))
+    yield Input(final_stream(model.config), end, False, end)
+
+
+@dataclass(frozen=True, eq=False)
+class DroppedEdges:
+    """A change of one pass over rows `circuit, pair`, at every input that some circuit drops an edge into.
+
+    The pass must answer `DroppedEdges.reads`: what senders say in it is what it has answered so far.
+    """
+
+    model: Transformer
+    graph: EdgeGraph
+    dropped: Float[Tensor, "c sender receiver"]
+    """1 at the edges that each circuit drops."""
+    replaced: Mapping[str, Tensor]
+    """What those carry instead, of every pair, or of all alike."""
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """What the pass has to answer."""
+        return Change.reads(self.model)
+
+    @property
+    def edits(self) -> tuple[Edit, ...]:
+        """The interventions of the pass."""
+        return tuple(Edit(site, self) for site in self._inputs)
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Function:
+        """What adds to one input, in this pass."""
+        said = memory[ANSWERS]
+        assert isinstance(said, Mapping)
+        return partial(self._corrected, where=self._inputs[site], said=said, memory=memory)
+
+    @cached_property
+    def _inputs(self) -> Mapping[str, Input]:
+        """The inputs that differ from the ordinary pass's in some circuit."""
+        every = inputs(self.model, self.graph)
+        return MappingProxyType({each.site: each for each in every if bool(self._any[:, each.block].any())})
+
+    @cached_property
+    def _any(self) -> Bool[Tensor, "sender receiver"]:
+        """Which edges any of the circuits drops."""
+        return self.dropped.any(0)
+
+    def _corrected(self, x: Tensor, where: Input, said: Values, memory: dict[str, object]) -> Tensor:
+        """What these inputs are in the circuits."""
+        if where.receivers.start == where.block.start:
+            memory[_HELD] = self._correction(where.block, said)
+        held, first = memory[_HELD], where.block.start
+        assert isinstance(held, Tensor)
+        added = held[:, where.receivers.start - first : where.receivers.stop - first].to(x.device)
+        return x + rearrange(added, "c v b p d -> (c b) p v d" if where.heads else "c 1 b p d -> (c b) p d")
+
+    def _correction(self, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
+        """The sum over dropped senders of (replaced - current), one layer of senders at a time."""
+        seen = int(self.graph.visible[receivers.start])
+        start = self._change(wide(said[Read(START)]), self.replaced[START])
+        total = einsum(start, self.dropped[:, 0, receivers], "c b p d, c v -> c v b p d")
+        for layer in range(self.graph.n_layers):
+            heads = self.graph.heads(layer)
+            if heads.start >= seen:
+                break
+            if bool(self._any[heads, receivers].any()):
+                total += self._from_heads(layer, receivers, said)
+            mlp = heads.stop
+            if self.graph.mlp and mlp < seen and bool(self._any[mlp, receivers].any()):
+                change = self._change(mlp_output(said, layer), self.replaced[f"blocks.{layer}.hook_mlp_out"])
+                total += einsum(change, self.dropped[:, mlp, receivers], "c b p d, c v -> c v b p d")
+        return total
+
+    def _from_heads(self, layer: int, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
+        """The part of the heads of one layer; a bias after their norm is replaced where all of them are."""
+        dropped = self.dropped[:, self.graph.heads(layer), receivers]
+        replaced = self.replaced[f"blocks.{layer}.attn.hook_z"]
+        count = replaced.shape[2]
+        if count > dropped.shape[1]:
+            dropped = torch.cat((dropped, dropped.amin(1, keepdim=True)), 1)
+        change = self._change(head_outputs(self.model, said, layer)[:, :, :count], replaced)
+        out = head_matrices(self.model, layer)[:count].to(change)
+        added = einsum(change, out, "c b p h e, h e d -> h c b p d")
+        return einsum(dropped, added, "c h v, h c b p d -> c v b p d")
+
+    def _change(self, current: Float[Tensor, "r p ..."], replaced: Float[Tensor, "#n #p ..."]) -> Tensor:
+        """replaced - current, `[c b p ...]`."""
+        return replaced - current.unflatten(0, (len(self.dropped), -1))

@@ -1,0 +1,188 @@
+"""The command line: one frozen dataclass per command, and the only place that prints.
+
+Commands that ask a question get their options from the question's record (`asking`). What a user got wrong is one line
+on stderr and exit code 2; `--debug` shows where it was raised. A command is made when it is called: what the help says
+of the others stands here, and everything slow is imported inside the command that needs it.
+"""
+
+import dataclasses
+import difflib
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+from typing import Protocol, cast, runtime_checkable
+
+import tyro
+
+
+@runtime_checkable
+class Command(Protocol):
+    """What the command line starts."""
+
+    @property
+    def debug(self) -> bool:
+        """Whether to show where an error was raised."""
+        ...
+
+    def run(self) -> int | None:
+        """Do it; the exit code, None = 0."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One command: what it does, as its own help says it, and what makes it."""
+
+    says: str
+    make: Callable[[], type]
+
+
+def _made(says: str, module: str, name: str) -> Entry:
+    return Entry(says, lambda: cast("type", getattr(import_module(f"interp.cli.{module}"), name)))
+
+
+def _asks(says: str, wing: str, record: str, **usual: object) -> Entry:
+    """The command that asks a question, with other defaults than those of its record."""
+
+    def make() -> type:
+        from interp.cli.asking import asking
+
+        return asking(getattr(import_module(f"interp.{wing}"), record), **usual)  # type: ignore[arg-type]
+
+    return Entry(says, make)
+
+
+ASKED: Mapping[str, Entry] = MappingProxyType(
+    {
+        "heads": _asks(
+            "Print what every head does on repeated tokens, in sentences, and by its weights.", "attention", "Heads",
+            scores=("induction", "previous_token", "duplicate_token"),
+        ),
+        "attribute": _asks(
+            "Print how much each part adds to the answer's logit at one token of each prompt.", "residual", "Attribute"
+        ),
+        "logit-lens": _asks(
+            "Print what the model would answer at every depth and position.", "lenses", "LogitLens"
+        ),
+        "output-lens": _asks("Print what one part of the model says at every position.", "lenses", "OutputLens"),
+        "backward-lens": _asks(
+            "Print what one training step towards the answer would write, in words.", "lenses", "BackwardLens",
+            sort="relative_update",
+        ),
+        "ablate": _asks("Print how far a metric moves without each part.", "causal", "Ablate"),
+        "patch": _asks("Print what patching each cell of a site does to a metric.", "causal", "Patch"),
+        "attribution-patch": _asks(
+            "Print the first-order estimate of patching each cell of a site.", "causal", "AttributionPatch"
+        ),
+        "path-patch": _asks(
+            "Print what each sender does to a metric through given receivers alone.", "causal", "PathPatch"
+        ),
+        "causal-trace": _asks(
+            "Print which clean states bring a fact back whose subject is corrupted.", "causal", "CausalTrace"
+        ),
+        "token-attribution": _asks(
+            "Print how much each token has to do with a position, or with its answer.", "tokens", "TokenAttribution"
+        ),
+        "composition": _asks(
+            "Print how strongly every head composes with every head of a later layer.", "weights", "Composition"
+        ),
+        "copying": _asks("Print how far every head copies the token it attends to.", "weights", "Copying"),
+        "head-tokens": _asks(
+            "Print what every head writes about given tokens, and which of them it looks for.", "weights", "HeadTokens"
+        ),
+        "top-pairs": _asks("Print the largest entries of some heads' full circuits.", "weights", "TopPairs"),
+    }
+)  # fmt: skip
+"""The questions that have a command."""
+COMMANDS: Mapping[str, Entry] = MappingProxyType(
+    {
+        "report": _made(
+            "Write the analysis page of one prompt: HTML that opens from disk, every table as CSV and Parquet, "
+            "run.json.",
+            "commands", "Report",
+        ),
+        "serve": _made(
+            "Serve the live page of a model on this machine: type, edit by a click, and watch. Ctrl-C ends it.",
+            "commands", "Serve",
+        ),
+        "models": _made("List the demo models and what they measurably do.", "commands", "Models"),
+        "verify": _made(
+            "Measure the numerical contract of a model: every line with its error; exit code 1 if one does not hold.",
+            "commands", "Verify",
+        ),
+        **ASKED,
+        "jacobian-lens": _made(
+            "Fit the Jacobian lens on texts, print how precise it is, and read a prompt with it.",
+            "fitted", "JacobianLensCommand",
+        ),
+        "circuit": _made(
+            "Find the edges that carry a generated task, and print how much of the answer they keep on other prompts.",
+            "fitted", "Circuit",
+        ),
+        "graph": _made(
+            "Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens "
+            "from disk.",
+            "commands", "Graph",
+        ),
+        "run": _made(
+            "Run an experiment file into a new folder, or go on with a run that was interrupted or failed.",
+            "runs", "Run",
+        ),
+        "list": _made(
+            "List the runs of experiments: when, how they ended, and with which parameters.", "runs", "List"
+        ),
+        "show": _made(
+            "Show one run: parameters, where it comes from, what came out, and its files.", "runs", "Show"
+        ),
+        "compare": _made(
+            "Compare two runs: parameters and provenance that differ, and the results' largest differences.",
+            "runs", "Compare",
+        ),
+    }
+)  # fmt: skip
+
+
+@cache
+def command(name: str) -> type:
+    """The class of a command."""
+    return COMMANDS[name].make()
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code, 2 for what a user can put right."""
+    given = parsed(sys.argv[1:] if argv is None else list(argv))
+    try:
+        return given.run() or 0
+    except (ValueError, LookupError, OSError, ArithmeticError) as cause:
+        if given.debug:
+            raise
+        message = cause.args[0] if isinstance(cause, KeyError) and cause.args else cause
+        print(f"error: {' '.join(str(message).split())}", file=sys.stderr)
+        return 2
+
+
+def parsed(argv: list[str]) -> Command:
+    """The command that the arguments describe. Only the one that they name is made; the others are their names."""
+    called = argv[0] if argv else ""
+    if called and not called.startswith("-") and called not in COMMANDS:
+        close = difflib.get_close_matches(called, COMMANDS)
+        print(
+            f"error: there is no command {called!r}; nearest: {', '.join(close) or 'none'}; `interp --help` lists all",
+            file=sys.stderr,
+        )
+        raise SystemExit(2)
+    kinds: dict[str, Callable[..., object]] = {
+        name: command(name) if name == called else _named(name) for name in COMMANDS
+    }
+    found = tyro.extras.subcommand_cli_from_dict(
+        kinds, args=argv, prog="interp", description="Take a Transformer apart."
+    )
+    return cast("Command", found)
+
+
+def _named(name: str) -> type:
+    """What stands for a command that is not called: a class without options that says what it does."""
+    return dataclasses.make_dataclass(name, [], namespace={"__doc__": COMMANDS[name].says})

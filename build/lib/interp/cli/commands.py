@@ -1,0 +1,179 @@
+"""The commands about one model: its pages, the demo models, the numerical contract."""
+
+import webbrowser
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from interp.cli.opening import OfModel
+
+if TYPE_CHECKING:
+    from interp.pages import Question
+
+PROMPT = "When Mary and John went to the store, John gave a drink to"
+"""The prompt of a report that is asked for without one: an indirect object, with the repeated name as wrong answer."""
+ANSWER, WRONG = " Mary", " John"
+CORRUPT = "When Mary and John went to the store, Mary gave a drink to"
+"""The corrupted prompt, whose answer is the wrong one: the other person gives."""
+NEEDED = ("starlette", "uvicorn", "pydantic")
+"""What the live page requires."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(OfModel):
+    """Write the analysis page of one prompt: HTML that opens from disk, every table as CSV and Parquet, run.json."""
+
+    prompt: str | None = None
+    """Text to analyse; without it an indirect-object sentence."""
+    answer: str | None = None
+    """Next token to ask about, leading space included; without it the model's own most probable one."""
+    wrong: str | None = None
+    """Token the answer is contrasted with."""
+    out: Path = Path("report")
+    """Folder to write; replaced if an earlier report wrote it, refused if it holds anything else."""
+    seed: int = 0
+    """Seed of the random tokens on which heads are scored."""
+    corrupt: str | None = None
+    """The prompt once more, token for token, but for what changes its answer: what patching compares it with."""
+
+    def run(self) -> None:
+        """Load, analyse, write; the output folder is tried before any work."""
+        question = self.question()
+        from interp import DEMOS, zoo
+        from interp.pages import About, replacing, report_of, write_report
+
+        about = About(self.model)
+        if self.model in DEMOS:
+            about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model))
+        with replacing(self.out) as folder:
+            model = self.opened()
+            write_report(report_of(model, question, about, seed=self.seed), folder)
+        print(self.out / "index.html")
+
+    def question(self) -> "Question":
+        """The prompt with its answers; the built-in ones only where nothing was given."""
+        from interp.pages import Question
+
+        if self.prompt is not None:
+            return Question(self.prompt, self.answer, self.wrong, self.corrupt)
+        if self.answer is not None or self.wrong is not None:
+            raise ValueError("an answer requires a prompt of your own (--prompt), got none")
+        if self.corrupt is not None:
+            raise ValueError(
+                "a corrupted prompt (--corrupt) requires a prompt of your own (--prompt), got none"
+            )
+        return Question(PROMPT, ANSWER, WRONG, CORRUPT)
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens from disk."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """The graph's JSON file."""
+    out: Path = Path("graph.html")
+    """The page to write."""
+    links: int = 200
+    """How many of the strongest links to draw."""
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Read, draw, write."""
+        from interp.circuits import read_attribution_graph
+        from interp.core.files import check_replaceable, write_atomically
+        from interp.pages import graph_page
+
+        check_replaceable(self.out)
+        text = graph_page(read_attribution_graph(self.file), most=self.links)
+        write_atomically(self.out, lambda path: path.write_text(text, encoding="utf-8"))
+        print(self.out)
+
+
+@dataclass(frozen=True)
+class Models:
+    """List the demo models and what they measurably do."""
+
+    debug: bool = False
+    """Show where an error was raised."""
+
+    def run(self) -> None:
+        """Print one paragraph per model."""
+        from interp.zoo.demos import DEMOS, card_of
+
+        for name, demo in DEMOS.items():
+            print(f"{name}\n    {demo.summary}")
+            measured = card_of(name).get("measured")
+            for number, entry in measured.items() if isinstance(measured, dict) else ():
+                head = f" (head {entry['head']})" if "head" in entry else ""
+                print(f"    {number.replace('_', ' '):<36} {entry['value']:>7.3f}  n = {entry['n']}{head}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verify(OfModel):
+    """Measure the numerical contract of a model: every line with its error; exit code 1 if one does not hold."""
+
+    def run(self) -> int:
+        """Load, measure, print; 1 if the contract is broken."""
+        from interp import DEMOS, HookedEncoderDecoder, HookedTransformer
+        from interp.families import is_encoder_decoder
+        from interp.families.hub import located
+
+        source: str | Path = self.model
+        pair = False
+        if self.model not in DEMOS:
+            source = located(self.model, self.revision, f"demo models: {', '.join(DEMOS)}")
+            pair = is_encoder_decoder(source)
+        kind = HookedEncoderDecoder if pair else HookedTransformer
+        revision = self.revision if self.model in DEMOS else None
+        model = kind.from_pretrained(source, revision=revision, dtype=self.dtype, device=self.available())
+        found = model.verify()
+        print(found)
+        return 0 if found.passed else 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve(OfModel):
+    """Serve the live page of a model on this machine: type, edit by a click, and watch. Ctrl-C ends it."""
+
+    prompt: str = PROMPT
+    """Text that the page begins with."""
+    second: str | None = None
+    """Text that patches come from, to begin with; without it and `--prompt` the built-in corrupted prompt."""
+    port: int = 0
+    """Port of 127.0.0.1; 0 takes a free one."""
+    open: bool = False
+    """Open the page in the browser."""
+
+    def run(self) -> None:
+        """Load the model, print the address, and answer until Ctrl-C."""
+        if missing := [name for name in NEEDED if find_spec(name) is None]:
+            raise ValueError(
+                f"interp serve requires {', '.join(missing)}: pip install 'interp[serve]' "
+                "(in a clone: .venv/bin/pip install -e '.[serve]')"
+            )
+        if not 0 <= self.port < 65536:
+            raise ValueError(f"--port requires a number from 0 to 65535, got {self.port}")
+        from interp.serve.app import Subject, serve
+        from interp.serve.session import Session
+        from interp.serve.snippet import Origin
+
+        second = self.second or (CORRUPT if self.prompt == PROMPT else "")
+        subject = Subject(
+            Session(self.opened()),
+            Origin(self.model, self.device, self.revision, self.dtype),
+            self.prompt,
+            second,
+        )
+        serve(subject, self.port, self._ready)
+
+    def _ready(self, address: str) -> None:
+        print(
+            f"{address}\nOnly this machine can open it, and only with this address. Ctrl-C ends it.",
+            flush=True,
+        )
+        if self.open:
+            webbrowser.open(address)

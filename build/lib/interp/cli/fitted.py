@@ -1,0 +1,107 @@
+"""The commands that fit something to data: the circuit of a task, the Jacobian lens of a corpus."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from interp.circuits import FindCircuit
+from interp.cli.asking import Asking, asking, read_data
+from interp.lenses import JacobianLens
+
+MOST_PAIRS = 100_000
+"""Pairs that are drawn in memory."""
+OF_TABLES = ("checkpoints", "scores", "sort")
+"""Options of a question that these commands, which share the rest of them, have no use for."""
+Task = Literal[
+    "indirect_objects", "greater_than", "facts", "repeated_sequences", "copy", "docstring_arguments"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfTask(Asking):
+    """Find the edges that carry a generated task, and print how much of the answer they keep on other prompts."""
+
+    task: Annotated[Task, tyro.conf.Positional]
+    """Where the pairs of prompts come from."""
+    pairs: int = 32
+    """Pairs to find the circuit on, and as many others to try it on."""
+    seed: int = 0
+    """Seed of the pairs."""
+
+    def run(self) -> None:
+        """Print the edges from the strongest on, and the circuit's faithfulness beside random ones."""
+        from interp import evaluate_circuit, find_circuit
+        from interp.causal import batches
+        from interp.core.files import check_replaceable
+        from interp.tasks import TASKS
+
+        self.refuse(*OF_TABLES, why="a circuit is found in one model and has one table")
+        if self.out is not None:
+            check_replaceable(self.out)
+        if not 1 <= self.pairs <= MOST_PAIRS:
+            raise ValueError(f"--pairs must be in [1, {MOST_PAIRS}], got {self.pairs}")
+        if self.seed < 0:
+            raise ValueError(f"--seed must be 0 or more, got {self.seed}")
+        model = self.opened()
+        seeds = 2 * self.seed, 2 * self.seed + 1  # no other seed of a user's shares them
+        drawn = (TASKS[self.task](rows=self.pairs, seed=s).pairs(model.text.tokenizer) for s in seeds)
+        to_find, to_try = (batches(model, pairs) for pairs in drawn)
+        found = find_circuit(model, *to_find, **self.fields())  # type: ignore[arg-type]
+        for edge, score in sorted(found.scores.items(), key=lambda each: -abs(each[1]))[: self.most]:
+            print(f"{score:+9.3f}  {edge}")
+        whole = evaluate_circuit(model, *to_try, found, subsets=1, draws=5)
+        one = whole.sel(score="faithfulness", circuit="found")
+        kept, low, high, chance = (float(one[name]) for name in ("value", "low", "high", "null"))
+        print(
+            f"{len(found.edges)} of {len(found.graph)} edges keep {kept:.2f} [{low:.2f}, {high:.2f}] of the logit "
+            f"difference on {self.pairs} other pairs, random ones {chance:.2f}; a score is the effect of the edge, "
+            f"{self.fields()['direction']}, as {self.fields()['method']} has it"
+        )
+        if self.out is not None:
+            found.save(self.out)
+            print(self.out)
+
+
+Circuit = asking(FindCircuit, OfTask, edges=40)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCorpus(Asking):
+    """Fit the Jacobian lens on texts, print how precise it is, and read a prompt with it."""
+
+    data: Annotated[tuple[str, ...], tyro.conf.Positional]
+    """Texts, or one file of them, a text a line."""
+    prompt: str | None = None
+    """What to read: after every layer the words at its last token, with the ends of their ranks and their stability."""
+    top: int = 3
+    """How many words of each layer."""
+    out: Path | None = None
+    """File for the lens, in safetensors."""
+
+    def run(self) -> None:
+        """Print the standard error of every layer and the words of the prompt; write the lens if asked for."""
+        from interp.core.files import check_replaceable
+        from interp.core.results import frame
+        from interp.lenses import jacobian_lens
+
+        self.refuse(*OF_TABLES, why="a lens is fitted on one model and has one table")
+        if self.out is not None:
+            check_replaceable(self.out)
+        lens = jacobian_lens(self.opened(), read_data(self.data), **self.fields())  # type: ignore[arg-type]
+        assert lens.error is not None
+        for layer, error in zip(lens.layers, lens.error.tolist(), strict=True):
+            print(f"after block {layer}: standard error {error:.3f} of the norm of J")
+        print(f"{lens.prompts} prompts; ended {lens.about['ended']}")
+        if self.prompt is not None:
+            words = lens.read(self.prompt, top=self.top).isel(prompt=0, pos=-1)
+            names = ["word", "top_prob", "low", "high", "stays"]
+            table = frame(words[names])[["depth", "rank", *names]]
+            print(table.head(self.most).to_string(index=False, float_format="{:.3f}".format))
+        if self.out is not None:
+            lens.save(self.out)
+            print(self.out)
+
+
+JacobianLensCommand = asking(JacobianLens, OfCorpus)

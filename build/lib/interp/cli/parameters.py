@@ -1,0 +1,94 @@
+"""`-p key=value`: an experiment's parameters from the command line, typed by their dataclass."""
+
+import contextlib
+import io
+import shlex
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+if TYPE_CHECKING:
+    from interp.runs.experiment import Experiment, Parameter
+
+
+def filled(experiment: "Experiment", given: Sequence[str]) -> object:
+    """The parameters of an experiment from `key=value` words; `a.b=1` reaches into a record, a sequence adds up.
+
+    Errors: ValueError for a word that is no `key=value`, an unknown key (naming the nearest), a key given twice, a
+    missing one, or a value of another type.
+    """
+    known = _known(experiment)
+    pairs = [_pair(word, experiment.file) for word in given]
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        _require_known(key, known, experiment.file)
+        if keys.count(key) > 1 and not known[key].several:
+            raise ValueError(f"parameter {key!r} holds one value, it was given {keys.count(key)}")
+    if missing := [name for name, each in known.items() if each.default is None and name not in keys]:
+        raise ValueError(f"{experiment.file} requires -p {missing[0]}=..., it has no default")
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            return tyro.cli(
+                experiment.kind,
+                args=[f"--{key}={value}" for key, value in pairs],
+                config=(tyro.conf.FlagConversionOff, tyro.conf.UseAppendAction),
+            )
+    except SystemExit as ended:
+        raise ValueError(f"-p {shlex.join(given)}: {_essence(said.getvalue())}") from ended
+
+
+def given_in(folder: Path) -> tuple[str, ...]:
+    """The `key=value` words that a run was started with."""
+    from interp.runs.record import Record
+
+    words = shlex.split(Record.open(folder).run.sessions[0].command)
+    return tuple(word for flag, word in pairwise(words) if flag == "-p")
+
+
+def merged(experiment: "Experiment", before: Sequence[str], now: Sequence[str]) -> tuple[str, ...]:
+    """The words of before, but for the keys that are given now."""
+    again = {_pair(word, experiment.file)[0] for word in now}
+    return (*(word for word in before if _pair(word, experiment.file)[0] not in again), *now)
+
+
+def listed(experiment: "Experiment") -> str:
+    """The parameters of an experiment, one a line: name, type, default and what it means."""
+    lines = [experiment.question.split("\n\n")[0]] if experiment.question else []
+    for name, each in _known(experiment).items():
+        default = "required" if each.default is None else f"default {each.default}"
+        lines.append(f"  -p {name}=...  {each.type}, {default}{'. ' if each.doc else ''}{each.doc}")
+    return "\n".join(lines)
+
+
+def _known(experiment: "Experiment") -> "dict[str, Parameter]":
+    from interp.runs.experiment import parameters
+
+    return {each.name: each for each in parameters(experiment.kind)}
+
+
+def _pair(word: str, file: Path) -> tuple[str, str]:
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        raise ValueError(
+            f"-p requires key=value, got {word!r}; `interp run {file} --parameters` lists the keys"
+        )
+    return key, value
+
+
+def _require_known(key: str, known: "dict[str, Parameter]", file: Path) -> None:
+    from interp.core.boundary import nearest
+
+    if key not in known:
+        raise ValueError(f"{file} has no parameter {key!r}; {nearest(key, known)}; it has {', '.join(known)}")
+
+
+def _essence(said: str) -> str:
+    """What tyro says within the first box of its message, without the rules around it."""
+    lines = [line.strip(" │|") for line in said.splitlines()]
+    rules = [i for i, line in enumerate(lines) if set(line) and set(line) <= set("-─╭╮╰╯")]
+    inner = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
+    return " ".join(" ".join(inner).split())

@@ -1,0 +1,370 @@
+"""The commands about experiments: run one into a folder of its own, list the runs, show one, compare two."""
+
+import hashlib
+import json
+import logging
+import shlex
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from interp.cli.parameters import filled, given_in, listed, merged
+from interp.core.files import named_path
+
+if TYPE_CHECKING:
+    from interp.runs.comparison import Difference
+    from interp.runs.experiment import Experiment
+    from interp.runs.record import Record
+
+ROOT = Path("runs")
+LAST, PAGE = "last", "index.html"
+SHARED = "shared"
+"""Where the jobs of an array keep their streams."""
+FAILED, INTERRUPTED = 1, 130
+"""Exit codes."""
+Debug = tyro.conf.Suppress[bool]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Run an experiment file into a new folder, or go on with a run that was interrupted or failed."""
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """A Python file, say one of experiments/."""
+    p: Annotated[
+        tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(aliases=["-p"], metavar="KEY=VALUE")
+    ] = ()
+    """A parameter of the experiment; may be given several times."""
+    parameters: bool = False
+    """List the parameters of the experiment, and run nothing."""
+    runs: Path = ROOT
+    """Where run folders are made."""
+    resume: str | None = None
+    """Run to go on with: a folder, the beginning of a name in --runs, or `last`."""
+    shard: str | None = None
+    """One job of an array, such as 2/8 (from 0): streams take that share of the data, the last job does the rest."""
+    debug: Debug = False
+
+    def run(self) -> int:
+        """0, or 1 if the experiment failed and 130 if it was interrupted; the folder is on the last line of stdout."""
+        from interp.runs.experiment import BrokenExperimentError, loaded
+
+        try:
+            with loaded(self.file) as experiment:
+                if self.parameters:
+                    print(listed(experiment))
+                    return 0
+                return self._conduct(experiment)
+        except BrokenExperimentError as broken:
+            traceback.print_exception(broken.__cause__)
+            return 1
+
+    def _conduct(self, experiment: "Experiment") -> int:
+        from interp.runs.record import Record
+
+        command = self._command()
+        if self.shard is not None and self.resume is not None:
+            raise ValueError("--shard goes on by itself where it was: give it again without --resume")
+        with on_terminal():
+            if self.resume is None:
+                job = filled(experiment, self.p)
+                seed = getattr(job, "seed", None)
+                seed = seed if isinstance(seed, int) else None
+                record = Record.create(
+                    self.runs, self.file.stem, job, command=command, seed=seed, file=self.file
+                )
+                if self.shard is not None:
+                    record.shared = (self.shard, self.runs / SHARED / share_name(self.file.stem, job))
+            else:
+                folder = self._unfinished(self.resume)
+                if _lacks_its_page(record := Record.open(folder), self.file.stem):
+                    _write_page(record)
+                    print(folder)
+                    return 0
+                job = filled(experiment, merged(experiment, given_in(folder), self.p))
+                record = Record.resume(folder, job, command=command, file=self.file)
+                (folder / PAGE).unlink(missing_ok=True)  # it says how the last session ended
+            return conduct(experiment, job, record)
+
+    def _command(self) -> str:
+        """What to type to start the same run anew, or to go on as this did."""
+        options = [word for given in self.p for word in ("-p", given)]
+        options += ["--shard", self.shard] if self.shard is not None else []
+        options += ["--runs", str(self.runs)] if self.runs != ROOT else []
+        options += ["--resume", self.resume] if self.resume is not None else []
+        return shlex.join(["interp", "run", str(self.file), *options])
+
+    def _unfinished(self, resume: str) -> Path:
+        if resume != LAST:
+            return _found(resume, self.runs)
+        runs = [record for record in _records(self.runs)[0] if record.run.name == self.file.stem]
+        if not runs:
+            raise ValueError(
+                f"--resume last requires a run of {self.file.stem} in {self.runs}, there is none"
+            )
+        return runs[-1].folder
+
+
+@dataclass(frozen=True)
+class List:
+    """List the runs of experiments: when, how they ended, and with which parameters."""
+
+    runs: Path = ROOT
+    """Folder of the runs."""
+    state: Literal["running", "finished", "failed", "interrupted"] | None = None
+    """Only runs in this state."""
+    debug: Debug = False
+
+    def run(self) -> None:
+        """Print a line for each run, the oldest first."""
+        from interp.runs.folder import changes
+        from interp.runs.run_file import duration
+
+        if not named_path(self.runs).is_dir() and self.runs != ROOT:
+            raise ValueError(f"the folder of runs is required (--runs), {self.runs} does not exist")
+        records, unreadable = _records(self.runs)
+        rows = []
+        for record in records:
+            run, state = record.run, record.state
+            given = [f"{name}={now}" for name, _, now in changes(run.defaults, run.parameters)]
+            row = {"run": record.folder.name, "started": run.sessions[0].started, "state": state}
+            rows.append({**row, "duration": duration(run.seconds), "parameters": " ".join(given)})
+        shown = [row for row in rows if self.state in (None, row["state"])]
+        print(_table(shown) if shown else f"no runs in {self.runs}")
+        for line in unreadable:
+            print(line)
+
+
+@dataclass(frozen=True)
+class Show:
+    """Show one run: parameters, where it comes from, what came out, and its files."""
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder, the beginning of a name in --runs, or `last`."""
+    runs: Path = ROOT
+    """Folder of the runs."""
+    debug: Debug = False
+
+    def run(self) -> None:
+        """Print what run.json and the results say."""
+        from interp.runs.record import Record
+
+        for line in shown(Record.open(_found(self.name, self.runs))):
+            print(line)
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Compare two runs: parameters and provenance that differ, and the results' largest differences."""
+
+    first: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """A run folder, the beginning of a name in --runs, or `last`."""
+    second: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    """Another one."""
+    largest: int = 3
+    """Differences named per variable."""
+    runs: Path = ROOT
+    """Folder of the runs."""
+    debug: Debug = False
+
+    def run(self) -> None:
+        """Print the differences, and what could not be compared."""
+        from interp.runs.record import Record
+
+        first, second = (Record.open(_found(name, self.runs)) for name in (self.first, self.second))
+        for line in compared_runs(first, second, self.largest):
+            print(line)
+
+
+def _table(rows: list[dict[str, str]]) -> str:
+    import pandas as pd
+
+    return pd.DataFrame(rows).to_string(index=False)
+
+
+def _records(root: Path) -> tuple[list["Record"], list[str]]:
+    """The runs in a folder, the oldest first, and a line for each that cannot be read."""
+    from interp.runs.record import Record
+    from interp.runs.run_file import NAME
+
+    records, unreadable = [], []
+    for path in sorted(root.glob(f"*/{NAME}")):
+        try:
+            records.append(Record.open(path.parent))
+        except ValueError as cause:
+            unreadable.append(f"not shown: {cause}")
+    return sorted(records, key=lambda record: record.run.sessions[0].started), unreadable
+
+
+def _found(name: str, root: Path) -> Path:
+    """The folder of a run, by path, by the beginning of its name, or the last one; ValueError naming the candidates."""
+    from interp.core.boundary import nearest
+
+    named_path(root)
+    if not name:
+        raise ValueError("a run is required, its name or its folder, got ''")
+    if named_path(name).is_dir():
+        return Path(name)
+    names = [record.folder.name for record in _records(root)[0]]
+    fits = [each for each in names if each.startswith(name)] if name != LAST else names[-1:]
+    if not fits:
+        hint = (
+            nearest(name, {each.rsplit("-", 2)[0] for each in names})
+            if names
+            else f"there are none in {root}"
+        )
+        raise ValueError(
+            f"a run is required, got {name!r}: no folder, and no run in {root} begins so; {hint}"
+        )
+    if len(fits) > 1:
+        raise ValueError(f"one run is required, {len(fits)} in {root} begin with {name!r}: {', '.join(fits)}")
+    return root / fits[0]
+
+
+# --- an experiment under its record: its log on the terminal, its end in run.json, its page in the folder -------------
+
+
+def conduct(experiment: "Experiment", job: object, record: "Record") -> int:
+    """Run `main(job, record)` and write the page, whatever happens; returns the exit code.
+
+    The traceback of an experiment that fails is in log.txt and on stderr, with what to type to go on.
+    """
+    from interp.runs.record import ShareDoneError
+
+    code = 0
+    try:
+        with record:
+            experiment.main(job, record)
+    except ShareDoneError:
+        pass  # the log says so; the last job of the array goes on
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+    except (Exception, SystemExit):
+        traceback.print_exc()
+        code = FAILED
+    _write_page(record)
+    if code:
+        why = (
+            record.run.error or "its end could not be written"
+        )  # by a disk so full that run.json is as if killed
+        print(f"{record.state}: {why}; to go on: {record.how_to_resume}", file=sys.stderr)
+    print(record.folder)
+    return code
+
+
+def share_name(name: str, job: object) -> str:
+    """The folder of all jobs of an array: the experiment's name and a hash of its parameters."""
+    from interp.runs.run_file import fields_of
+
+    values = json.dumps(fields_of(job), sort_keys=True, default=str)
+    return f"{name}-{hashlib.sha256(values.encode()).hexdigest()[:8]}"
+
+
+@contextmanager
+def on_terminal() -> Iterator[None]:
+    """What records say is printed; their logger is as before afterwards."""
+    logger = logging.getLogger("interp.runs.record")
+    handler, level = logging.StreamHandler(sys.stdout), logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def _lacks_its_page(record: "Record", name: str) -> bool:
+    """Whether a run of this experiment was killed when it was finished and its page was not yet there."""
+    return record.run.name == name and record.state == "finished" and not (record.folder / PAGE).exists()
+
+
+def _write_page(record: "Record") -> None:
+    """The page is drawn from the folder, so a disk without room for it costs nothing else."""
+    from interp.core.files import write_atomically
+    from interp.pages.run_page import run_page
+
+    text = run_page(record)
+    try:
+        write_atomically(record.folder / PAGE, lambda path: path.write_text(text, encoding="utf-8"))
+    except (OSError, ValueError) as cause:
+        print(f"the page could not be written: {cause}", file=sys.stderr)
+
+
+# --- runs in words: one in full, two beside each other ----------------------------------------------------------------
+
+
+def shown(record: "Record") -> Iterator[str]:
+    """The lines of `interp show`."""
+    from interp.runs.folder import flat
+    from interp.runs.run_file import duration
+
+    run, state = record.run, record.state
+    yield f"{record.folder}: {state}, {duration(run.seconds)}"
+    yield from (f"  {line}" for line in run.question.splitlines()[:1])
+    if run.error:
+        yield f"  {run.error}"
+    if state in ("failed", "interrupted"):
+        yield f"  to go on: {record.how_to_resume}"
+    yield "parameters"
+    yield from (f"  {name} = {value}" for name, value in flat(run.parameters).items())
+    yield "provenance"
+    yield from (f"  {name} = {value}" for name, value in flat(run.provenance).items())
+    yield from (f"  warning: {line}" for line in run.warnings)
+    yield "results"
+    for name in run.steps:
+        yield from _result(record, name)
+    yield "files"
+    for path in sorted(record.folder.rglob("*")):
+        if path.is_file() and not path.name.startswith("."):
+            yield f"  {path.relative_to(record.folder)}  {path.stat().st_size:,} bytes"
+
+
+def compared_runs(first: "Record", second: "Record", largest: int) -> Iterator[str]:
+    """The lines of `interp compare`."""
+    from interp.runs.comparison import as_dataset, compared
+    from interp.runs.folder import changes
+
+    one, other = first.run, second.run
+    yield f"first   {first.folder}: {first.state}"
+    yield f"second  {second.folder}: {second.state}"
+    for title, ours, theirs in (
+        ("parameters", one.parameters, other.parameters),
+        ("provenance", one.provenance, other.provenance),
+    ):
+        found = changes(ours, theirs)
+        yield f"{title}: {'differ' if found else 'the same'}"
+        yield from (f"  {name}: {was} -> {now}" for name, was, now in found)
+    for name in dict.fromkeys([*one.steps, *other.steps]):
+        if name not in one.steps or name not in other.steps:
+            yield f"{name}: only in the {'first' if name in one.steps else 'second'} run"
+            continue
+        found_here = compared(
+            as_dataset(first.result(name)), as_dataset(second.result(name)), largest=largest
+        )
+        same = not found_here.largest and not found_here.notes
+        yield f"{name}: {'the same' if same else 'differs, largest first'}"
+        yield from (f"  {_words(each)}" for each in found_here.largest)
+        yield from (f"  {line}" for line in found_here.notes)
+
+
+def _result(record: "Record", name: str) -> Iterator[str]:
+    from interp.runs.comparison import as_dataset, headline, main_variables
+
+    result = as_dataset(record.result(name))
+    yield f"  {name}: {', '.join(f'{dim} {size}' for dim, size in result.sizes.items()) or 'no dims'}"
+    yield from (f"    {variable}: {headline(result, variable)}" for variable in main_variables(result))
+
+
+def _words(each: "Difference") -> str:
+    place = f" at {each.where}" if each.where else ""
+    text = f"{each.variable}{place}: {each.first} -> {each.second}, {each.change:+.4g}"
+    if each.p == each.p:
+        text += f", p {each.p:.2g}, {each.p_adjusted:.2g} with all cells tested"
+    return text

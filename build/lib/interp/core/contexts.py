@@ -1,0 +1,98 @@
+"""Lists of extremes with what runs around each entry: the tokens before and after it, and how its cell runs along them.
+
+`TopRows` knows where the extremes are. What stands around them is taken from the batch, and follows its entry through
+every merge.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Int, Shaped
+from torch import Tensor
+
+from interp.core.extremes import Extremes, TopRows
+from interp.core.named import named
+from interp.core.stats import joined, parted
+
+_PLACE = "place in the batch"
+
+
+@dataclass(frozen=True)
+class InContext:
+    """A reduction: the lists of `top`, and how the values `along` run around each entry.
+
+    along, at: names of values `[n p]` or `[n p c]`, where c are the cells of `top` (which must have one axis of them):
+    those along the context, and those of the entry alone. Missing: NaN, -1 for integers. Errors: those of `TopRows`.
+
+    Example:
+        >>> rule = InContext(TopRows(1, "neuron", before=1, after=1), ("tokens", "neuron"))
+        >>> values = {"neuron": torch.tensor([[[1.0], [5.0], [3.0]]]), "tokens": torch.tensor([[7, 8, 9]])}
+        >>> rule.of(values, rows=torch.tensor([4])).along["tokens"].tolist()
+        [[[7, 8, 9]]]
+    """
+
+    top: TopRows
+    along: tuple[str, ...]
+    at: tuple[str, ...] = ()
+
+    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Examples":
+        """The lists of one batch."""
+        n, p = named(values, self.top.value).shape[:2]
+        place = torch.arange(n * p, device=values[self.top.value].device).view(n, p)
+        found = self._rule.of({**values, _PLACE: place}, rows)
+        assert found.context is not None
+        around, entry = found.context, found.context[..., [self.top.before]]
+        kept = {name: _taken(named(values, name), around) for name in self.along}
+        kept |= {name: _taken(named(values, name), entry) for name in self.at}
+        return Examples(replace(found, context=None), kept)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> "Examples":
+        """The lists whose `tensors` these are."""
+        parts = parted(tensors)
+        return Examples(self._rule.load(parts["top"]), parts["along"])
+
+    @property
+    def _rule(self) -> TopRows:
+        """The same lists with places in the batch for context: from these everything else can be taken."""
+        return replace(self.top, context=_PLACE)
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """The lists of every cell, and what runs along each entry."""
+
+    top: Extremes
+    along: Mapping[str, Shaped[Tensor, "c k w"]]
+
+    def merge(self, other: "Examples") -> "Examples":
+        """The lists over both parts."""
+        number = torch.arange(2 * self.top.rule.k, device=self.top.rows.device)
+        first, second = (x.expand_as(self.top.rows)[..., None] for x in number.chunk(2))
+        top = replace(self.top, context=first).merge(replace(other.top, context=second))
+        assert top.context is not None
+        both = {name: torch.cat((x, other.along[name]), 1) for name, x in self.along.items()}
+        along = {
+            name: x.gather(1, top.context.clamp_min(0).expand(-1, -1, x.shape[2])).masked_fill(
+                top.context < 0, absent(x)
+            )
+            for name, x in both.items()
+        }
+        return Examples(replace(top, context=None), along)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        return joined({"top": self.top.tensors(), "along": self.along})
+
+
+def _taken(value: Shaped[Tensor, "n p ..."], place: Int[Tensor, "c k w"]) -> Shaped[Tensor, "c k w"]:
+    """The values at these places of a batch, each cell's own where there are cells; absent at -1."""
+    flat = value.flatten(0, 1) if value.numel() else value.new_zeros(1, *value.shape[2:])
+    at = place.clamp_min(0)
+    cell = torch.arange(len(place), device=place.device)[:, None, None]
+    return (flat[at] if flat.ndim == 1 else flat[at, cell]).masked_fill(place < 0, absent(flat))
+
+
+def absent(value: Tensor) -> float | int:
+    """What stands where a tensor has nothing: NaN, or -1 among integers."""
+    return torch.nan if value.is_floating_point() else -1

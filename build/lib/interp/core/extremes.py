@@ -1,0 +1,190 @@
+"""The k largest or smallest values of every cell, and where they stood: maximum-activating examples.
+
+The order is total (value, then row, then position), so the list is the same bit for bit however the rows were split.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float, Int, Shaped
+from torch import Tensor
+
+from interp.core.boundary import shape_text
+from interp.core.named import named
+
+
+@dataclass(frozen=True)
+class TopRows:
+    """A reduction: the k largest values of `value` `[n *cells]` or `[n p *cells]`, with their rows and positions.
+
+    The last `cells` axes are kept apart. By default a row is listed once, at its best position, as is usual for
+    maximum-activating examples. Ties go to the smaller row, then to the smaller position. Absent: NaN, and the infinity
+    that can never be on the list. Positions are columns: let texts begin in column 0, or they depend on the batch.
+    Memory of the list: 24 bytes per cell and entry, and 8 per token of context.
+    Errors: ValueError without row identities, for k < 1, a value that is missing or has another number of axes.
+
+    Example:
+        >>> top = TopRows(2, "neuron")
+        >>> top.of({"neuron": torch.tensor([[1.0], [5.0], [3.0]])}, rows=torch.tensor([7, 8, 9])).rows.tolist()
+        [[8, 9]]
+    """
+
+    k: int
+    value: str
+    cells: int = 1
+    largest: bool = True
+    once_per_row: bool = True
+    context: str | None = None
+    """Name of the value `[n p]` with the tokens; -1 at padding."""
+    before: int = 10
+    """How many tokens of context stand before the entry."""
+    after: int = 3
+    """And how many after it."""
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or min(self.cells, self.before, self.after) < 0:
+            raise ValueError(f"k >= 1, cells >= 0, before >= 0 and after >= 0 are required, got {self}")
+
+    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Extremes":
+        """The list of one batch."""
+        value, tokens = self._taken(values)
+        if rows is None:
+            raise ValueError("a list of rows requires rows with identities: number the batch (`Batch.row`)")
+        cells = value.shape[2:]
+        if len(rows) == 0:
+            return self._nothing(cells, value.device)
+        rows = rows.to(value.device).long()
+        scores, at = self._candidates(self._scores(value), rows)
+        place, position = at // value.shape[1], at % value.shape[1]
+        best, scores = _ranked(scores, rows[place], position, self)
+        place, position = place.gather(1, best), position.gather(1, best)
+        found = {"scores": scores, "rows": rows[place], "positions": position}
+        if tokens is not None:
+            found["context"] = self._windows(tokens.long(), place, position)
+        return self.load({name: x.view(*cells, *x.shape[1:]) for name, x in found.items()})._emptied()
+
+    def load(self, tensors: Mapping[str, Tensor]) -> "Extremes":
+        """The list whose `tensors` these are."""
+        return Extremes(
+            self, tensors["scores"], tensors["rows"], tensors["positions"], tensors.get("context")
+        )
+
+    def _taken(self, values: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        """The value with an axis of positions, and the tokens; ValueError if their shapes do not fit."""
+        value = named(values, self.value)
+        tokens = None if self.context is None else named(values, self.context)
+        axes = value.ndim - self.cells
+        if axes not in (1, 2) or (tokens is not None and tokens.shape != value.shape[:axes]):
+            beside = "" if tokens is None else f" beside tokens of shape {shape_text(tokens.shape)}"
+            raise ValueError(
+                f"{self.value} requires an axis of rows, perhaps one of positions, and {self.cells} of cells, "
+                f"got shape {shape_text(value.shape)}{beside}"
+            )
+        return value if axes == 2 else value[:, None], tokens
+
+    def _scores(self, value: Shaped[Tensor, "n p *cells"]) -> Float[Tensor, "c n p"]:
+        """What the list holds the largest of; -inf where there is nothing."""
+        score = value if value.is_floating_point() else value.double()
+        score_cnp = rearrange(score if self.largest else -score, "n p ... -> (...) n p")
+        return score_cnp.masked_fill(score_cnp.isnan(), -torch.inf)
+
+    def _candidates(self, score_cnp: Float[Tensor, "c n p"], rows: Int[Tensor, "n"]) -> tuple[Tensor, Tensor]:
+        """Scores `[c m]` that hold the list's, m >= k, and where they are: the best of each row, or the k best."""
+        _, n, p = score_cnp.shape
+        if self.once_per_row:
+            scores, at = score_cnp.max(2)  # the first of equal ones, as torch documents
+            at = at + p * torch.arange(n, device=at.device)
+        else:
+            order = rows.argsort(stable=True)
+            at = _first_best(score_cnp[:, order].flatten(1), min(self.k, n * p))
+            at = order[at // p] * p + at % p
+            scores = score_cnp.flatten(1).gather(1, at)
+        # Adding 0 makes -0 of 0: equal numbers must be equal to every way of sorting.
+        missing = (0, max(0, self.k - at.shape[1]))
+        return F.pad(scores.double() + 0.0, missing, value=-torch.inf), F.pad(at, missing)
+
+    def _nothing(self, cells: torch.Size, device: torch.device) -> "Extremes":
+        """The list of no rows."""
+        empty = torch.full((*cells, self.k), -1, device=device)
+        width = self.before + self.after + 1
+        context = None if self.context is None else empty[..., None].expand(*empty.shape, width)
+        return Extremes(self, torch.full_like(empty, -torch.inf, dtype=torch.float64), empty, empty, context)
+
+    def _windows(
+        self, tokens: Int[Tensor, "n p"], place: Int[Tensor, "c k"], position: Int[Tensor, "c k"]
+    ) -> Int[Tensor, "c k w"]:
+        """The tokens around a position of a row; -1 beyond its ends."""
+        padded = F.pad(tokens, (self.before, self.after), value=-1)
+        offset = torch.arange(self.before + self.after + 1, device=tokens.device)
+        return padded[place[..., None], position[..., None] + offset]
+
+
+@dataclass(frozen=True, eq=False)
+class Extremes:
+    """The list of every cell, best first, always k long; where there are fewer it ends in -1."""
+
+    rule: TopRows
+    scores: Float[Tensor, "*cells k"]
+    """The values, negated if the smallest are wanted; -inf at empty places."""
+    rows: Int[Tensor, "*cells k"]
+    positions: Int[Tensor, "*cells k"]
+    """Index along the axis of positions, 0 for values without one."""
+    context: Int[Tensor, "*cells k w"] | None
+    """Tokens around each entry; -1 beyond the ends of its row."""
+
+    @property
+    def values(self) -> Float[Tensor, "*cells k"]:
+        """The k largest (or smallest) values in float64; NaN at empty places."""
+        signed = self.scores if self.rule.largest else -self.scores
+        return signed.masked_fill(self.rows < 0, torch.nan)
+
+    def merge(self, other: "Extremes") -> "Extremes":
+        """The list over both parts; ValueError if they were made by different rules."""
+        if self.rule != other.rule:
+            raise ValueError(f"lists made by one rule are required, got {self.rule} and {other.rule}")
+        mine, theirs = self.tensors(), other.tensors()
+        both = {name: torch.cat((x, theirs[name]), self.rows.ndim - 1) for name, x in mine.items()}
+        best, scores = _ranked(both["scores"], both["rows"], both["positions"], self.rule)
+        found = {"scores": scores} | {name: both[name].gather(-1, best) for name in ("rows", "positions")}
+        if self.context is not None:
+            each = best[..., None].expand(*best.shape, self.context.shape[-1])
+            found["context"] = both["context"].gather(-2, each)
+        return self.rule.load(found)._emptied()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        found = {"scores": self.scores, "rows": self.rows, "positions": self.positions}
+        return found if self.context is None else found | {"context": self.context}
+
+    def _emptied(self) -> "Extremes":
+        """The same with -1 in every place that nothing fills."""
+        empty = self.scores == -torch.inf
+        context = None if self.context is None else self.context.masked_fill(empty[..., None], -1)
+        rows, positions = (x.masked_fill(empty, -1) for x in (self.rows, self.positions))
+        return Extremes(self.rule, self.scores, rows, positions, context)
+
+
+def _ranked(
+    scores: Float[Tensor, "*cells m"], rows: Int[Tensor, "*cells m"], positions: Tensor, rule: TopRows
+) -> tuple[Tensor, Tensor]:
+    """Which k entries make the list, in order, and their scores: -inf for a row's second entry if once is enough."""
+    order = positions.argsort(dim=-1, stable=True)
+    order = order.gather(-1, scores.gather(-1, order).argsort(dim=-1, descending=True, stable=True))
+    order = order.gather(-1, rows.gather(-1, order).argsort(dim=-1, stable=True))
+    scores = scores.gather(-1, order)
+    if rule.once_per_row:
+        rows = rows.gather(-1, order)
+        scores = scores.masked_fill(F.pad(rows[..., 1:] == rows[..., :-1], (1, 0)), -torch.inf)
+    best = scores.argsort(dim=-1, descending=True, stable=True)[..., : rule.k]
+    return order.gather(-1, best), scores.gather(-1, best)
+
+
+def _first_best(scores: Float[Tensor, "c m"], k: int) -> Int[Tensor, "c k"]:
+    """Where the k largest are, the first of equal ones (`topk` takes any), in no order."""
+    least = scores.topk(k).values[:, -1:]
+    above, level = scores > least, scores == least
+    room = k - above.sum(1, keepdim=True)
+    return (above | (level & (level.cumsum(1) <= room))).nonzero()[:, 1].view(len(scores), k)

@@ -1,0 +1,272 @@
+"""Finished results: tensors with named dimensions become xarray, and xarray becomes tidy tables on disk.
+
+Every result has one shape. Its dims and coordinates are words (`prompt`, `layer`, `pos`, `head`, `part`, ...); a result
+that estimates something holds it as `value`, with the ends `low` and `high` of its 95 % interval, its chance level
+`null` and the number of rows `n`, all over the same dims; several quantities of one kind stand along the dim `score`;
+`each` holds the same per prompt. Every variable of numbers has a `unit`.
+
+Parts that arrive in any order are merged along one fixed binary tree (`MergeTree`), so that the order changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from interp.core import viewer
+from interp.core.boundary import public
+from interp.core.files import write_atomically
+from interp.core.stats import FEWEST, Moments
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+
+T = TypeVar("T")
+
+
+class MergeTree(Generic[T]):
+    """Parts 0, 1, 2, ... of a whole, whichever comes first; holds at most the roots of what is complete.
+
+    A node of level n is the merge of parts `i 2^n ... (i + 1) 2^n - 1`; it is built once both halves are there, always
+    left with right. So sums in float arithmetic are the same whether the parts came from one process or from many, with
+    or without a restart between. Of parts that come in order it holds log2(n) nodes, and rounding errors grow with
+    log2(n) too. A part may be None: nothing to add.
+    """
+
+    def __init__(self, merge: Callable[[T, T], T]) -> None:
+        self._merge = merge
+        self.nodes: dict[tuple[int, int], T | None] = {}
+        """(level, index) -> merged parts."""
+
+    def __contains__(self, part: int) -> bool:
+        return any((level, part >> level) in self.nodes for level in range(64))
+
+    def __len__(self) -> int:
+        """How many parts have arrived."""
+        return sum(1 << level for level, _ in self.nodes)
+
+    def add(self, part: int, value: T | None) -> None:
+        """Take one part in; ValueError if it is in already."""
+        self.put(0, part, value)
+
+    def put(self, level: int, index: int, value: T | None) -> None:
+        """Take in a whole node, merged elsewhere; ValueError if any of its parts is in already."""
+        first = index << level
+        there = [first] if first in self else []
+        if level:
+            there += [i << low for low, i in self.nodes if low < level and i >> (level - low) == index]
+        if there:
+            raise ValueError(f"part {min(there)} was merged already")
+        while (sibling := (level, index ^ 1)) in self.nodes:
+            other = self.nodes.pop(sibling)
+            value = self._joined(other, value) if index & 1 else self._joined(value, other)
+            level, index = level + 1, index >> 1
+        self.nodes[level, index] = value
+
+    def total(self) -> T | None:
+        """All parts so far together, in their order; the largest nodes are merged last."""
+        total: T | None = None
+        for _, value in reversed(list(self._in_order())):
+            total = self._joined(value, total)
+        return total
+
+    def _in_order(self) -> Iterator[tuple[int, T | None]]:
+        """First part and value of every node, left to right."""
+        starts = {index << level: value for (level, index), value in self.nodes.items()}
+        yield from sorted(starts.items(), key=lambda entry: entry[0])
+
+    def _joined(self, one: T | None, other: T | None) -> T | None:
+        if one is None:
+            return other
+        return one if other is None else self._merge(one, other)
+
+
+Coords = Mapping[str, object]
+"""Labels by dim; or `(dims, values)` for a coordinate over other dims."""
+Variables = Mapping[str, tuple[Sequence[str], Tensor]]
+ESTIMATE = ("value", "low", "high", "null", "null_sd", "n")
+"""The variables of an estimate, in the order of a table."""
+IDENTIFIED = ("prompt", "example")
+"""The dims whose labels a run knows: which rows of its data they are."""
+
+
+def labelled(
+    analysis: str,
+    values: Variables,
+    *,
+    coords: Coords | None = None,
+    units: str | Mapping[str, str] | None = None,
+    attrs: Mapping[str, str | float | int] | None = None,
+) -> xr.Dataset:
+    """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
+
+    analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot, `result.view.plot()`.
+    coords: labels by dim; a dim without any is counted from 0 (prompts are numbered by the run).
+    units: of every variable of real numbers, or of those by name; a number without one is a share or a count of its
+    own kind, unit "1".
+    """
+    import xarray as xr
+
+    from interp.core import accessor  # noqa: F401 - gives every result its `.view`
+
+    def host(value: Tensor) -> object:
+        value = value.detach()
+        if value.is_floating_point() and value.dtype not in (torch.float32, torch.float64):
+            value = value.float()
+        return value.cpu().numpy()
+
+    def unit_of(name: str, value: Tensor) -> dict[str, str]:
+        if not value.is_floating_point():
+            return {}
+        return {"unit": units if isinstance(units, str) else (units or {}).get(name, "1")}
+
+    variables = {
+        name: (tuple(dims), host(value), unit_of(name, value)) for name, (dims, value) in values.items()
+    }
+    found = xr.Dataset(variables, attrs={**(attrs or {}), viewer.ANALYSIS: analysis})
+    given = {name: _coordinate(value) for name, value in (coords or {}).items()}
+    counted = {str(dim): range(size) for dim, size in found.sizes.items() if dim not in IDENTIFIED}
+    return found.assign_coords({**counted, **given})
+
+
+def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str) -> None:
+    """ValueError naming `what`, unless a result has these variables, coordinates or dims, as what `giver` gives."""
+    if missing := [name for name in needs if name not in result.variables and name not in result.sizes]:
+        held = ", ".join(map(str, result.variables)) or "nothing"
+        raise ValueError(
+            f"{what} must be a result of {giver}, which has {', '.join(missing)}, got one with {held}"
+        )
+
+
+def _coordinate(value: object) -> object:
+    """Labels as a list; `(dims, values)` as it is."""
+    if (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], str | tuple)
+        and not isinstance(value[1], str)
+    ):
+        return value
+    assert isinstance(value, Iterable)
+    return list(value)
+
+
+class Score(NamedTuple):
+    """One of several quantities that a result estimates over the same dims."""
+
+    value: Tensor
+    low: Tensor
+    high: Tensor
+    n: Tensor
+    null: Tensor
+    unit: str
+
+    @classmethod
+    def of(
+        cls,
+        moments: Moments,
+        unit: str,
+        null: Tensor | float = float("nan"),
+        *,
+        share: bool = False,
+        fewest: int = FEWEST,
+    ) -> Score:
+        """From the moments over rows; null: the chance level, NaN where there is none; others: as for `interval`."""
+        low, high = moments.interval(share=share, fewest=fewest)
+        chance = torch.as_tensor(null, dtype=moments.mean.dtype).to(moments.mean.device)
+        return cls(moments.mean, low, high, moments.count(), chance.expand_as(moments.mean), unit)
+
+    @classmethod
+    def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> Score:
+        """A number that is no mean over rows: its interval is itself, and n = 0."""
+        chance, none = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
+        return cls(value, value, value, none, chance.to(value.device).expand_as(value), unit)
+
+
+def scored(
+    analysis: str,
+    scores: Mapping[str, Score],
+    dims: Sequence[str],
+    *,
+    coords: Coords | None = None,
+    attrs: Mapping[str, str | float | int] | None = None,
+    others: Variables | None = None,
+    units: Mapping[str, str] | None = None,
+) -> xr.Dataset:
+    """A Dataset of several quantities: `value`, `low`, `high`, `null`, `n` over the dims and `score`, and their `unit`.
+
+    others: further variables, such as labels or indices. units: of those that are not over `score`.
+    """
+    where = (*dims, "score")
+    values = {
+        name: (where, torch.stack([getattr(score, name).double().cpu() for score in scores.values()], -1))
+        for name in ("value", "low", "high", "null")
+    }
+    counts = torch.stack([score.n.cpu() for score in scores.values()], -1)
+    listed = ("score", [score.unit for score in scores.values()])
+    every = {**values, "n": (where, counts), **(others or {})}
+    of_scores = {name: "see the coordinate unit" for name, (its, _) in every.items() if "score" in its}
+    return labelled(
+        analysis,
+        every,
+        coords={**(coords or {}), "score": list(scores), "unit": listed},
+        units={**of_scores, **(units or {})},
+        attrs=attrs,
+    )
+
+
+@public()
+def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.DataFrame:
+    """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
+
+    The table has the variables over the cells of `value` (of the first variable, where there is none), so the numbers
+    per prompt are not in it: ask for them, `frame(result, "each")`. Where cells are edges (coordinate `edge`), those
+    that do not exist are left out.
+
+    Example:
+        >>> zero, metric = interp.edits.Zero(), interp.metrics.kl_divergence()
+        >>> list(frame(interp.ablate(model, prompt, "mlp", change=zero, metric=metric)))[:4]
+        ['layer', 'part', 'value', 'low']
+    """
+    import pandas as pd
+    import xarray as xr
+
+    if isinstance(result, xr.DataArray):
+        result = result.to_dataset(name=result.name or "value")
+    if variable is not None and variable not in result:
+        known = ", ".join(map(str, result.data_vars))
+        raise KeyError(f"this result has no variable {variable!r}; it has {known}")
+    names = [str(name) for name in result.data_vars]
+    if not names:
+        raise ValueError("a result with variables is required, this one has none")
+    main = variable or ("value" if "value" in names else names[0])
+    cells = set(result[main].dims)
+    kept = [main] if variable else [name for name in names if set(result[name].dims) <= cells]
+    first = [name for name in ESTIMATE if name in kept]
+    order = [*first, *(name for name in kept if name not in first)]
+    if cells:
+        table = result[order].to_dataframe(dim_order=[str(dim) for dim in result[main].dims]).reset_index()
+    else:  # one number
+        table = pd.DataFrame({name: [result[name].item()] for name in (*result[order].coords, *order)})
+    labels = [name for name in table.columns if name not in order]
+    if "edge" in labels:
+        table = table[table.edge != ""].reset_index(drop=True)
+    return table[[*labels, *order]]
+
+
+def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:
+    """Write each table as `<name>.csv` and `<name>.parquet` into `folder`; returns the paths."""
+    paths = []
+    for name, table in tables.items():
+        csv, parquet = folder / f"{name}.csv", folder / f"{name}.parquet"
+        write_atomically(csv, partial(table.to_csv, index=False))
+        write_atomically(parquet, partial(table.to_parquet, index=False))
+        paths += [csv, parquet]
+    return paths

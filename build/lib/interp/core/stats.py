@@ -1,0 +1,585 @@
+"""Sums that merge: partial results of any split of the data add up to the same numbers.
+
+A *reduction* turns the per-row values of one batch into a *partial* (`of`); partials merge. `tensors` and `load` carry
+a partial through files and between processes, bit for bit.
+
+95 % intervals are Student's t for means and Wilson's for shares; each function says from how many rows on it holds
+(`experiments/bench/coverage.py` measures how often they hold the truth, on values of trained models).
+
+A bootstrap or a permutation test over a corpus must not depend on how the rows were batched, ordered or spread over
+machines. So no generator is advanced: draw j of row r is output j of a SplitMix64 generator whose seed is output r of
+SplitMix64(seed), and any output of that generator can be computed alone (Steele, Lea and Flood, "Fast Splittable
+Pseudorandom Number Generators", OOPSLA 2014, figure 17, with the constants of Vigna's splitmix64.c). Integer arithmetic
+only: the bits are the same on every device. Two uses of one seed on the same rows are not independent of each other.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from math import exp, factorial
+from typing import ClassVar, Protocol, TypeVar, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+from interp.core.boundary import shape_text
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether no tensor holds NaN or infinity, in one look at their sums; False also where a sum is too large to tell.
+
+    Example:
+        >>> all_finite([torch.ones(3), torch.tensor([1.0, torch.nan])])
+        False
+    """
+    floats = [x for x in tensors if x.is_floating_point()]
+    sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).to(floats[0].device) for x in floats]
+    return not sums or bool(torch.stack([total.float() for total in sums]).isfinite().all())
+
+
+def wide(x: Tensor) -> Tensor:
+    """The tensor in float32 at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+FEWEST = 3
+"""Rows below which a mean gets no interval: with two, Student's t is 12.7 standard errors wide and says nothing."""
+FEWEST_MASSES = 64
+"""The same for numbers between two ends where most rows lie near one of them: attention masses, entropies."""
+FEWEST_LOSSES = 256
+"""The same for losses, log-probabilities and divergences: most rows lie near zero, some far above."""
+FEWEST_PROBABILITIES = 512
+"""The same for probabilities of one answer: they are near zero in most rows, and a few rows make the mean."""
+Z95 = 1.959963984540054
+"""Half-width of a 95 % interval in standard errors of a normal mean whose spread is known."""
+
+
+def t95(n: Real[Tensor, "..."] | int | float, fewest: int = FEWEST) -> Float[Tensor, "..."]:
+    """Half-width of a 95 % interval of the mean of `n` rows, in standard errors (Student 1908); NaN below `fewest`.
+
+    n need not be whole: the effective number of rows that count in clusters.
+
+    Example:
+        >>> [round(float(x), 3) for x in t95(torch.tensor([2.0, 4.0, 1001.0]))]
+        [nan, 3.182, 1.962]
+    """
+    from scipy.special import stdtrit
+
+    rows = torch.as_tensor(n, dtype=torch.float64)
+    found = torch.as_tensor(stdtrit((rows - 1).clamp_min(1.0).cpu().numpy(), 0.975)).to(rows)
+    return found.masked_fill(rows < fewest, torch.nan)
+
+
+def over(rows: str, fewest: int = FEWEST) -> str:
+    """What an interval is over, in words.
+
+    Example:
+        >>> over("prompts", 64)
+        '95 % over prompts, from 64 on'
+    """
+    return f"95 % over {rows}" + (f", from {fewest} on" if fewest > FEWEST else "")
+
+
+def wilson(
+    share: Float[Tensor, "*n"], n: Real[Tensor, "*n"] | int
+) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    """Wilson's 95 % interval of a share of `n` independent cases (Wilson 1927), inside [0, 1] also at its ends.
+
+    0 and 1 where there are no cases.
+
+    Example:
+        >>> low, high = wilson(torch.tensor([1.0]), 200)
+        >>> 0.98 < float(low) < 0.982 and float(high) == 1
+        True
+    """
+    count = torch.as_tensor(n, dtype=share.dtype, device=share.device)
+    z2 = Z95**2 / count
+
+    def low(share: Tensor) -> Tensor:  # the ends' product is share^2 / (1 + z2): exactly 0 at 0
+        root = Z95 * (share * (1 - share) / count + z2 / (4 * count)).sqrt()
+        return (share.square() / (share + z2 / 2 + root)).masked_fill(count == 0, 0.0)
+
+    return low(share), 1 - low(1 - share)
+
+
+def upper_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
+    """How often chance is at least as large: (1 + #{chance >= value}) / (1 + n), among the n draws and the value.
+
+    At most a share a of values that are exchangeable with their draws has p <= a, exactly so where a (n + 1) is whole
+    and no two are equal (Phipson and Smyth 2010); ties count against the value. Draws that are NaN do not count. NaN
+    for a value that is NaN, or without draws.
+
+    Example:
+        >>> upper_p(torch.tensor([3.0, 1.0]), torch.tensor([0.0, 1.0, 2.0]))
+        tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    mine, n = value.double()[..., None], (~chance.isnan()).sum(-1)
+    found = (1 + (chance.double() >= mine).sum(-1)).double() / (1 + n)
+    return found.masked_fill(mine[..., 0].isnan() | (n == 0), torch.nan)
+
+
+def two_sided_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
+    """How often chance is as far out on the side of each value, twice: `upper_p` of the nearer end, at most 1."""
+    return (2 * torch.minimum(upper_p(value, chance), upper_p(-value, -chance))).clamp(max=1)
+
+
+def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -> Float[Tensor, "draws n"]:
+    """Draws `start` to `start + draws - 1` of each row: float64 multiples of 2^-53, uniform in [0, 1).
+
+    `rows` are the rows' numbers in their source, `seed` any integer. Rows that repeat repeat their draws.
+    Errors: ValueError for a negative number of draws.
+
+    Example:
+        >>> bool((uniforms(torch.arange(5), 3, seed=0)[:, 2:] == uniforms(torch.arange(2, 5), 3, seed=0)).all())
+        True
+    """
+    return _shift_right(_bits(rows, draws, seed, start), 11).double() * 2.0**-53
+
+
+def poisson_weights(
+    rows: Int[Tensor, "n"], replicates: int, seed: int, *, start: int = 0
+) -> Float[Tensor, "replicates n"]:
+    """How often each row stands in each bootstrap replicate: independent Poisson(1) counts, as float64.
+
+    The bootstrap that merges: a resample of n rows gives each a Binomial(n, 1/n) count, whose limit is Poisson(1), and
+    Poisson counts of different rows do not constrain each other (Chamandy et al. 2012, "Estimating uncertainty for
+    massive data streams"). By the inverse CDF of `uniforms`. Caveat: a replicate's total is n only on average; divide
+    by the sum of the weights, and expect replicates without any row when n is a handful (e^-n of them).
+
+    Example:
+        >>> poisson_weights(torch.arange(1000), 200, seed=0).mean().round(decimals=1).item()
+        1.0
+    """
+    cumulative = torch.tensor(_POISSON_CDF, dtype=torch.float64, device=rows.device)
+    return torch.bucketize(uniforms(rows, replicates, seed, start=start), cumulative, right=True).double()
+
+
+def signs(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -> Float[Tensor, "draws n"]:
+    """Fair coins: +1.0 where the row's uniform is below 1/2, else -1.0.
+
+    Example:
+        >>> signs(torch.tensor([4, 4]), 1, seed=0).prod().item()
+        1.0
+    """
+    return torch.where(_bits(rows, draws, seed, start) >= 0, 1.0, -1.0).double()
+
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+# P(count <= k); one more term would be below half a unit in the last place of 1.
+_POISSON_CDF = tuple(accumulate(exp(-1) / factorial(k) for k in range(18)))
+
+
+def _bits(rows: Int[Tensor, "n"], draws: int, seed: int, start: int) -> Int[Tensor, "draws n"]:
+    """64 random bits per draw and row, as int64."""
+    if draws < 0 or start < 0:
+        raise ValueError(f"a number of draws >= 0 from a start >= 0 is required, got {draws} from {start}")
+    keys = _output(torch.tensor(_signed(seed), device=rows.device), rows.long())
+    return _output(keys, torch.arange(start, start + draws, device=rows.device)[:, None])
+
+
+def _output(seed: Int[Tensor, "..."], index: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+    """Output `index` of SplitMix64 with this seed: the mixed sum of the seed and index + 1 golden increments."""
+    z = seed + (index + 1) * _signed(_GOLDEN)
+    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
+        z = (z ^ _shift_right(z, shift)) * _signed(multiplier)
+    return z ^ _shift_right(z, 31)
+
+
+def _shift_right(z: Int[Tensor, "..."], by: int) -> Int[Tensor, "..."]:
+    """The shift of an unsigned integer: zeros come in from the left, where torch repeats the sign."""
+    return (z >> by) & ((1 << (64 - by)) - 1)
+
+
+def _signed(bits: int) -> int:
+    """The int64 with these low 64 bits."""
+    return (bits + 2**63) % 2**64 - 2**63
+
+
+P = TypeVar("P")
+
+
+@runtime_checkable
+class Partial(Protocol):
+    """What a reduction made of some rows."""
+
+    def merge(self: P, other: P) -> P:
+        """Both partial results together."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, flat; names of what belongs together are joined by "/"."""
+        ...
+
+
+@runtime_checkable
+class Reduction(Protocol):
+    """How rows combine; a class with class methods, or a record with parameters."""
+
+    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Partial:
+        """The partial result of one batch, from values `[n ...]` and the identities of their rows."""
+        ...
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Partial:
+        """The partial whose `tensors` these are."""
+        ...
+
+
+@dataclass(frozen=True)
+class Replicates:
+    """The same sums under other weights of the rows: a bootstrap that merges (Efron 1979; Poisson weights).
+
+    Weights belong to the row, not to the batch, so no split and no order changes them.
+    """
+
+    weight: Float[Tensor, "r ..."]
+    total: Float[Tensor, "r ..."]
+
+    @classmethod
+    def of(cls, values: Float[Tensor, "n ..."], weights: Float[Tensor, "r n"]) -> "Replicates":
+        """Weighted sums of values (0 where there is none: NaN), and the weights that went into each."""
+        weights, absent, shape = weights.to(values.device), values.isnan(), (len(weights), *values.shape[1:])
+        total = weights @ values.masked_fill(absent, 0.0).reshape(len(values), -1)
+        if not bool(absent.any()):
+            return cls(weights.sum(1), total.view(shape))
+        weight = weights @ (~absent).double().reshape(len(values), -1)
+        return cls(weight.view(shape), total.view(shape))
+
+    def merge(self, other: "Replicates") -> "Replicates":
+        """The sums over both parts."""
+        total = self.total + other.total
+        if self.weight.ndim == other.weight.ndim:
+            return Replicates(self.weight + other.weight, total)
+        return Replicates(self.per_cell() + other.per_cell(), total)
+
+    def per_cell(self) -> Float[Tensor, "r ..."]:
+        """The weights in every cell of `total`."""
+        if self.weight.ndim == self.total.ndim:
+            return self.weight
+        return self.weight.view(-1, *[1] * (self.total.ndim - 1)).expand_as(self.total)
+
+    def widened(self, more: int) -> "Replicates":
+        """The same with `more` entries without rows at the end of the last axis."""
+        return Replicates(F.pad(self.per_cell(), (0, more)), F.pad(self.total, (0, more)))
+
+    def error(self, mean: Float[Tensor, "..."], n: Float[Tensor, "..."]) -> tuple[Tensor, Tensor]:
+        """The standard error of a mean of n rows, and how many clusters of equal size its rows are worth.
+
+        What a replicate's sum misses of the mean times its weight is a sum over clusters of centred values, each times
+        its weight's deviation: its variance is the squared standard error (Cameron and Miller 2015, equation 11),
+        without the bias of a ratio in small samples. The variance of the weight alone is the sum of squared sizes.
+        """
+        weight = self.per_cell()
+        clusters = (n.square() / weight.var(0)).round().clamp(max=n)
+        centred = (self.total - mean * weight).square().mean(0).sqrt() / n
+        return centred * (clusters / (clusters - 1)).sqrt(), clusters
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Count, mean and summed squared deviation over rows, in float64; `merge` is exact and order-free to rounding.
+
+    Merging uses Chan's pairwise update, so a large common offset costs no digits. With `replicates`, standard errors
+    are those of the bootstrap, which knows that rows of one identity belong together.
+    """
+
+    n: int
+    mean: Float[Tensor, "..."]
+    spread: Float[Tensor, "..."]
+    replicates: Replicates | None = None
+
+    @classmethod
+    def of(cls, rows: Float[Tensor, "b ..."], weights: Float[Tensor, "r b"] | None = None) -> "Moments":
+        """The moments of one batch over its first axis; weights: those of each row in each replicate."""
+        wide = rows.double()
+        mean = wide.mean(0)
+        replicates = None if weights is None else Replicates.of(wide, weights)
+        return cls(rows.shape[0], mean, (wide - mean).square().sum(0), replicates)
+
+    def merge(self, other: "Moments") -> "Moments":
+        """The moments of both batches together. ValueError for rows of different shapes."""
+        if self.mean.shape != other.mean.shape:
+            one, two = shape_text(self.mean.shape), shape_text(other.mean.shape)
+            raise ValueError(
+                f"moments require rows of one shape, got {one} and {two}: keep every row, or pad them"
+            )
+        n = self.n + other.n
+        step = other.mean - self.mean
+        mean = self.mean + step * (other.n / n)
+        spread = self.spread + other.spread + step.square() * (self.n * other.n / n)
+        return Moments(n, mean, spread, _both(self.replicates, other.replicates))
+
+    def standard_error(self) -> Float[Tensor, "..."]:
+        """Standard error of the mean over rows; NaN for a single row."""
+        return self._error()[0]
+
+    def interval(
+        self, *, share: bool = False, fewest: int = FEWEST
+    ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """A 95 % interval of the mean by Student's t over rows, or over clusters with replicates.
+
+        fewest: NaN for fewer rows; more than `FEWEST` for skewed numbers, whose mean a few rows do not hold.
+        share: the rows are 0 or 1, or shares themselves: Wilson's interval of as many trials as there are rows
+        (clusters), which stays in [0, 1] and is no point where all are equal; conservative for shares between.
+        """
+        error, rows = self._error()
+        if share:
+            return wilson(self.mean, rows)
+        half = t95(rows, fewest) * error
+        return self.mean - half, self.mean + half
+
+    def _error(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
+        """The standard error of every mean, and of how many independent rows it is; NaN for fewer than two."""
+        n = self.count().double()
+        if self.replicates is not None:
+            error, n = self.replicates.error(self.mean, n)
+        else:
+            error = (self.spread / (n - 1).clamp_min(1.0) / n.clamp_min(1.0)).sqrt()
+        return error.masked_fill(n < 2, torch.nan), n
+
+    def estimate(
+        self,
+        dims: Sequence[str],
+        *,
+        null: Tensor | float | None = None,
+        share: bool = False,
+        fewest: int = FEWEST,
+    ) -> "dict[str, tuple[Sequence[str], Tensor]]":
+        """The variables of a result that is one estimate per cell: `value`, `low`, `high`, `n` and, if given, `null`.
+
+        value: the mean; low, high: the ends of its 95 % interval (`interval`); n: its rows; null: its chance
+        level, any shape that broadcasts against the mean. share, fewest: as there.
+        """
+        low, high = self.interval(share=share, fewest=fewest)
+        found = {"value": self.mean, "low": low, "high": high, "n": self.count()}
+        if null is not None:
+            found["null"] = (
+                torch.as_tensor(null, dtype=self.mean.dtype).to(self.mean.device).expand_as(self.mean)
+            )
+        return {name: (tuple(dims), value) for name, value in found.items()}
+
+    def count(self) -> Int[Tensor, "..."]:
+        """How many rows every mean is of."""
+        return torch.full_like(self.mean, self.n, dtype=torch.long)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        found = {"n": torch.tensor(self.n), "mean": self.mean, "spread": self.spread}
+        if self.replicates is None:
+            return found
+        return found | {"weight": self.replicates.weight, "total": self.replicates.total}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "Moments":
+        """The moments whose `tensors` these are."""
+        replicates = Replicates(tensors["weight"], tensors["total"]) if "total" in tensors else None
+        return cls(int(tensors["n"]), tensors["mean"], tensors["spread"], replicates)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedMoments(Moments):
+    """Moments of rows with gaps (NaN): every entry has its own count. Merging widens the shorter last axis."""
+
+    counts: Float[Tensor, "..."]
+    """How many rows have each entry; the mean is 0 where none has."""
+
+    @classmethod
+    def of(cls, rows: Float[Tensor, "b ..."], weights: Float[Tensor, "r b"] | None = None) -> "MaskedMoments":
+        """The moments of one batch over its first axis."""
+        wide, absent = rows.double(), rows.isnan()
+        counts = (~absent).sum(0).double()
+        mean = wide.masked_fill(absent, 0.0).sum(0) / counts.clamp_min(1.0)
+        spread = (wide - mean).masked_fill(absent, 0.0).square().sum(0)
+        replicates = None if weights is None else Replicates.of(wide, weights)
+        return cls(rows.shape[0], mean, spread, replicates, counts=counts)
+
+    def merge(self, other: Moments) -> "MaskedMoments":
+        """The moments of both batches together."""
+        assert isinstance(other, MaskedMoments)
+        a, b = self.widened(other.mean.shape), other.widened(self.mean.shape)
+        counts = a.counts + b.counts
+        share, step = b.counts / counts.clamp_min(1.0), b.mean - a.mean
+        spread = a.spread + b.spread + step.square() * a.counts * share
+        replicates = _both(a.replicates, b.replicates)
+        return MaskedMoments(a.n + b.n, a.mean + step * share, spread, replicates, counts=counts)
+
+    def widened(self, shape: torch.Size) -> "MaskedMoments":
+        """The same with entries that no row has, up to a longer last axis."""
+        more = max(0, shape[-1] - self.mean.shape[-1]) if shape else 0
+        if not more:
+            return self
+        mean, spread, counts = (F.pad(x, (0, more)) for x in (self.mean, self.spread, self.counts))
+        replicates = None if self.replicates is None else self.replicates.widened(more)
+        return MaskedMoments(self.n, mean, spread, replicates, counts=counts)
+
+    def count(self) -> Int[Tensor, "..."]:
+        """How many rows every mean is of."""
+        return self.counts.long()
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        return super().tensors() | {"counts": self.counts}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "MaskedMoments":
+        """The moments whose `tensors` these are."""
+        plain = Moments.load(tensors)
+        return cls(plain.n, plain.mean, plain.spread, plain.replicates, counts=tensors["counts"])
+
+
+@dataclass(frozen=True)
+class Means:
+    """A reduction: keep only the moments of each named per-row value."""
+
+    moments: Mapping[str, Moments]
+    refuses_nan: ClassVar[bool] = True
+    """Whether a row with a value that is not finite must be left out."""
+
+    @classmethod
+    def of(
+        cls,
+        values: Mapping[str, Tensor],
+        rows: Int[Tensor, "n"] | None = None,
+        weights: Float[Tensor, "r n"] | None = None,
+    ) -> "Means":
+        """The partial result of one batch; weights: of each row in each replicate of a bootstrap."""
+        return cls({name: cls._kind().of(value, weights) for name, value in values.items()})
+
+    def merge(self, other: "Means") -> "Means":
+        """Both partial results together."""
+        return type(self)({name: m.merge(other.moments[name]) for name, m in self.moments.items()})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The moments of every value, as `value/mean` and so on."""
+        return joined({name: m.tensors() for name, m in self.moments.items()})
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "Means":
+        """The partial whose `tensors` these are."""
+        return cls({name: cls._kind().load(part) for name, part in parted(tensors).items()})
+
+    @classmethod
+    def _kind(cls) -> type[Moments]:
+        return Moments
+
+
+@dataclass(frozen=True)
+class MaskedMeans(Means):
+    """A reduction: the moments of each named value over the rows that have it (not NaN)."""
+
+    refuses_nan: ClassVar[bool] = False
+
+    @classmethod
+    def _kind(cls) -> type[Moments]:
+        return MaskedMoments
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A reduction: keep every row of each named value, in order."""
+
+    rows: Mapping[str, Tensor]
+    ids: Int[Tensor, "n"] | None = None
+    """The identity of each row, where the rows came with one."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Rows":
+        """The partial result of one batch."""
+        return cls(dict(values), rows)
+
+    def merge(self, other: "Rows") -> "Rows":
+        """The rows of this part followed by those of the other; shorter ones end in NaN (floats) or -1 (integers)."""
+        ids = None if self.ids is None or other.ids is None else torch.cat((self.ids, other.ids))
+        return Rows({name: _stacked(r, other.rows[name]) for name, r in self.rows.items()}, ids)
+
+    def ordered(self) -> "Rows":
+        """The same rows sorted by identity; equal ones keep their order."""
+        if self.ids is None:
+            return self
+        order = self.ids.argsort(stable=True)
+        return Rows({name: r[order.to(r.device)] for name, r in self.rows.items()}, self.ids[order])
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name; the identities as "/ids"."""
+        return dict(self.rows) | ({} if self.ids is None else {"/ids": self.ids})
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> "Rows":
+        """The partial whose `tensors` these are."""
+        values = dict(tensors)
+        ids = values.pop("/ids", None)
+        return cls(values, ids)
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """A reduction: that of `kind`, with intervals from a bootstrap over rows.
+
+    The weight of a row in a replicate is Poisson(1), drawn from the row's identity, the replicate's number and the
+    seed. Rows of one identity (pieces of a text) stay together, so they count as one cluster.
+    """
+
+    kind: type[Means]
+    replicates: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.replicates < 20:
+            raise ValueError(f"a 95 % interval requires at least 20 replicates, got {self.replicates}")
+
+    @property
+    def refuses_nan(self) -> bool:
+        """As `kind` says."""
+        return self.kind.refuses_nan
+
+    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Means:
+        """The partial result of one batch; ValueError for rows without identities."""
+        if rows is None:
+            raise ValueError("a bootstrap requires rows with identities: number the batch (`Batch.row`)")
+        return self.kind.of(values, rows, poisson_weights(rows, self.replicates, self.seed))
+
+    def load(self, tensors: Mapping[str, Tensor]) -> Means:
+        """The partial whose `tensors` these are."""
+        return self.kind.load(tensors)
+
+
+def joined(parts: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Named groups of tensors as one flat group, `group/name`."""
+    return {f"{group}/{name}": value for group, part in parts.items() for name, value in part.items()}
+
+
+def parted(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """The groups that `joined` made flat; a group's own name may hold "/"."""
+    parts: dict[str, dict[str, Tensor]] = {}
+    for path, value in tensors.items():
+        group, _, name = path.rpartition("/")
+        parts.setdefault(group, {})[name] = value
+    return parts
+
+
+def on_host(partial: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies on the CPU, each contiguous and with a memory of its own."""
+    form = torch.contiguous_format
+    return {name: value.detach().cpu().clone(memory_format=form) for name, value in partial.items()}
+
+
+def _both(one: Replicates | None, other: Replicates | None) -> Replicates | None:
+    if one is None or other is None:
+        return None
+    return one.merge(other)
+
+
+def _stacked(one: Tensor, other: Tensor) -> Tensor:
+    """One tensor above the other; where trailing axes differ, the shorter is filled up at its end."""
+    if one.shape[1:] == other.shape[1:]:
+        return torch.cat((one, other))
+    shape = [max(pair) for pair in zip(one.shape[1:], other.shape[1:], strict=True)]
+    return torch.cat([_filled(x, shape) for x in (one, other)])
+
+
+def _filled(value: Tensor, shape: Sequence[int]) -> Tensor:
+    pad = [n for wanted, have in zip(reversed(shape), reversed(value.shape[1:]), strict=True)
+           for n in (0, wanted - have)]  # fmt: skip
+    return F.pad(value, pad, value=torch.nan if value.is_floating_point() else -1)

@@ -1,0 +1,102 @@
+"""Which function draws which result: an empty table, filled by `interp.plot` when it is imported.
+
+Results are made everywhere, so what they share (`.plot()`, a card in a notebook) must be known to `core`; drawing needs
+matplotlib and `interp.plot`, which `core` knows nothing of. `interp` says how they are imported, at the first look.
+"""
+
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from interp.core import late
+
+WIDTH = 80
+"""Columns of a plain text form."""
+ANALYSIS = "interp_analysis"
+"""The attribute of a labelled result that names what gave it."""
+Draw = Callable[..., object]
+"""From a result, options of its own and `ax` to matplotlib's Axes."""
+
+
+@dataclass
+class Pictures:
+    """Who draws what; ValueError where somebody looks before anything was registered."""
+
+    draws: dict[str | type, Draw] = field(default_factory=dict)
+    """Name of an analysis, the same and " over training", or class of a result -> its function."""
+    card: Callable[[object], str] = str
+    """HTML: a small picture of a result, what it is, and its numbers."""
+
+    def of(self, result: object) -> Draw | None:
+        """The function that draws this result; None if there is none."""
+        late.fill("pictures")
+        if name := named(result):
+            return self.draws.get(name + over_training(result))
+        kinds = (kind for kind in self.draws if isinstance(kind, type) and isinstance(result, kind))
+        return next((self.draws[kind] for kind in kinds), None)
+
+
+PICTURES = Pictures()
+"""The one table of the package."""
+
+
+class Shown:
+    """Something of our own that a notebook shows as a card: its text, below a picture if there is one."""
+
+    def _repr_html_(self) -> str:
+        return card(self)
+
+
+class Viewable(Shown):
+    """A result of our own, not xarray's, that has a picture: `.plot()` draws it."""
+
+    def plot(self, *args: object, **options: object) -> object:
+        """The picture of this result, matplotlib's Axes, by the function of `interp.plot` that suits it.
+
+        The function takes the options, `ax` among them.
+        """
+        return drawn(self, *args, **options)
+
+
+def fitted(lines: Iterable[str]) -> str:
+    """The lines as one text of at most 80 columns, what does not fit on the next line."""
+    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in lines)
+
+
+def named(result: object) -> str | None:
+    """The analysis that a Dataset says it comes from; None for what is no labelled result."""
+    attrs = getattr(result, "attrs", None)
+    name = attrs.get(ANALYSIS) if isinstance(attrs, dict) else None
+    return name if isinstance(name, str) else None
+
+
+def over_training(result: object) -> str:
+    """What follows the name of a result with a `step` dim, those of `over_checkpoints`."""
+    return " over training" if "step" in getattr(result, "dims", ()) else ""
+
+
+def described(result: object) -> str:
+    """What a result is, in words."""
+    if name := named(result):
+        return f"the result of {name}{over_training(result)}"
+    kind = type(result).__name__
+    return f"a {kind}" + (" that is not a result of interp" if kind == "Dataset" else "")
+
+
+def drawn(result: object, *args: object, **options: object) -> object:
+    """The picture of a result; ValueError naming what can be drawn, for one that has none."""
+    draw = PICTURES.of(result)
+    if draw is None:
+        objects = [kind.__name__ for kind in PICTURES.draws if isinstance(kind, type)]
+        names = [name for name in PICTURES.draws if isinstance(name, str)]
+        raise ValueError(
+            f"no plot for {described(result)}; there is one for {', '.join(objects)}, and for the Datasets of "
+            f"{', '.join(names)}"
+        )
+    return draw(result, *args, **options)
+
+
+def card(result: object) -> str:
+    """HTML: a small picture of a result, what it is, and its numbers."""
+    late.fill("pictures")
+    return PICTURES.card(result)

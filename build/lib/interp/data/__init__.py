@@ -1,0 +1,13 @@
+"""Prompts and where they come from: texts, token ids, files, streams, pairs, batches."""
+
+from interp.data.batch import Batch
+from interp.data.pairs import Pairs
+from interp.data.sources import open_source
+from interp.data.stream import Stream
+
+__all__ = [
+    "Batch",
+    "Pairs",
+    "Stream",
+    "open_source",
+]

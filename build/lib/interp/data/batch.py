@@ -1,0 +1,645 @@
+"""From text to token ids and back, and a batch of token rows with its padding said explicitly.
+
+Nothing downstream guesses padding from the tokens. One rule for the beginning-of-sequence token: once, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from operator import itemgetter
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeGuard, runtime_checkable
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from interp.core.boundary import MOST, Required, public, shape_text, shown
+from interp.model.attention import Layout, Memory
+from interp.model.transformer import ID_TYPES
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+Side = Literal["left", "right"]
+
+
+@public(unchecked=("tokens",))
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Token rows `[b p]` and which of them are real."""
+
+    tokens: Int[Tensor, "b p"]
+    keep: Bool[Tensor, "b p"] | None = None
+    """True at real tokens; None = no padding anywhere."""
+    bos: bool = False
+    """Whether a beginning-of-sequence token was prepended to every row."""
+    answer: Int[Tensor, "b"] | None = None
+    """The token each row should be followed by, where a question has one."""
+    wrong: Int[Tensor, "b"] | None = None
+    """The token the answer is contrasted with."""
+    documents: Int[Tensor, "b p"] | None = None
+    """The text that each column belongs to, in packed rows (-1 at padding); None = one text per row."""
+    types: Int[Tensor, "b p"] | None = None
+    """Token types, for models that have them; None = 0 everywhere."""
+    memory: Memory | None = None
+    """What cross-attention reads, for the decoder of an encoder-decoder."""
+    row: Int[Tensor, "n"] | None = None
+    """Which of the prompts each row is, however often they were split, repeated or reordered; None = not numbered.
+
+    In packed rows one entry per text: `documents` holds places in `row`.
+    """
+    corrupt: Int[Tensor, "b p"] | None = None
+    """The corrupted prompt of each row, aligned with it token for token, where a question compares two."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.tokens, Tensor):
+            raise ValueError(f"tokens must be ids in a Tensor, shape [batch, pos], got {shown(self.tokens)}")
+        if self.tokens.ndim != 2 or self.tokens.is_floating_point() or self.tokens.numel() == 0:
+            raise ValueError(
+                "a batch requires at least one token id, shape [batch, pos], "
+                f"got {self.tokens.dtype} of shape {shape_text(self.tokens.shape)}"
+            )
+        if self.tokens.dtype == torch.bool:
+            raise ValueError("token ids are required, got a mask of booleans")
+        if self.tokens.dtype not in ID_TYPES:  # no embedding takes other whole numbers
+            object.__setattr__(self, "tokens", self.tokens.long())
+        for name in ("keep", "documents", "types", "corrupt"):
+            given, wanted = getattr(self, name), self.tokens.shape
+            if given is not None and given.shape != wanted:
+                raise ValueError(
+                    f"{name} must have the tokens' shape {shape_text(wanted)}, got {shape_text(given.shape)}"
+                )
+
+    @classmethod
+    @public(unchecked=("rows",))
+    def of(
+        cls, rows: Sequence[Sequence[int]], *, pad_id: int = 0, side: Side = "right", bos: bool = False
+    ) -> Batch:
+        """Rows of any lengths, padded to the longest; `keep` is None when they are all equally long."""
+        lengths = [len(row) for row in rows]
+        if not rows or min(lengths) == 0:
+            raise ValueError(f"every prompt requires at least one token, got lengths {lengths}")
+        width = max(lengths)
+        tokens = torch.full((len(rows), width), pad_id)
+        keep = torch.zeros(len(rows), width, dtype=torch.bool)
+        for i, row in enumerate(rows):
+            span = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
+            tokens[i, span] = torch.tensor(list(row))
+            keep[i, span] = True
+        return cls(tokens, None if min(lengths) == width else keep, bos)
+
+    @classmethod
+    def packed(
+        cls,
+        texts: Sequence[Sequence[int]],
+        width: int,
+        *,
+        pad_id: int = 0,
+        row: Int[Tensor, "n"] | None = None,
+    ) -> Batch:
+        """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
+
+        row: the identity of each text.
+        Longest first, each into the first row with room (first fit decreasing). Every number of a packed text equals
+        that of the text alone. Errors: ValueError for an empty text, or one longer than `width`.
+        """
+        lengths = [len(text) for text in texts]
+        if not texts or min(lengths) == 0 or max(lengths) > width:
+            raise ValueError(f"texts of 1 to {width} tokens are required, got lengths {lengths}")
+        rows: list[list[int]] = []
+        for i in sorted(range(len(texts)), key=lambda i: -lengths[i]):
+            fitting = (some for some in rows if sum(lengths[j] for j in some) + lengths[i] <= width)
+            place = next(fitting, None)
+            rows.append([i]) if place is None else place.append(i)
+        tokens = torch.full((len(rows), width), pad_id)
+        documents = torch.full((len(rows), width), -1)
+        for r, some in enumerate(rows):
+            joined = [token for i in some for token in texts[i]]
+            tokens[r, : len(joined)] = torch.tensor(joined)
+            documents[r, : len(joined)] = torch.tensor([i for i in some for _ in texts[i]])
+        keep = documents >= 0
+        return cls(tokens, None if bool(keep.all()) else keep, documents=documents, row=row)
+
+    def unpack(self, values: Shaped[Tensor, "b p ..."]) -> list[Shaped[Tensor, "n ..."]]:
+        """Per-position values of a packed batch as one tensor per text, in the order the texts were given."""
+        if self.documents is None:
+            raise ValueError("this batch is not packed: it has one text per row")
+        count = int(self.documents.max()) + 1
+        return [values[self.documents == i] for i in range(count)]
+
+    def by_text(
+        self, values: Shaped[Tensor, "b p ..."], real: Bool[Tensor, "b p"], nothing: float | int
+    ) -> Shaped[Tensor, "n q ..."]:
+        """Per-position values with one row per text, each from column 0 on, in the order of `identities`.
+
+        `nothing` stands where `real` is False, and after the end of a text.
+        """
+        kept = torch.where(real.view(*real.shape, *[1] * (values.ndim - 2)), values, nothing)
+        if self.keep is None and self.documents is None:
+            return kept
+        there, text, place = self.real, self.text_numbers, self.places
+        found = values.new_full(
+            (int(text.max()) + 1, int(place[there].max()) + 1, *values.shape[2:]), nothing
+        )
+        found[text[there], place[there]] = kept[there]
+        return found
+
+    @property
+    def text_numbers(self) -> Int[Tensor, "b p"]:
+        """The number of the text that each column belongs to, in the order of `identities`; -1 at padding."""
+        if self.documents is None:
+            number = torch.arange(len(self), device=self.tokens.device)[:, None].expand_as(self.tokens)
+        else:
+            starts = torch.ones_like(self.real)
+            starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+            number = (starts & self.real).flatten().cumsum(0).view_as(self.tokens) - 1
+        return number.masked_fill(~self.real, -1)
+
+    @property
+    def places(self) -> Int[Tensor, "b p"]:
+        """How many tokens stand before each in its text."""
+        layout = Layout(self.keep, self.documents)
+        return layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def lengths(self) -> Int[Tensor, "b"]:
+        """How many real tokens each row has."""
+        if self.keep is None:
+            return torch.full((len(self),), self.tokens.shape[1], device=self.tokens.device)
+        return self.keep.sum(1)
+
+    @property
+    def real(self) -> Bool[Tensor, "b p"]:
+        """True at every real token: `keep`, written out where there is no padding."""
+        return torch.ones_like(self.tokens, dtype=torch.bool) if self.keep is None else self.keep
+
+    @property
+    def token_ids(self) -> Int[Tensor, "b p"]:
+        """The tokens, -1 at padding: what a result says of its positions (`Text.token_words`)."""
+        return self.tokens if self.keep is None else self.tokens.masked_fill(~self.keep, -1)
+
+    def last(self) -> Int[Tensor, "b"]:
+        """Column of the last real token of each row; ValueError for packed rows, which have several."""
+        self._one_text_per_row("the last token")
+        n = self.tokens.shape[1]
+        if self.keep is None:
+            return torch.full((len(self),), n - 1, device=self.tokens.device)
+        return n - 1 - self.keep.flip(1).int().argmax(1)
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch on another device."""
+        return self._each(lambda x: x.to(device))
+
+    def pinned(self) -> Batch:
+        """The same in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
+
+        Errors: RuntimeError without an accelerator.
+        """
+        return self._each(lambda x: x.pin_memory() if x.is_cpu else x) if self.tokens.is_cpu else self
+
+    def split(self, size: int) -> Iterator[Batch]:
+        """Consecutive parts of at most `size` rows, of the same width; ValueError for a size below 1."""
+        if size < 1:
+            raise ValueError(f"parts of at least one row are required, got {size}")
+        for start in range(0, len(self), size):
+            yield self._each(itemgetter(slice(start, start + size)))
+
+    def rows(self, index: Int[Tensor, "n"]) -> Batch:
+        """These rows in this order, one several times if need be; of the same width."""
+        return self._each(lambda x: x[index.to(x.device)])
+
+    def trimmed(self) -> Batch:
+        """The same rows without the last columns that are padding in all of them."""
+        if self.keep is None:
+            return self
+        width = int(self.keep.any(0).nonzero()[-1]) + 1
+        found = self._columns(itemgetter((slice(None), slice(width))))
+        return replace(found, keep=None) if bool(found.real.all()) else found
+
+    def numbered(self) -> Batch:
+        """The same with its rows (the texts of packed rows) numbered, if they are not."""
+        if self.row is not None:
+            return self
+        count = len(self) if self.documents is None else int(self.documents.max()) + 1
+        return replace(self, row=torch.arange(count))
+
+    def identities(self) -> Int[Tensor, "n"] | None:
+        """Which prompt each row is; in packed rows each text, in the order in which they stand there."""
+        if self.row is None or self.documents is None:
+            return self.row
+        flat = self.documents.flatten()
+        starts = torch.ones_like(flat, dtype=torch.bool)
+        starts[1:] = flat[1:] != flat[:-1]
+        starts[:: self.documents.shape[1]] = True
+        return self.row.to(flat.device)[flat[starts & (flat >= 0)]]
+
+    def pair(self) -> tuple[Batch, Batch]:
+        """The rows and their corrupted prompts, each as a batch of its own, both with the answers.
+
+        Errors: ValueError for a batch without corrupted prompts.
+        """
+        if self.corrupt is None:
+            raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
+        return replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+
+    def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
+        """The same rows with the tokens a question is about."""
+        return replace(self, answer=answer, wrong=wrong)
+
+    def left_aligned(self) -> Batch:
+        """The same rows with all padding moved to the left, so that every row ends in the last column."""
+        self._one_text_per_row("alignment")
+        if self.keep is None:
+            return self
+        order = self.keep.int().argsort(dim=1, stable=True)
+        return self._columns(lambda x: x.gather(1, order))
+
+    def _one_text_per_row(self, what: str) -> None:
+        if self.documents is not None:
+            raise ValueError(f"{what} requires one text per row, this batch is packed")
+
+    def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """The same with everything that has a value per position changed."""
+        keep, documents, types, corrupt = (
+            None if x is None else change(x) for x in (self.keep, self.documents, self.types, self.corrupt)
+        )
+        tokens = change(self.tokens)
+        return replace(self, tokens=tokens, keep=keep, documents=documents, types=types, corrupt=corrupt)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        def changed(x: Tensor | None) -> Tensor | None:
+            return None if x is None else change(x)
+
+        memory = self.memory
+        if memory is not None:
+            memory = Memory(change(memory.states), changed(memory.keep))
+        row = changed(self.row) if self.documents is None else self.row
+        return Batch(
+            change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
+            changed(self.documents), changed(self.types), memory, row, changed(self.corrupt),
+        )  # fmt: skip
+
+
+def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The batches, those without row numbers numbered on from the ones before."""
+    seen = 0
+    for batch in batches:
+        if not isinstance(batch, Batch):
+            raise ValueError(
+                f"batches are required, such as model.text.batch(texts).split(32), got {batch!r:.60}"
+            )
+        if batch.row is None:
+            fresh = batch.numbered().row
+            assert fresh is not None
+            batch = replace(batch, row=fresh + seen)
+            seen += len(fresh)
+        yield batch
+
+
+def _no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
+    """None for an array of whole numbers of so many axes; else how to write what was meant."""
+    whole = (
+        np.issubdtype(value.dtype, np.integer)
+        if isinstance(value, np.ndarray)
+        else not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+    )
+    return None if whole and value.ndim in axes else ""
+
+
+def is_id(value: object) -> TypeGuard[int | np.integer | Tensor]:
+    """Whether this is one token id: a whole number of Python's, of NumPy's, or in a tensor without axes."""
+    if isinstance(value, Tensor):
+        return _no_ids(value, (0,)) is None
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_row(value: object) -> TypeGuard[Iterable[int | np.integer | Tensor]]:
+    """Whether these are the ids of one prompt."""
+    if isinstance(value, Tensor | np.ndarray):
+        return _no_ids(value, (1,)) is None
+    return isinstance(value, list | tuple) and all(map(is_id, value))
+
+
+def no_prompts(value: object) -> str | None:
+    """None for prompts in memory; else how to write what was meant, "" where nothing is close."""
+    if isinstance(value, str | Batch):
+        return None
+    if isinstance(value, Tensor | np.ndarray):
+        return _no_ids(value, (1, 2))
+    if isinstance(value, bytes | bytearray):
+        return ": a text is a str, .decode() makes one"
+    if hasattr(value, "iloc"):
+        return ": of a table one column is required, as a list"
+    if not isinstance(value, list | tuple):
+        return ""
+    items = value[:MOST]
+    return None if is_prompts(items) or not items else ""
+
+
+def _no_answers(value: object) -> str | None:
+    """None for what may be answers; else how to write what was meant, "" where nothing is close."""
+    if isinstance(value, Tensor):
+        return _no_ids(value, (0, 1))
+    if isinstance(value, np.ndarray):
+        return None if value.dtype.kind in "US" and value.ndim == 1 else _no_ids(value, (0, 1))
+    every = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
+    return None if all(isinstance(each, str) or is_id(each) for each in every) else ""
+
+
+Prompts = Annotated[
+    str
+    | Sequence[str]
+    | Sequence[int]
+    | Sequence[Sequence[int]]
+    | Sequence[np.ndarray | Tensor]
+    | np.ndarray
+    | Tensor
+    | Batch,
+    Required("a text, texts, token ids [pos] or [prompt, pos], or a Batch", no_prompts),
+]
+"""What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), a batch."""
+Answers = Annotated[
+    str | int | np.integer | Sequence[str | int | np.integer | Tensor] | np.ndarray | Tensor,
+    Required("a text of one token or an id, one for all prompts or one for each", _no_answers),
+]
+"""The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What we need of a tokenizer; `families.tokenizer` adapts the two common libraries to it."""
+
+    bos_id: int | None
+    eos_id: int | None
+    pad_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text alone, no special token added."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of these ids, special tokens included."""
+        ...
+
+    def piece(self, token: int) -> str:
+        """The text of one token, leading space included."""
+        ...
+
+
+@runtime_checkable
+class SpecialTokenizer(Tokenizer, Protocol):
+    """A tokenizer that knows what its model expects around a text, such as BERT's [CLS] and [SEP]."""
+
+    def with_special(self, text: str) -> list[int]:
+        """Ids of the text with every special token that the tokenizer itself adds."""
+        ...
+
+
+@runtime_checkable
+class BatchTokenizer(Tokenizer, Protocol):
+    """A tokenizer that is faster on many texts together than on one after the other."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """What `encode` gives for each text."""
+        ...
+
+
+def is_prompts(data: object) -> TypeGuard[Prompts]:
+    """Whether these are prompts in memory: texts, token ids or a batch, and not files or an iterator."""
+    if isinstance(data, str | Tensor | np.ndarray | Batch):
+        return True
+    if not isinstance(data, list | tuple):
+        return False
+    return all(isinstance(each, str) for each in data) or _is_row(data) or all(map(_is_row, data))
+
+
+def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
+    """Texts, or rows of ids; ValueError for neither."""
+    given = [prompts] if isinstance(prompts, str) else prompts
+    assert isinstance(given, list | tuple)
+    if not given:
+        raise ValueError("at least one prompt is required, got none")
+    if isinstance(given[0], str):
+        return [str(each) for each in given], []
+    rows = [given] if is_id(given[0]) else given
+    return [], [[int(token) for token in row] for row in rows]
+
+
+def _described(value: object) -> str:
+    """A value that was not expected, in short."""
+    kind = type(value).__name__
+    if isinstance(value, list | tuple):
+        kinds = sorted({type(each).__name__ for each in value})
+        return f"a {kind} of {', '.join(kinds)}" if kinds else f"an empty {kind}"
+    return kind
+
+
+class Text:
+    """Tokenisation for one model: prompts in, batches out.
+
+    special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
+    d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        n_ctx: int,
+        d_vocab: int,
+        *,
+        special: bool = False,
+        d_vocab_out: int | None = None,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self.n_ctx = n_ctx
+        self.d_vocab = d_vocab
+        self._d_vocab_out = d_vocab_out
+        self._special = special and isinstance(tokenizer, SpecialTokenizer)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer; ValueError if the model came without one."""
+        if self._tokenizer is None:
+            raise ValueError("this model has no tokenizer: pass token ids, or give a tokenizer when loading")
+        return self._tokenizer
+
+    @property
+    def bos_id(self) -> int | None:
+        """The id that begins a sequence; None without a tokenizer, or if the tokenizer has none."""
+        return None if self._tokenizer is None else self._tokenizer.bos_id
+
+    @property
+    def eos_id(self) -> int | None:
+        """The id that ends a text; None without a tokenizer, or if the tokenizer has none."""
+        return None if self._tokenizer is None else self._tokenizer.eos_id
+
+    @public(unchecked=("prompts",))
+    def batch(
+        self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right", empty: bool = False
+    ) -> Batch:
+        """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
+
+        empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
+        Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
+        """
+        if isinstance(prompts, Batch):
+            return self._checked(prompts)
+        if isinstance(prompts, Tensor | np.ndarray):
+            ids = torch.as_tensor(prompts)
+            return self._checked(Batch(ids[None] if ids.ndim == 1 else ids))
+        if not is_prompts(prompts):
+            raise ValueError(
+                "prompts are required: a text, texts, token ids [pos] or [batch, pos], or a Batch, got "
+                f"{_described(prompts)}"
+            )
+        texts, numbers = _sorted_out(prompts)
+        if not texts:
+            return self._checked(Batch.of(numbers, side=side))
+        begin = self.bos_id if empty and prepend_bos and not self._special else None
+        rows = [
+            [begin] if begin is not None and not text else self.ids(text, prepend_bos=prepend_bos)
+            for text in texts
+        ]
+        bos = prepend_bos and self.tokenizer.bos_id is not None and not self._special
+        return self._checked(Batch.of(rows, pad_id=self.tokenizer.pad_id, side=side, bos=bos))
+
+    def ids(self, text: str, *, prepend_bos: bool = True) -> list[int]:
+        """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
+
+        For encoders: with all special tokens, or none with `prepend_bos=False`.
+        """
+        if not text:
+            raise ValueError("the prompt is empty: at least one character is required")
+        if self._special:
+            assert isinstance(self._tokenizer, SpecialTokenizer)
+            return self._tokenizer.with_special(text) if prepend_bos else self._tokenizer.encode(text)
+        return self._begun(self.tokenizer.encode(text), prepend_bos)
+
+    def many(self, texts: Sequence[str], *, prepend_bos: bool = True) -> list[list[int]]:
+        """What `ids` gives for each of these texts, encoded together where the tokenizer can."""
+        tokenizer = self.tokenizer
+        if self._special or not all(texts) or not isinstance(tokenizer, BatchTokenizer):
+            return [self.ids(text, prepend_bos=prepend_bos) for text in texts]
+        return [self._begun(ids, prepend_bos) for ids in tokenizer.encode_batch(texts)]
+
+    def _begun(self, ids: list[int], prepend_bos: bool) -> list[int]:
+        bos = self.tokenizer.bos_id
+        return [bos, *ids] if prepend_bos and bos is not None and ids[:1] != [bos] else ids
+
+    def single(self, text: str) -> int:
+        """The one token that `text` is; ValueError naming the tokens if it is several, or if there is no tokenizer."""
+        ids = self.tokenizer.encode(text)
+        if len(ids) != 1:
+            pieces = [self.tokenizer.piece(i) for i in ids]
+            spaced = f" {text}"
+            hint = f"; {spaced!r} is one" if len(self.tokenizer.encode(spaced)) == 1 else ""
+            raise ValueError(f"{text!r} must be a single token, got {len(ids)}: {pieces}{hint}")
+        return ids[0]
+
+    def pieces(self, ids: Int[Tensor, "p"] | Sequence[int]) -> list[str]:
+        """The text of each token; ids in brackets where the model has no tokenizer."""
+        values = [int(i) for i in ids]
+        if self._tokenizer is None:
+            return [f"<{i}>" for i in values]
+        return [self._tokenizer.piece(i) for i in values]
+
+    def token_words(self, ids: Int[Tensor, "b p"]) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
+        """The dims and the texts of a result's coordinate `token`, from `Batch.token_ids`; "" at padding."""
+        return ("prompt", "pos"), self.words(ids.cpu().numpy())
+
+    def worded(self, result: xr.Dataset, **words: str) -> xr.Dataset:
+        """The result with the texts of its token ids: with `word="top_token"` those of `top_token` as `word`."""
+        texts = {name: (result[ids].dims, self.words(result[ids].to_numpy())) for name, ids in words.items()}
+        return result.assign(texts)
+
+    @property
+    def of_outputs(self) -> Text:
+        """How the model's outputs are told: as its tokens, or as numbers in brackets where they are not its tokens."""
+        return self if self._d_vocab_out is None else Text(None, self.n_ctx, self._d_vocab_out)
+
+    def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
+        """The text of each token of an array, as Python strings; "" for -1, which stands for none.
+
+        Python's own, since NumPy's arrays of characters drop NULs from the end of a text, and a token can be a NUL.
+        """
+        unique, inverse = np.unique(ids, return_inverse=True)
+        texts = ["" if i < 0 else self.pieces([int(i)])[0] for i in unique]
+        return np.array(texts, dtype=object)[inverse].reshape(ids.shape)
+
+    def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
+        """One answer per row, from one for all rows or one for each; texts must be single tokens."""
+        ids = self.outputs(answers)
+        if len(ids) == 1:
+            return ids.expand(rows)
+        if len(ids) != rows:
+            raise ValueError(f"one answer per prompt is required, got {len(ids)} answers for {rows} prompts")
+        return ids
+
+    def outputs(self, answers: Answers) -> Int[Tensor, "n"]:
+        """Answers as numbers of the model's outputs: token ids, or where those are not the tokens, what is given.
+
+        Errors: as `tokens`, and ValueError for a text where the outputs are not the tokens.
+        """
+        if self._d_vocab_out is None:
+            return self.tokens(answers)
+        given = answers if isinstance(answers, list | tuple) else [answers]
+        if any(isinstance(each, str) for each in given):
+            raise ValueError(
+                f"the outputs of this model are not its tokens: a number in [0, {self._d_vocab_out - 1}] is required, "
+                f"got {answers!r}"
+            )
+        return self.of_outputs.tokens(answers)
+
+    def tokens(self, answers: Answers) -> Int[Tensor, "n"]:
+        """Tokens as ids; texts must be single tokens.
+
+        Errors: ValueError for a text of several tokens, an id outside the vocabulary, no answer, or anything else.
+        """
+        given = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
+        every: list[object] = list(given) if isinstance(given, list | tuple) else [given]
+        if not every or not all(isinstance(a, str) or is_id(a) for a in every):
+            raise ValueError(
+                "an answer is a text of a single token or an id, one for all prompts or one for each, got "
+                f"{_described(answers)}"
+            )
+        ids = [int(a) if is_id(a) else self.single(str(a)) for a in every]
+        if bad := [i for i in ids if not 0 <= i < self.d_vocab]:
+            raise ValueError(f"answer tokens must be in [0, {self.d_vocab - 1}], got {bad[0]}")
+        return torch.tensor(ids)
+
+    def _checked(self, batch: Batch) -> Batch:
+        n = batch.tokens.shape[1]
+        if n > self.n_ctx:
+            raise ValueError(f"the prompt has {n} tokens, the model's context holds {self.n_ctx}")
+        low, high = int(batch.tokens.min()), int(batch.tokens.max())
+        if low < 0 or high >= self.d_vocab:
+            raise ValueError(f"token ids must be in [0, {self.d_vocab - 1}], got {low if low < 0 else high}")
+        most = self.of_outputs.d_vocab
+        for name in ("answer", "wrong"):
+            given = getattr(batch, name)
+            if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
+                raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
+        return batch.numbered()
+
+
+def single_token(text: Text, word: str) -> int | None:
+    """The one token that a word is in running text, with or without a leading space; None if several or unknown.
+
+    Errors: ValueError without a tokenizer.
+    """
+    tokenizer = text.tokenizer
+    for form in (f" {word}", word):
+        try:
+            token = text.single(form)
+        except ValueError:  # several tokens, or none that can write it
+            continue
+        if tokenizer.piece(token).strip().casefold() == word.casefold():
+            return token
+    return None

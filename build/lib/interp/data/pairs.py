@@ -1,0 +1,97 @@
+"""Pairs of prompts as data: a clean prompt, its corrupted one, and the answers they are asked for, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from interp.core.boundary import public
+from interp.data.batch import Batch
+from interp.data.sources import Data, Example, Rejected, Row, Source, digest_of, open_source
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Clean and corrupted prompts for questions that compare two runs, over data of any size.
+
+    clean, corrupt: anything `open_source` takes, with as many rows; a pair must be equally long, token for token.
+    answer, wrong: the right next token of each clean prompt and the one it is contrasted with, as texts of a single
+    token or as ids; None = the metric says them.
+
+    Example:
+        >>> data = Pairs(["The cat sat", "A cat sat"], ["The dog sat", "A dog sat"])
+        >>> interp.run([interp.causal.Patch("resid_pre", interp.logit_difference(5, 6))], model, data).rows
+        2
+    """
+
+    clean: Data
+    corrupt: Data
+    answer: Data | None = None
+    wrong: Data | None = None
+
+    def source(self) -> PairedSource:
+        """The rows. Errors: those of `open_source`; ValueError for parts of different lengths."""
+        parts = {name: getattr(self, name) for name in ("clean", "corrupt", "answer", "wrong")}
+        return PairedSource({name: _opened(name, part) for name, part in parts.items() if part is not None})
+
+    @classmethod
+    def of(cls, clean: Batch, corrupt: Batch) -> Batch:
+        """Two batches of the same rows as one that holds both."""
+        from dataclasses import replace
+
+        return replace(clean, corrupt=corrupt.tokens)
+
+
+@dataclass(frozen=True, eq=False)
+class PairedSource:
+    """Several sources side by side: row i of each makes example i."""
+
+    parts: Mapping[str, Source]
+
+    def __post_init__(self) -> None:
+        counts = {name: part.count for name, part in self.parts.items()}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{count} of {name}" for name, count in counts.items())
+            raise ValueError(f"as many rows are required of each part of a pair, got {listed}")
+
+    @property
+    def name(self) -> str:
+        """What it is, for people."""
+        return "pairs of " + " and ".join(dict.fromkeys(part.name for part in self.parts.values()))
+
+    @property
+    def count(self) -> int | None:
+        """How many rows there are; None where only the end will tell."""
+        return next(iter(self.parts.values())).count
+
+    @cached_property
+    def _digest(self) -> str | None:
+        prints = {name: part.fingerprint() for name, part in self.parts.items()}
+        known = [f"{name} {each}" for name, each in prints.items() if each is not None]
+        return digest_of("pairs", *known) if len(known) == len(prints) else None
+
+    def fingerprint(self) -> str | None:
+        """A hash of all rows; None where rows cannot be read twice."""
+        return self._digest
+
+    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+        """Rows start to stop - 1, as far as there are any; rejected if any part is."""
+        every = (part.rows(start, stop) for part in self.parts.values())
+        for row in zip(*every, strict=False):
+            bad = next((each for each in row if isinstance(each, Rejected)), None)
+            if bad is not None:
+                yield bad
+            else:
+                yield Example(**dict(zip(self.parts, row, strict=True)))
+
+
+def _opened(name: str, data: Data) -> Source:
+    """One part of the pairs; answers may be given as single ids."""
+    if name in ("answer", "wrong") and not isinstance(data, str | Batch):
+        if hasattr(data, "tolist"):
+            data = data.tolist()
+        if isinstance(data, list | tuple):
+            data = [[each] if isinstance(each, int) else each for each in data]
+    return open_source(data)

@@ -1,0 +1,463 @@
+"""From rows to batches, one window of consecutive rows at a time, each window a function of its number alone.
+
+A window of a `Stream` is tokenised, sorted by length and cut into batches (or packed), so that a batch wastes little on
+padding and yet every process, in any order, gets the same batches; batches that somebody made are a window each.
+Workers and shards take windows; journals count batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import torch
+
+from interp.core.boundary import public
+from interp.data.batch import Batch, Text, counted, is_prompts
+from interp.data.pairs import Pairs
+from interp.data.sources import Data, Example, Plain, Rejected, Row, Source, open_source
+from interp.model.config import Json
+
+TooLong = Literal["set_aside", "truncate", "split"]
+Layout = Literal["padded", "packed"]
+Numbered = tuple[int, list[int]]
+"""Token ids with the number of the row they come from."""
+TOKENS = 2**12
+"""Tokens per batch of a stream, where nobody says another number."""
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Some consecutive rows of a source as batches."""
+
+    batches: tuple[Batch, ...]
+    rejected: tuple[Rejected, ...]
+    rows: int
+    """How many rows of the source it has, those rejected included; 0 = the source has ended."""
+    tokens: int
+    """How many tokens the batches have, padding not counted."""
+    cut: int
+    """How many rows were truncated or split."""
+
+
+@runtime_checkable
+class DataSource(Protocol):
+    """Data as batches, window by window: a `Stream` of rows, or batches as they are."""
+
+    @property
+    def windows(self) -> int | None:
+        """How many there are; None if only the end will tell."""
+        ...
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows all windows have together; None if only the end will tell."""
+        ...
+
+    def window(self, w: int) -> Window:
+        """The batches of one window; after the end of an iterator one of no rows."""
+        ...
+
+
+@public()
+@dataclass(frozen=True)
+class Stream:
+    """The rows of a source as batches for one model.
+
+    Every row is in the batches of one window, or among its rejected: rows that the source rejects, ids outside the
+    vocabulary, texts without a token, and texts over the context length if those are set aside. Rows are numbered
+    (`Batch.row`) as in the source; the pieces of a split text keep its number.
+    Padded: longest first (equal ones in the order of the source), as many rows as fit; padding on the right, and `keep`
+    is None where all are equally long. Packed: `Batch.packed`, texts numbered in the order in which they stand.
+    Texts are tokenised by `Text.ids`. Token ids stay as they are: no BOS is added, and `Batch.bos` is False.
+    Errors: ValueError for an option that is not one.
+
+    Example:
+        >>> from interp.data.sources import open_source
+        >>> source = open_source(["Paris", "The cat sat on the mat", "The dog"])
+        >>> stream = Stream(source, model.text, tokens_per_batch=8)
+        >>> [batch.row.tolist() for batch in stream.window(0).batches]
+        [[1], [0, 2]]
+    """
+
+    source: Source
+    text: Text
+    _: KW_ONLY
+    tokens_per_batch: int
+    """The most columns times rows of a batch; a single longer row still makes one."""
+    rows_per_window: int = 256
+    too_long: TooLong = "set_aside"
+    """What becomes of a text over the context length: rejected, its beginning kept, or split with BOS on each piece."""
+    layout: Layout = "padded"
+    prepend_bos: bool = True
+    max_rows: int | None = None
+    """How many rows of the source to take, from its first; None = all."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens_per_batch", "rows_per_window", "max_rows"):
+            if (given := getattr(self, name)) is not None and given < 1:
+                raise ValueError(f"{name} must be at least 1, got {given}")
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows all windows have together; None where only the end will tell."""
+        count = self.source.count
+        return count if count is None or self.max_rows is None else min(count, self.max_rows)
+
+    @property
+    def windows(self) -> int | None:
+        """How many windows there are; None where only the end will tell."""
+        return None if self.rows is None else -(-self.rows // self.rows_per_window)
+
+    def window(self, w: int) -> Window:
+        """Window w, of rows w * rows_per_window and on; beyond the end of an iterator one of no rows.
+
+        Errors: ValueError for a number that is no window's, and for an iterator asked for a window it has passed.
+        """
+        if w < 0 or (self.windows is not None and w >= self.windows):
+            raise ValueError(f"windows are numbered from 0, and there are {self.windows or 'some'}: got {w}")
+        start = w * self.rows_per_window
+        stop = start + self.rows_per_window
+        stop = stop if self.max_rows is None else min(stop, self.max_rows)
+        found = list(self.source.rows(start, stop)) if start < stop else []
+        texts = [text for row in found for text in _texts(row)]
+        encoded = iter(self.text.many(texts, prepend_bos=self.prepend_bos) if texts else ())
+        kept: list[Numbered] = []
+        rejected: list[Rejected] = []
+        pairs: dict[int, Paired] = {}
+        cut = 0
+        for number, row in enumerate(found, start):
+            if isinstance(row, Rejected):
+                rejected.append(row)
+                continue
+            first = row.clean if isinstance(row, Example) else row
+            ids = next(encoded) if isinstance(first, str) else first
+            pieces = self._pieces(number, first, ids)
+            if isinstance(row, Example):
+                other = next(encoded) if isinstance(row.corrupt, str) else row.corrupt
+                paired = self._paired(number, row, ids, other)
+                if isinstance(paired, Rejected):
+                    pieces = pieces if isinstance(pieces, Rejected) else paired
+                else:
+                    pairs[number] = paired
+            if isinstance(pieces, Rejected):
+                rejected.append(pieces)
+                continue
+            kept += [(number, piece) for piece in pieces]
+            cut += len(ids) > self.text.n_ctx
+        tokens = sum(len(ids) for _, ids in kept)
+        batches = tuple(_with_pairs(batch, pairs) for batch in self._batches(kept, bool(texts)))
+        return Window(batches, tuple(rejected), len(found), tokens, cut)
+
+    def _paired(self, number: int, row: Example, clean: list[int], corrupt: list[int]) -> Paired | Rejected:
+        """What goes with a clean prompt, as ids, or why it cannot."""
+        if self.layout == "packed" or len(clean) > self.text.n_ctx:
+            why = (
+                "rows are packed"
+                if self.layout == "packed"
+                else f"its context holds {self.text.n_ctx} tokens"
+            )
+            return Rejected.of(number, f"a pair is never packed or cut, and {why}", row.clean)
+        if len(clean) != len(corrupt):
+            why = f"the clean prompt has {len(clean)} tokens, the corrupted one {len(corrupt)}"
+            return Rejected.of(number, f"{why}: they must be equally long", row.clean)
+        if clean == corrupt or not 0 <= min(corrupt) <= max(corrupt) < self.text.d_vocab:
+            same = clean == corrupt
+            why = "both prompts are the same" if same else f"ids must be in [0, {self.text.d_vocab - 1}]"
+            return Rejected.of(number, why, row.clean)
+        try:
+            answers = [None if each is None else self._answer(each) for each in (row.answer, row.wrong)]
+        except ValueError as cause:
+            return Rejected.of(number, str(cause), row.clean)
+        return Paired(corrupt, *answers)
+
+    def _answer(self, given: Plain) -> int:
+        """The id of an answer. ValueError for a text of several tokens, or an id outside the vocabulary."""
+        outputs = self.text.of_outputs
+        ids = given if isinstance(given, list) else [outputs.single(given)]
+        if len(ids) != 1 or not 0 <= ids[0] < outputs.d_vocab:
+            raise ValueError(f"an answer is one token of the vocabulary, got {given!r}")
+        return ids[0]
+
+    def _pieces(self, number: int, row: Plain, ids: list[int]) -> list[list[int]] | Rejected:
+        """What of a row goes to the model: its ids, their beginning or their parts."""
+        text = self.text
+        if not ids:
+            return Rejected.of(number, "the text has no tokens", row)
+        if min(ids) < 0 or max(ids) >= text.d_vocab:
+            bad = next(i for i in ids if not 0 <= i < text.d_vocab)
+            return Rejected.of(number, f"token ids must be in [0, {text.d_vocab - 1}], got {bad}", row)
+        if len(ids) <= text.n_ctx:
+            return [ids]
+        if self.too_long == "set_aside":
+            return Rejected.of(number, f"{len(ids)} tokens, the model's context holds {text.n_ctx}", row)
+        framed = self._framed(row, ids)
+        if framed is None:
+            return Rejected.of(number, "it cannot be cut: special tokens stand within it", row)
+        before, inner, after = framed
+        room = text.n_ctx - len(before) - len(after)
+        if room < 1:
+            return Rejected.of(number, f"the special tokens alone fill the context of {text.n_ctx}", row)
+        pieces = [before + inner[i : i + room] + after for i in range(0, len(inner), room)]
+        return pieces if self.too_long == "split" else pieces[:1]
+
+    def _framed(self, row: Plain, ids: list[int]) -> tuple[list[int], list[int], list[int]] | None:
+        """The special tokens before a text, its own, and those after it."""
+        if not isinstance(row, str) or not self.prepend_bos:
+            return [], ids, []
+        inner = self.text.ids(row, prepend_bos=False)
+        if inner == ids and ids[0] == self.text.bos_id:  # a text that says its BOS itself
+            return ids[:1], ids[1:], []
+        n = len(inner)
+        first = next((i for i in range(len(ids) - n + 1) if ids[i : i + n] == inner), None)
+        return None if first is None else (ids[:first], inner, ids[first + n :])
+
+    def _batches(self, rows: Sequence[Numbered], texts: bool) -> Iterator[Batch]:
+        pad_id = self.text.tokenizer.pad_id if texts else 0
+        if not rows:
+            return
+        if self.layout == "packed":
+            longest = max(len(ids) for _, ids in rows)
+            width = min(self.text.n_ctx, max(self.tokens_per_batch, longest))
+            yield from packed(rows, self.tokens_per_batch, width, pad_id)
+            return
+        bos = texts and self.prepend_bos and all(ids[0] == self.text.bos_id for _, ids in rows)
+        for batch in padded(rows, self.tokens_per_batch, pad_id):
+            yield replace(batch, bos=bos)
+
+
+# --- pairs --------------------------------------------------------------------------------------------------------
+
+
+class Paired(NamedTuple):
+    """What goes with a clean prompt, as ids."""
+
+    corrupt: list[int]
+    answer: int | None
+    wrong: int | None
+
+
+def _texts(row: Row | Rejected) -> list[str]:
+    """The texts of a row that have to be tokenised as prompts."""
+    prompts = [row.clean, row.corrupt] if isinstance(row, Example) else [row]
+    return [each for each in prompts if isinstance(each, str)]
+
+
+def _with_pairs(batch: Batch, pairs: Mapping[int, Paired]) -> Batch:
+    """The batch with the corrupted prompts and answers of its rows, where they have some."""
+    if not pairs:
+        return batch
+    assert batch.row is not None
+    mine = [pairs[number] for number in batch.row.tolist()]
+    corrupt = batch.tokens.clone()
+    corrupt[batch.real] = torch.tensor([token for each in mine for token in each.corrupt])
+    answer, wrong = (
+        None if None in column else torch.tensor(column)
+        for column in ([each.answer for each in mine], [each.wrong for each in mine])
+    )
+    return replace(batch, corrupt=corrupt, answer=answer, wrong=wrong)
+
+
+# --- batches ------------------------------------------------------------------------------------------------------
+
+
+def padded(rows: Sequence[Numbered], budget: int, pad_id: int) -> Iterator[Batch]:
+    """Batches of rows of about the same length, longest first; rows times columns <= budget, or a single row."""
+    waiting = deque(sorted(rows, key=lambda row: -len(row[1])))
+    while waiting:
+        size = max(1, budget // len(waiting[0][1]))
+        part = [waiting.popleft() for _ in range(min(size, len(waiting)))]
+        batch = Batch.of([ids for _, ids in part], pad_id=pad_id)
+        yield replace(batch, row=torch.tensor([number for number, _ in part]))
+
+
+def packed(rows: Sequence[Numbered], budget: int, width: int, pad_id: int) -> Iterator[Batch]:
+    """Batches of packed rows of `width` columns, as many as fit the budget and at least one."""
+    numbers = torch.tensor([number for number, _ in rows])
+    together = Batch.packed([ids for _, ids in rows], width, pad_id=pad_id, row=numbers)
+    for batch in together.split(max(1, budget // width)):
+        yield _renumbered(batch)
+
+
+def _renumbered(batch: Batch) -> Batch:
+    """A part of a packed batch with its texts numbered 0, 1, ... as they stand, and only their rows."""
+    assert batch.documents is not None and batch.row is not None
+    places = batch.documents
+    standing = list(dict.fromkeys(places[places >= 0].tolist()))
+    fresh = torch.full((len(batch.row) + 1,), -1)  # the last place stands for padding, which is -1
+    fresh[standing] = torch.arange(len(standing))
+    return replace(batch, documents=fresh[places], row=batch.row[standing]).trimmed()
+
+
+# --- any data ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class GivenBatches:
+    """Batches as they are, each a window of its own; those of an iterator only once and in order."""
+
+    batches: Iterable[Batch]
+
+    @property
+    def windows(self) -> int | None:
+        """How many batches there are; None for an iterator."""
+        return None if self._listed is None else len(self._listed)
+
+    @property
+    def rows(self) -> int | None:
+        """How many rows they have together; None for an iterator."""
+        return None if self._listed is None else sum(map(_rows, self._listed))
+
+    def window(self, w: int) -> Window:
+        """Batch w; of an iterator the next one, or a window without rows after its end."""
+        batch = next(self._iterator, None) if self._listed is None else self._listed[w]
+        if batch is None:
+            return Window((), (), 0, 0, 0)
+        return Window((batch,), (), _rows(batch), int(batch.lengths.sum()), 0)
+
+    @cached_property
+    def _listed(self) -> list[Batch] | None:
+        return list(counted(self.batches)) if isinstance(self.batches, Sequence) else None
+
+    @cached_property
+    def _iterator(self) -> Iterator[Batch]:
+        return iter(counted(self.batches))
+
+
+def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: int) -> DataSource:
+    """Any data as batches by window: batches as they are, everything else as a padded stream with the usual options.
+
+    Errors: ValueError for texts where there is no tokenizer, and what `open_source` refuses.
+    """
+    if isinstance(data, Stream | GivenBatches):
+        return data
+    if isinstance(data, Batch):
+        return GivenBatches([data if _has_pieces(data) else by_place(data)])
+    if isinstance(data, Pairs):
+        return Stream(data.source(), text, tokens_per_batch=tokens_per_batch)
+    if isinstance(data, DataSource):
+        raise ValueError(f"a Stream or batches are required, got {type(data).__name__}")
+    if isinstance(data, Iterator):
+        first = next(data, None)
+        if first is None:
+            raise ValueError("at least one row is required, got an iterator at its end")
+        data = itertools.chain([first], data)
+        if isinstance(first, Batch):
+            return GivenBatches(data)  # type: ignore[arg-type]
+    elif isinstance(data, Sequence) and len(data) and all(isinstance(each, Batch) for each in data):
+        return GivenBatches(data)  # type: ignore[arg-type]
+    return Stream(open_source(data), text, tokens_per_batch=tokens_per_batch)
+
+
+def prompt_source(
+    data: DataSource | Data | Pairs, text: Text, *, prepend_bos: bool, batch_size: int
+) -> DataSource:
+    """Prompts in their order, `batch_size` rows at a time; other data as a stream.
+
+    Errors: ValueError for prompts that do not fit the model, or a batch size below 1.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be a number of rows, at least 1, got {batch_size!r}")
+    if is_prompts(data):
+        batch = by_place(text.batch(data, prepend_bos=prepend_bos))
+        return GivenBatches(list(batch.split(batch_size)))
+    source = data_source(data, text, TOKENS)
+    return (
+        replace(source, prepend_bos=prepend_bos)
+        if isinstance(source, Stream) and source is not data
+        else source
+    )
+
+
+def by_place(batch: Batch) -> Batch:
+    """The batch with its rows numbered by their places, whatever batch they were taken from (`Batch.rows`).
+
+    What a question holds for each prompt (answers, masks, groups) is found by this number. Packed texts keep theirs.
+    """
+    return batch if batch.documents is not None else replace(batch, row=None).numbered()
+
+
+def _has_pieces(batch: Batch) -> bool:
+    """Whether rows share a number, as pieces of one text do, which a bootstrap draws together."""
+    return batch.row is not None and len(batch.row.unique()) < len(batch.row)
+
+
+def about(source: DataSource) -> Json:
+    """What decides the rows and batches of a data source: two that agree in it give the same numbers.
+
+    Errors: ValueError for an iterator, which nobody can compare with another.
+    """
+    known: Json
+    if isinstance(source, Stream):
+        options = {
+            f.name: getattr(source, f.name) for f in fields(source) if f.name not in ("source", "text", "_")
+        }
+        known = {"source": source.source.name, "fingerprint": source.source.fingerprint(), **options}
+    else:
+        print_ = None if source.windows is None else _hash(source.window(w) for w in range(source.windows))
+        known = {"source": "batches", "fingerprint": print_}
+    if known["fingerprint"] is None:
+        raise ValueError("a run in a folder requires data that can be read again, got an iterator")
+    first = _hash(source.window(w) for w in range(min(1, source.windows or 0)))
+    return known | {"rows": source.rows, "windows": source.windows, "first_window": first}
+
+
+def _hash(windows: Iterable[Window]) -> str:
+    """A hash of all tokens as they stand in their batches; another tokenizer gives another one."""
+    digest = hashlib.sha256()
+    for batch in (batch for window in windows for batch in window.batches):
+        digest.update(
+            repr((tuple(batch.tokens.shape), batch.tokens.tolist(), batch.lengths.tolist())).encode()
+        )
+        more = [None if x is None else x.tolist() for x in (batch.corrupt, batch.answer, batch.wrong)]
+        if any(each is not None for each in more):
+            digest.update(repr(more).encode())
+    return digest.hexdigest()
+
+
+def _rows(batch: Batch) -> int:
+    rows = batch.identities()
+    return len(batch) if rows is None else len(rows)
+
+
+# --- one after the other ------------------------------------------------------------------------------------------
+
+
+def windows_of(
+    source: DataSource, numbers: Iterable[int] | None = None, *, ahead: int = 0, pin: bool = False
+) -> Iterator[tuple[int, Window]]:
+    """Windows with their numbers, up to `ahead` of them prepared in a thread while the model works on another.
+
+    numbers: which windows, in this order; None = all. Of an iterator, whose windows nobody can count, the first one
+    without rows ends it. pin: put the batches into pinned memory, from which they can be copied to a GPU while it
+    computes. What a window raises is raised here, at its turn; the thread ends with the generator.
+    """
+    if numbers is None:
+        numbers = itertools.count() if source.windows is None else range(source.windows)
+    order = iter(numbers)
+    waiting: deque[tuple[int, Future[Window]]] = deque()
+    pool = ThreadPoolExecutor(1, "interp-windows")
+    try:
+        while True:
+            while len(waiting) <= ahead and (w := next(order, None)) is not None:
+                waiting.append((w, pool.submit(_prepared, source, w, pin)))
+            if not waiting:
+                return
+            w, future = waiting.popleft()
+            window = future.result()
+            if window.rows == 0:
+                return
+            yield w, window
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _prepared(source: DataSource, w: int, pin: bool) -> Window:
+    window = source.window(w)
+    return replace(window, batches=tuple(batch.pinned() for batch in window.batches)) if pin else window

@@ -1,0 +1,357 @@
+"""Does context help? The loss by token index, and the in-context-learning score (Olsson et al. 2022).
+
+A model that learns from its context predicts the 500th token of a text better than the 50th. The loss is computed from
+the last residual stream, some rows of logits at a time, and dies with its batch: only its moments per index remain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.results import Score, labelled, scored
+from interp.core.stats import FEWEST, MaskedMeans, MaskedMoments, Partial, Replicates, Rows
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.dynamics.checkpoints import over_checkpoints
+from interp.lenses.lens import CHUNK
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.loss import predicted
+from interp.model.sites import final_stream
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FEWEST_TEXTS = 1024
+"""Texts below which the mean loss of one index has no interval: where tokens repeat, few texts make all of it."""
+INDEX = "tokens before it in its text: 1 for the first after BOS"
+SHORTEST = 3
+"""Tokens of a text that has two indices to compare."""
+
+
+@dataclass(frozen=True)
+class InContext(Question):
+    """The loss at every token index, and what context does for it; `in_context` describes the result."""
+
+    early: int | None = None
+    """The token index that the others are compared with; None = n / 8."""
+    late: int | None = None
+    """The token index of the in-context-learning score; None = n - n / 8. n is the context or its half, quarter, ...,
+    the longest whose late index half of the texts reach."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The losses of every text by index, read off the final stream."""
+        config = model.transformer.config
+        _check(config)
+        compared = compared_indices(config.n_ctx, self.early, self.late)
+        return Analysis(
+            name=self.name,
+            reads=_reads(config),
+            compute=partial(_curves, early=[early for early, _ in compared]),
+            reduction=MaskedMeans,
+            finish=partial(_finish, name=self.name, compared=compared),
+        )
+
+
+@dataclass(frozen=True)
+class OneTokenLosses(Question):
+    """The loss of one token of every text, always the same one; `one_token_losses` describes the result."""
+
+    seed: int = 0
+    """Of the choice of tokens."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The losses of every text, of which one is kept."""
+        config = model.transformer.config
+        _check(config)
+        generator = torch.Generator().manual_seed(self.seed)
+        keys = torch.randint(1, 2**31, (config.n_ctx,), generator=generator)
+        return Analysis(
+            name=self.name,
+            reads=_reads(config),
+            compute=partial(_chosen, keys=keys),
+            reduction=Rows,
+            finish=partial(_finish_chosen, name=self.name, seed=self.seed),
+        )
+
+
+@public()
+def in_context(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    early: int | None = None,
+    late: int | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The loss at every token index, and how far context lowers it: loss(index) - loss(early).
+
+    Returns Dataset[index, score]: `value` in nats with `low` and `high` (95 % over texts; NaN for fewer than two), `n`,
+    how many texts they are over, and `null`. Scores: `loss`, the mean over the texts that reach the index;
+    `in_context`, the mean of loss(index) - loss(early) over the texts that have both indices (null: 0, no use of
+    context), negative where context helps. Its value at index `late` is the in-context-learning score (Olsson et al.
+    2022, there of 500 and 50 of 512): `found.value.sel(score="in_context", index=found.attrs["late"])`.
+    index = how many tokens stand before it: with BOS in front it is the k-th token of the text, and BOS is index 0,
+    which has no loss. Padded and packed rows count where they have a token; every packed text is one.
+    early, late: None = n / 8 and n - n / 8 (at least 1 from either end), where n is the model's context or its half,
+    quarter, eighth, ..., the longest whose late index at least half of the texts reach. Given one of them, the other
+    follows in the same way. attrs["early"] and attrs["late"] say which they are.
+    Caveats: what makes late tokens easier counts, be it induction, topic or layout; compare the same texts only, at the
+    same indices.
+    Errors: ValueError if no text reaches `late`, for a model that is not causal or has no unembedding, NaN losses.
+
+    Example:
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> found = in_context(model, rows)
+        >>> found.attrs["early"], found.attrs["late"], found.value.dims
+        (4, 28, ('index', 'score'))
+    """
+    question = InContext(early, late)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def loss_map(
+    load: Callable[[str], Model],
+    revisions: Sequence[str],
+    data: DataSource | Data,
+    *,
+    early: int | None = None,
+    late: int | None = None,
+    span: float = 2.0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The loss by token index and training step, and how fast it falls with the logarithm of the index.
+
+    Returns Dataset[step, index, score]: all of `in_context` at each checkpoint, and `slope`[step, index] = d loss /
+    d log(index) in nats per e-fold (Olsson et al. 2022), the least-squares slope over the indices from index / span to
+    index * span; a wider span smooths more. load, revisions: as in `over_checkpoints`.
+
+    Example:
+        >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
+        >>> loss_map({"step10": model}.__getitem__, ["step10"], rows).slope.dims
+        ('step', 'index')
+    """
+    if isinstance(data, Iterator):
+        data = list(data)  # it must last for every checkpoint
+    found = over_checkpoints(
+        load,
+        revisions,
+        InContext(early, late),
+        data,
+        edits=edits,
+        prepend_bos=prepend_bos,
+        batch_size=batch_size,
+    )
+    loss = torch.tensor(found.value.sel(score="loss").transpose("step", "index").to_numpy())
+    slope = log_index_slope(loss, torch.tensor(found.index.to_numpy()), span=span)
+    attrs = {"unit": "nats per e-fold of the index"}
+    return found.assign(slope=(("step", "index"), slope.numpy(), attrs)).assign_attrs(
+        interp_analysis="loss_map", span=span
+    )
+
+
+@public()
+def one_token_losses(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    seed: int = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The loss of one token of every text, always the same one: the coordinates of a snapshot of training.
+
+    Returns Dataset[prompt]: `value`, the loss in nats, and `index` of the token. Which token depends on the text and
+    the seed alone, so that all checkpoints are asked about the same ones. Feed the values of several checkpoints
+    (`over_checkpoints`) to `per_token_loss_pca`.
+    Errors: ValueError for packed rows and texts of a single token, and as in `in_context`.
+
+    Example:
+        >>> one_token_losses(model, ["When Mary went", "The cat sat on"]).value.dims
+        ('prompt',)
+    """
+    question = OneTokenLosses(seed)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tuple[int, int]]:
+    """The pairs of indices that may be compared, those of the longest texts first; one pair if both are given.
+
+    Errors: ValueError for indices that no text of the context has.
+
+    Example:
+        >>> compared_indices(32, None, None)
+        [(4, 28), (2, 14), (1, 7), (1, 3)]
+    """
+    if early is not None and late is not None:
+        pairs = [(early, late)]
+    elif late is not None:
+        pairs = [(max(1, late // 7), late)]
+    else:
+        halves = [n_ctx >> i for i in range(n_ctx.bit_length()) if n_ctx >> i >= SHORTEST]
+        first = [max(1, n // 8) for n in halves]
+        pairs = [
+            (e if early is None else early, n - e)
+            for n, e in zip(halves, first, strict=True)
+            if early is None or early < n - e
+        ]
+    if not pairs or not all(1 <= one < other < n_ctx for one, other in pairs):
+        raise ValueError(
+            f"1 <= early < late < {n_ctx}, the model's context, is required, got early={early}, late={late}"
+        )
+    return pairs
+
+
+def log_index_slope(
+    loss: Float[Tensor, "*s n"], index: Int[Tensor, "n"], *, span: float
+) -> Float[Tensor, "*s n"]:
+    """d loss / d log(index): the least-squares slope over the indices in [index / span, index * span], in float64.
+
+    The two neighbours always count. NaN where fewer than two losses are known. Every sum over a window is a
+    difference of running sums.
+    """
+    if not span > 1:
+        raise ValueError(f"span must be greater than 1, got {span}")
+    n, place = len(index), torch.arange(len(index))
+    first = torch.minimum(torch.searchsorted(index.double(), index / span), (place - 1).clamp_min(0))
+    last = torch.maximum(
+        torch.searchsorted(index.double(), index * span, right=True), (place + 2).clamp_max(n)
+    )
+    known = ~loss.isnan()
+    x = index.double().log().expand_as(loss)
+    y = torch.where(known, loss.double(), 0.0)
+    y = y - y.sum(-1, keepdim=True) / known.sum(-1, keepdim=True).clamp_min(1)
+
+    def window(values: Float[Tensor, "*s n"]) -> Float[Tensor, "*s n"]:
+        running = F.pad(values.masked_fill(~known, 0.0).cumsum(-1), (1, 0))
+        return running[..., last] - running[..., first]
+
+    count, sum_x, sum_y = window(torch.ones_like(x)), window(x), window(y)
+    covariance = count * window(x * y) - sum_x * sum_y
+    variance = count * window(x * x) - sum_x.square()
+    return (covariance / variance).masked_fill(count < 2, torch.nan)
+
+
+def _check(config: ModelConfig) -> None:
+    if not config.causal:
+        raise ValueError("the loss by token index requires a causal model; this one sees what it predicts")
+    if not config.unembed:
+        raise ValueError("a loss requires an unembedding; this model ends in its residual stream")
+
+
+def _reads(config: ModelConfig) -> tuple[Read, ...]:
+    return (Read(final_stream(config)),)
+
+
+@torch.no_grad()
+def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "t n"]:
+    """Cross-entropy in nats of every token of every text; NaN where nothing predicts it. Column i is index i + 1."""
+    model.config.require_tokens("a next-token loss")
+    stream, target = trace[_reads(model.config)[0]][:, :-1], batch.tokens[:, 1:]
+    counted = predicted(batch.keep, batch.documents)
+    known = torch.ones_like(target, dtype=torch.bool) if counted is None else counted
+    wide = torch.promote_types(stream.dtype, torch.float32)
+    parts = zip(stream[known].split(CHUNK), target[known].split(CHUNK), strict=True)
+    each = [F.cross_entropy(model.read_out(x).to(wide), t, reduction="none") for x, t in parts]
+    found = torch.full(target.shape, torch.nan, dtype=wide, device=stream.device)
+    found[known] = torch.cat(each)
+    if not bool(found[known].isfinite().all()):
+        raise NotFiniteError("finite losses are required; the model's are NaN or infinite on this batch")
+    return batch.by_text(F.pad(found, (1, 0), value=torch.nan), batch.real, torch.nan)[:, 1:]
+
+
+def _curves(trace: Trace, batch: Batch, model: Transformer, early: Sequence[int]) -> Mapping[str, Tensor]:
+    """The losses of every text `[t n]`, and what is left of each after that at every early index `[t e n]`."""
+    loss = _losses(trace, batch, model)
+    none = loss.new_full((len(loss),), torch.nan)
+    first = torch.stack([loss[:, i - 1] if i <= loss.shape[1] else none for i in early], 1)
+    return {"loss": loss, "in_context": loss[:, None] - first[..., None]}
+
+
+def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> xr.Dataset:
+    assert isinstance(merged, MaskedMeans)
+    loss, changes = merged.moments["loss"], merged.moments["in_context"]
+    assert isinstance(loss, MaskedMoments) and isinstance(changes, MaskedMoments)
+    seen = loss.counts > 0
+    n = int((torch.arange(1, len(seen) + 1, device=seen.device) * seen).amax()) if len(seen) else 0
+    reach = [int(changes.counts[i, late - 1]) if late <= n else 0 for i, (_, late) in enumerate(compared)]
+    enough = next((i for i, texts in enumerate(reach) if texts and 2 * texts >= loss.n), None)
+    which = enough if enough is not None else max(range(len(reach)), key=reach.__getitem__)
+    early, late = compared[which]
+    if not reach[which]:
+        raise ValueError(
+            f"texts with token index {late} are required (late={late}), the longest ends at index {n}"
+        )
+    return scored(
+        name,
+        {"loss": _score(loss, n, fewest=FEWEST_TEXTS), "in_context": _score(_of(changes, which), n, 0.0)},
+        ("index",),
+        coords={"index": range(1, n + 1)},
+        attrs={
+            "early": early, "late": late, "rows": reach[which], "unit": "nats", "token_index": INDEX,
+            "contrast": "in_context is loss(index) - loss(early) within a text; negative = context helps",
+            "null": "0: no use of context", "interval": f"95 % over texts, of the loss from {FEWEST_TEXTS} on",
+        },
+    )  # fmt: skip
+
+
+def _of(moments: MaskedMoments, which: int) -> MaskedMoments:
+    """Those of one row of the cells."""
+    drawn = moments.replicates
+    if drawn is not None:
+        drawn = Replicates(drawn.per_cell()[:, which], drawn.total[:, which])
+    mean, spread, counts = (x[which] for x in (moments.mean, moments.spread, moments.counts))
+    return MaskedMoments(moments.n, mean, spread, drawn, counts=counts)
+
+
+def _score(moments: MaskedMoments, n: int, null: float = torch.nan, fewest: int = FEWEST) -> Score:
+    """The first `n` indices; NaN where no text has one."""
+    found, absent = Score.of(moments, "nats", null, fewest=fewest), moments.counts == 0
+    value, low, high = (x.masked_fill(absent, torch.nan)[:n] for x in (found.value, found.low, found.high))
+    return Score(value, low, high, found.n[:n], found.null[:n], "nats")
+
+
+def _chosen(trace: Trace, batch: Batch, model: Transformer, keys: Int[Tensor, "c"]) -> Mapping[str, Tensor]:
+    """One token per row: its index is a hash of the row's tokens, whatever batch and padding they come in."""
+    if batch.documents is not None:
+        raise ValueError("one token per example requires one text per row, got a packed batch")
+    lengths = batch.lengths
+    if int(lengths.min()) < 2:
+        raise ValueError("texts of at least two tokens are required, got one of a single token")
+    mixed = (batch.tokens + 1) * keys.to(batch.tokens.device)[batch.places]
+    if batch.keep is not None:
+        mixed = mixed * batch.keep
+    index = 1 + mixed.sum(1) % (lengths - 1)
+    loss = _losses(trace, batch, model)
+    return {"value": loss.gather(1, index[:, None] - 1)[:, 0], "index": index}
+
+
+def _finish_chosen(merged: Partial, name: str, seed: int) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    return labelled(
+        name,
+        {variable: (("prompt",), value) for variable, value in merged.rows.items()},
+        units="nats",
+        attrs={"unit": "nats", "token_index": INDEX, "seed": seed},
+    )

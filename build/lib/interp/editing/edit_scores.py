@@ -1,0 +1,297 @@
+"""What edits are worth: does the answer come, also in other words, does the model still speak, and what else changes?
+
+One table for all editors. It is a harness and no question: a question asks one model, in passes that others may share;
+here every case and editor makes a model of its own, whose weights are put back before the next. The layout is that of
+the table of Katz et al. 2024 (arXiv:2402.12865), section 6: accuracy is "the argmax is the expected token", not the
+comparison of two probabilities of Meng et al. 2022. Its column "n-gram" is the "fluency" of ROME (arXiv:2202.05262,
+after Zhang et al. 2018): a model that an edit has broken says the same few words again and again. Nonsense that varies
+goes unseen there; perplexity on a text sees it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.boundary import public
+from interp.core.results import labelled
+from interp.core.stats import Moments, Rows, wilson
+from interp.data.batch import Batch, Prompts
+from interp.data.stream import DataSource, prompt_source
+from interp.editing.weight_edit import WeightEdit
+from interp.model.loss import next_token_loss, predicted
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis
+from interp.passes.generate import generate
+from interp.passes.observe import Model, Subject, as_model, as_network, observe, text_of
+from interp.passes.sampling import Sampling
+from interp.runs.run import reduced_over
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Check = tuple[str, str | int]
+"""A prompt, and the one token that should be its argmax."""
+UNITS = {"n-gram": "bits", "perplexity": "exp(nats per token)"}
+"""The units of the scores that are no shares of prompts."""
+FEWEST_CASES = 1024
+"""Cases below which perplexity gets no interval (`docs/intervals.md`)."""
+WEIGHTS = {2: 1 / 3, 3: 2 / 3}
+"""Share of the entropies of bigrams and trigrams: the mean of 2/3 and 4/3 of them, as in ROME's code."""
+_WORD = re.compile(r"\w+|[^\w\s]")
+ALWAYS = ("efficacy", *UNITS)
+"""Scores that are more than a check; a case's checks have other names."""
+
+
+@public()
+@dataclass(frozen=True)
+class Continuation:
+    """How a model goes on from some openings. The defaults are those of ROME's code."""
+
+    length: int = 100
+    """Tokens of a text, its opening included."""
+    top_k: int = 5
+    """Every token is drawn from the k most probable ones."""
+    seed: int = 0
+    """Seed of the generator of random numbers."""
+
+    def texts(self, model: Model, openings: Sequence[str], *, turn: int = 0) -> list[str]:
+        """Every opening with what the model makes of it, `length` tokens together; seed + turn seeds it.
+
+        Tokens that begin or end a text do not stop it, and are left out of it.
+        Errors: ValueError for an opening that fills the length, or more than the context holds.
+
+        Example:
+            >>> (text,) = Continuation(length=20, top_k=1).texts(model, ["The cat sat on"])
+            >>> text.startswith("The cat sat on")
+            True
+        """
+        text = text_of(model)
+        batch = text.batch(list(openings))
+        if not int(batch.lengths.max()) < self.length:
+            raise ValueError(
+                f"openings shorter than {self.length} tokens are required, the longest has "
+                f"{int(batch.lengths.max())}"
+            )
+        sampling = Sampling(top_k=self.top_k, seed=self.seed + turn)
+        more = self.length - int(batch.lengths.min())
+        found = generate(as_network(model), batch, more, sampling=sampling)
+        silent = (text.bos_id, text.eos_id)
+        rows = (row[real][: self.length].tolist() for row, real in zip(found.tokens, found.real, strict=True))
+        return [text.tokenizer.decode([i for i in row if i not in silent]) for row in rows]
+
+
+@public(renamed={"target": "answer", "questions": "checks"})
+@dataclass(frozen=True)
+class EditCase:
+    """One edit to make, and the checks that tell what it did."""
+
+    prompt: str
+    """The prompt to edit on."""
+    answer: str | int
+    """The token to make its argmax; text must be one token."""
+    subject: str
+    """What the prompt is about, for editors that need it."""
+    checks: Mapping[str, tuple[Check, ...]]
+    """Score -> prompts with the token that is right AFTER the edit: the answer for a paraphrase, the old one for a
+    neighbour. Efficacy, n-gram entropy and perplexity are added by themselves."""
+    openings: tuple[str, ...] = ()
+    """Prompts about the subject that the model goes on from, for the n-gram entropy; none = the edited prompt."""
+
+    def __post_init__(self) -> None:
+        for score, each in self.checks.items():
+            if score in ALWAYS or not each:
+                raise ValueError(
+                    f"a check requires a prompt, and another name than {', '.join(ALWAYS)}, which are scored by "
+                    f"themselves; got {score!r} with {len(each)} prompts for {self.prompt!r}"
+                )
+
+
+Editor = Callable[[Model, EditCase], WeightEdit]
+"""An editor with its layer and sizes chosen."""
+
+
+@public()
+def edit_table(
+    model: Model,
+    cases: Sequence[EditCase],
+    editors: Mapping[str, Editor],
+    *,
+    text: Prompts | None = None,
+    continuation: Continuation | None = None,
+    batch_size: int = 64,
+) -> xr.Dataset:
+    """The worth of each editor over single edits, one case at a time, every edit undone before the next.
+
+    Returns Dataset[editor, score] with `value`, `low`, `high`, `null`, `n` and the coordinate `unit`, and `each`[case,
+    editor, score]; the first editor is `original`, no edit, whose value is the `null` of all. Scores: `efficacy`, the
+    share of cases whose argmax is the answer; every key of `checks`: the share of prompts whose argmax is the expected
+    token, mean over cases. With a `continuation`, `n-gram`: the `ngram_entropy` of the texts that it makes of a case's
+    openings, in bits, mean over texts and cases; every editor gets the same random numbers, every case its own. With
+    `text`, `perplexity`: exp of the mean loss per predicted token, geometric mean over cases (one ruined edit does not
+    drown the others).
+    Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), Student's t for
+    n-gram, and for the log of perplexity from 1 024 cases on: where few edits ruin the model no interval of fewer cases
+    holds the mean, so it is NaN. `original` has the same text in every case, so its perplexity has no spread.
+    Errors: ValueError for no cases, cases with different checks, an editor called `original`, and everything an
+    editor or the continuation refuses.
+
+    Example:
+        >>> from interp.editing import EditCase, edit_table, shift_edit
+        >>> case = EditCase(prompt, " cat", "John", {"paraphrase": (("John gave a drink to", " cat"),)})
+        >>> shift = lambda model, case: shift_edit(model, case.prompt, answer=case.answer, layer=2, eta=1.0)
+        >>> table = edit_table(model, [case], {"shift": shift}, text=prompt)
+        >>> table.value.dims
+        ('editor', 'score')
+    """
+    subject = as_model(model)
+    posed = [_Posed.of(subject, case) for case in cases]
+    names = list(posed[0].spans) if posed else []
+    if not posed or any(list(each.spans) != names for each in posed) or "original" in editors:
+        raise ValueError(
+            "at least one case, the same checks in all, and no editor called 'original' are required; got "
+            f"{len(posed)} cases, checks {sorted({tuple(each.spans) for each in posed})}, editors {list(editors)}"
+        )
+    source = (
+        None if text is None else prompt_source(text, subject.text, prepend_bos=True, batch_size=batch_size)
+    )
+    names += ["n-gram"] * (continuation is not None) + ["perplexity"] * (text is not None)
+    before = [] if source is None else [mean_loss(subject, source)]
+
+    def by_case(name: str, editor: Editor | None) -> Float[Tensor, "score case"]:
+        columns = []
+        for turn, each in enumerate(tqdm(posed, desc=name, delay=1, leave=False)):
+            with nullcontext() if editor is None else editor(model, each.case).applied(subject):
+                numbers = each.shares(subject.transformer)
+                if continuation is not None:
+                    numbers.append(each.entropy(subject, continuation, turn))
+                numbers += before if editor is None or source is None else [mean_loss(subject, source)]
+            columns.append(torch.stack(numbers))
+        return torch.stack(columns, 1)
+
+    rows = [by_case("original", None), *(by_case(name, editor) for name, editor in editors.items())]
+    return labelled_scores(torch.stack(rows), ["original", *editors], names, [case.prompt for case in cases])
+
+
+def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
+    """Nats per predicted token over all prompts, float64."""
+    found = reduced_over(Analysis("mean_loss", _losses, Rows), model, source)
+    assert isinstance(found, Rows)
+    return (found.rows["loss"].sum() / found.rows["count"].sum()).cpu()
+
+
+def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """The summed loss of every text, NaN and all, and over how many tokens."""
+    loss = next_token_loss(observe(model, batch).output, batch.tokens, batch.keep, batch.documents)
+    counted = predicted(batch.keep, batch.documents)
+    counted = torch.ones_like(loss, dtype=torch.bool) if counted is None else counted
+    loss, real = (torch.nn.functional.pad(x, (1, 0)) for x in (loss.double(), counted))
+    return {
+        name: batch.by_text(x, real, 0.0).sum(1) for name, x in (("loss", loss), ("count", real.double()))
+    }
+
+
+@dataclass(frozen=True, eq=False)
+class _Posed:
+    """A case as a pass asks it: all of its prompts as one batch with expected tokens, and the rows of each score."""
+
+    case: EditCase
+    batch: Batch
+    spans: Mapping[str, slice]
+
+    @classmethod
+    def of(cls, model: Subject, case: EditCase) -> _Posed:
+        """The edited prompt, then every check. Errors: ValueError for an answer that is not one token."""
+        checks = {"efficacy": ((case.prompt, case.answer),), **case.checks}
+        flat = [check for each in checks.values() for check in each]
+        batch = model.text.batch([prompt for prompt, _ in flat])
+        expected = model.text.targets([token for _, token in flat], len(flat))
+        ends = list(accumulate(map(len, checks.values())))
+        spans = map(slice, [0, *ends], ends)
+        batch = batch.with_answers(expected, None).to(model.transformer.device)
+        return cls(case, batch, dict(zip(checks, spans, strict=True)))
+
+    @torch.no_grad()
+    def shares(self, model: Transformer) -> list[Float[Tensor, ""]]:
+        """The share of each score's prompts whose argmax is the expected token."""
+        batch = self.batch
+        logits = model(batch.tokens, keep=batch.keep, logits_at=batch.last()[:, None])[:, 0]
+        hit = (logits.argmax(-1) == batch.answer).double().cpu()
+        return [hit[rows].mean() for rows in self.spans.values()]
+
+    def entropy(self, model: Subject, continuation: Continuation, turn: int) -> Float[Tensor, ""]:
+        """Mean n-gram entropy of the continuations."""
+        texts = continuation.texts(model, self.case.openings or (self.case.prompt,), turn=turn)
+        return torch.tensor([ngram_entropy(text) for text in texts], dtype=torch.float64).mean()
+
+
+def labelled_scores(
+    values: Float[Tensor, "editor score case"], editors: list[str], names: list[str], prompts: list[str]
+) -> xr.Dataset:
+    """The table of `edit_table` from the scores of every case; of perplexity, its logarithm."""
+    cases, mean = values.shape[-1], values.mean(-1)
+    low, high = wilson(mean, cases)
+    normal = [i for i, name in enumerate(names) if name in UNITS]
+    low[:, normal], high[:, normal] = Moments.of(values[:, normal].movedim(-1, 0)).interval()
+    if names[-1] == "perplexity" and cases < FEWEST_CASES:
+        low[:, -1] = high[:, -1] = torch.nan
+    if names[-1] == "perplexity":
+        for of_loss in (mean, low, high, values):
+            of_loss[:, -1] = of_loss[:, -1].exp()
+    dims, chance = ("editor", "score"), mean[:1].expand_as(mean)
+    units = [UNITS.get(name, "share of prompts") for name in names]
+    found = {"value": mean, "low": low, "high": high, "null": chance, "n": torch.full(mean.shape, cases)}
+    return labelled(
+        "edit_table",
+        {**{name: (dims, x) for name, x in found.items()}, "each": (("case", *dims), values.movedim(-1, 0))},
+        coords={
+            "editor": editors, "score": names, "unit": ("score", units), "case": range(cases),
+            "prompt": ("case", prompts),
+        },
+        units="see the coordinate unit",
+        attrs={
+            "interval": "95 % over cases: Wilson; n-gram: Student's t; perplexity: Student's t in the log, from "
+            f"{FEWEST_CASES} cases on",
+            "null": "the row `original`: no edit",
+            "accuracy": "argmax is the expected token",
+        },
+    )  # fmt: skip
+
+
+@public()
+def ngram_entropy(text: str) -> float:
+    """How varied a text is: H_2 / 3 + 2 H_3 / 3 in bits, H_n = -sum_w f(w) log2 f(w) over its n-grams w of words.
+
+    f(w) is the share of w among the text's n-grams. 0 for a text of one word over and over, or too short for n-grams;
+    log2 of the number of words, nearly, where nothing repeats. Papers print it times 100: GPT-2 XL has 6.27 bits.
+    Words are runs of letters and digits; every other visible character is one too (ROME: NLTK's, which differ in
+    contractions). Comparable between texts of one length only.
+
+    Example:
+        >>> ngram_entropy("no no no no")
+        0.0
+        >>> round(ngram_entropy("so be it."), 3)  # four words, three bigrams, two trigrams: log2(3) / 3 + 2 log2(2) / 3
+        1.195
+    """
+    words = _WORD.findall(text)
+    return sum(
+        weight * _entropy(Counter(zip(*(words[i:] for i in range(n)), strict=False)))
+        for n, weight in WEIGHTS.items()
+    )
+
+
+def _entropy(counts: Counter[tuple[str, ...]]) -> float:
+    total = counts.total()
+    return math.fsum(-c / total * math.log2(c / total) for c in counts.values())

@@ -1,0 +1,183 @@
+"""Editors: how to make a model answer a prompt with another token by changing one matrix. Each returns a `WeightEdit`.
+
+The forward-only shift, one gradient step and plain fine-tuning; rank-one ROME is in `rome.py`, and `edit_table` in
+`edit_scores.py` says what an edit is worth. All take one prompt or several (with an answer each), and measure the
+answer at the last token of each. Katz et al. 2024, "Backward Lens" (arXiv:2402.12865), sections 5 and 6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from interp.core.boundary import Count, public
+from interp.core.factored import FactoredMatrix
+from interp.core.stats import wide
+from interp.data.batch import Answers, Batch, Prompts
+from interp.editing.weight_edit import WeightEdit, changed
+from interp.lenses.factors import answer_loss, factors
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.observe import Model, Subject, as_model, observe
+from interp.weights.matrices import by_head, held
+
+
+@public()
+def shift_edit(
+    model: Model, data: Prompts, *, answer: Answers, layer: int, eta: float, prepend_bos: bool = True
+) -> WeightEdit:
+    """The forward-only edit of W_out: W' = W + eta x_n^T u_t, no gradient.
+
+    x_n: the post-activation at the last prompt token; u_t: column t of W_U (in tied models the embedding of t). Katz et
+    al. 2024, section 6, the "forward pass shift"; eta > 0 there absorbs the sign of the gradient. Identity:
+    (x_n W' - x_n W) u_t = eta |x_n|^2 |u_t|^2. Rank = number of prompts whose argmax is not the answer already; for the
+    others it is a no-op, as in the paper. Where the family norms what the MLP adds (Gemma-2, OLMo-2), the shift is of
+    the output before that norm.
+    data: one prompt or several. answer: the token t to make likely, one for all prompts or one for each.
+    Errors: ValueError for a model without one MLP matrix per layer, that is not a causal decoder or has no logits, an
+    answer of several tokens, eta <= 0; IndexError for a layer that does not exist.
+
+    Example:
+        >>> edit = shift_edit(model, prompt, answer=" John", layer=1, eta=0.1)
+        >>> with edit.applied(model):
+        ...     answer = model.generate(prompt, 1)
+    """
+    if not eta > 0:
+        raise ValueError(f"eta > 0 is required, which moves W_out towards the answer, got {eta}")
+    subject = as_model(model)
+    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
+    name = f"blocks.{layer}.mlp.W_out"
+    held(network, name)
+    last = batch.last()[:, None]
+    read = Read(f"blocks.{layer}.mlp.hook_post")
+    seen = observe(network, batch, [read], logits_at=last)
+    assert batch.answer is not None
+    wanting = (seen.output[:, 0].argmax(-1) != batch.answer).nonzero()[:, 0]
+    keys = wide(seen.trace[read][wanting, last[wanting, 0]])
+    directions = wide(Weights(network).W_U[:, batch.answer[wanting]])
+    return WeightEdit(name, FactoredMatrix(keys.mT, eta * directions.mT))
+
+
+@public()
+def gradient_edit(
+    model: Model,
+    data: Prompts,
+    *,
+    answer: Answers,
+    layer: int,
+    eta: float,
+    matrix: str = "mlp.W_out",
+    prepend_bos: bool = True,
+) -> WeightEdit:
+    """One step of gradient descent on one matrix, as factors: W' = W - eta sum_i x_i^T delta_i.
+
+    x_i: what the matrix reads at token i; delta_i: the gradient of the loss at what it writes there. Loss: the negative
+    log-likelihood of the answer at the last token, summed over prompts. Katz et al. 2024, equation 6 in the row
+    convention; the rank is at most the number of tokens, and no weight gradient is formed. `matrix` is any of a block:
+    `mlp.W_in`, `attn.W_V`, ...
+    Errors: as `shift_edit`.
+
+    Example:
+        >>> gradient_edit(model, prompt, answer=" John", layer=1, eta=0.1).rank == model.to_tokens(prompt).shape[1]
+        True
+    """
+    if not eta > 0:
+        raise ValueError(f"eta > 0 is required, the size of a step down the loss, got {eta}")
+    subject = as_model(model)
+    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
+    name, short = f"blocks.{layer}.{matrix}", matrix.rpartition(".")[2]
+    weight = held(network, name).in_(network)
+    x, delta = factors(network, batch, [short], [layer])[name]  # type: ignore[list-item]  # `held` has seen it
+    left, right = wide(x[batch.real]).mT, -eta * wide(delta[batch.real])
+    return WeightEdit(name, by_head(left, right, name, len(weight) if weight.ndim == 3 else None))
+
+
+@public()
+@dataclass(frozen=True)
+class FineTuning:
+    """How one matrix is trained."""
+
+    steps: Count = 25
+    """The most steps taken; training ends earlier once every prompt gets its answer."""
+    rate: float = 1e-3
+    """Learning rate."""
+    optimiser: Literal["adam", "sgd"] = "adam"
+    """Adam with PyTorch's defaults, or plain gradient descent."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or not self.rate > 0:
+            raise ValueError(f"steps >= 1 and rate > 0 are required, got {self}")
+
+    def optimiser_of(self, leaves: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """What trains these leaves."""
+        kinds = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+        return kinds[self.optimiser](leaves, lr=self.rate)
+
+
+@public()
+@torch.enable_grad()
+def finetune_edit(
+    model: Model,
+    data: Prompts,
+    *,
+    answer: Answers,
+    layer: int,
+    matrix: str = "mlp.W_out",
+    tuning: FineTuning | None = None,
+    prepend_bos: bool = True,
+) -> WeightEdit:
+    """Gradient descent on one matrix of a block, all else frozen, until the answer is the argmax: a dense change.
+
+    Loss as in `gradient_edit`; the "fine-tune MLP l" rows of Katz et al. 2024. Zero where the answer is the argmax
+    already. Works in every family; the model's parameters are never written (the change lives beside them, in
+    float32 at least). Caveat: it stops at the step limit whether or not the answer is reached.
+    Errors: as `shift_edit`.
+
+    Example:
+        >>> edit = finetune_edit(model, prompt, answer=" John", layer=0, matrix="attn.W_V")
+    """
+    subject = as_model(model)
+    network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
+    name, tuning = f"blocks.{layer}.{matrix}", tuning or FineTuning()
+    change = torch.zeros_like(wide(held(network, name).in_(network).detach()), requires_grad=True)
+    optimiser, loss = tuning.optimiser_of([change]), answer_loss(batch)
+    begin, last = entering(network, batch, layer), batch.last()[:, None]
+    for _ in range(tuning.steps):
+        edited = network.with_parameters(changed(network, {name: change}))
+        logits = edited(begin, start=layer, keep=batch.keep, logits_at=last)
+        if bool((logits[:, 0].argmax(-1) == batch.answer).all()):
+            break
+        change.grad = torch.autograd.grad(loss(logits), change)[0]
+        optimiser.step()
+    return WeightEdit(name, change.detach())
+
+
+def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool = True) -> Batch:
+    """The prompts as a batch on the model's device, with their answers.
+
+    Errors: ValueError for a model whose last position does not predict a next token, and for an answer that is not a
+    single token of the vocabulary.
+    """
+    config = model.transformer.config
+    problem = {
+        "is not causal": not config.causal,
+        "attends to the memory of an encoder": config.cross_attention,
+        "has no logits": not config.unembed,
+    }
+    if found := [what for what, is_so in problem.items() if is_so]:
+        raise ValueError(f"editing requires a causal decoder with an unembedding; this model {found[0]}")
+    batch = model.text.batch(data, prepend_bos=prepend_bos)
+    return batch.with_answers(model.text.targets(answer, len(batch)), None).to(model.transformer.device)
+
+
+def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:
+    """What a pass from this layer on begins with: its residual stream, or the tokens at layer 0."""
+    if layer == 0:
+        return batch.tokens
+    with torch.no_grad():
+        return model(batch.tokens, stop=layer, keep=batch.keep)

@@ -1,0 +1,253 @@
+"""ROME: the rank-one change of an MLP's output matrix that stores one association and disturbs the others least.
+
+Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (arXiv:2202.05262), section 3.1. In the row
+convention, with keys k (post-activations), K those of the text and V what W makes of them:
+min |K W' - V| so that k* W' = v*   is   W' = W + C^-1 k*^T (v* - k* W) / (k* C^-1 k*^T),   C = E[k^T k].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.core.boundary import Count, public, shape_text
+from interp.core.covariance import Covariance, Covariances
+from interp.core.factored import FactoredMatrix
+from interp.data.batch import Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source
+from interp.editing.editors import entering, posed
+from interp.editing.weight_edit import WeightEdit
+from interp.model.edits import Edit
+from interp.model.tap import Read, Tap, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Analysis, NotFiniteError
+from interp.passes.observe import Model, as_model, observe
+from interp.runs.run import reduced_over
+from interp.weights.matrices import ends, held
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """The uncentred second moment C = E[k^T k] of one MLP's post-activations over the tokens of a text."""
+
+    layer: int
+    """Whose MLP."""
+    moment: Float[Tensor, "m m"]
+    """C, float64."""
+    tokens: int
+    """How many tokens it was averaged over."""
+
+    def solved(self, key: Float[Tensor, "m"], ridge: float) -> Float[Tensor, "m"]:
+        """(C + ridge tr(C)/m I)^-1 k, float64. ValueError where that matrix is not positive definite."""
+        m = len(self.moment)
+        damped = self.moment + ridge * self.moment.trace() / m * torch.eye(m).to(self.moment)
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if bool(failed) or not bool(factor.isfinite().all()):
+            raise ValueError(
+                f"C of {m} neurons over {self.tokens} tokens is singular: more text or a larger ridge is required, "
+                f"got ridge={ridge}"
+            )
+        return torch.cholesky_solve(key.to(damped)[:, None], factor)[:, 0]
+
+
+@public()
+@dataclass(frozen=True)
+class Rome:
+    """How the value v* is sought; the defaults are those of the paper's released code for GPT-2 XL."""
+
+    prefixes: tuple[str, ...] = ("",)
+    """Texts put before the prompt, so that k* and v* do not hang on one context; mean over them."""
+    essence: str | None = "{subject} is a"
+    """A prompt whose next-token distribution should stay as it is (None: no such term)."""
+    steps: Count = 20
+    """Adam steps at most; it ends early once the loss is below `enough`."""
+    rate: float = 0.5
+    """Learning rate of the value."""
+    kl: float = 0.0625
+    """Weight of KL(edited || original) on the essence prompt."""
+    decay: float = 0.5
+    """Weight of |change of v| / |v|^2."""
+    reach: float = 4.0
+    """The change of v is kept shorter than this many times |v|."""
+    enough: float = 0.05
+    """Loss in nats at which the search ends."""
+    ridge: float = 1e-4
+    """Added to C's diagonal, as a share of its mean."""
+
+
+@public()
+def key_moment(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    layer: int,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> Keys:
+    """C of one layer's MLP over every real token of the data, accumulated in float64.
+
+    data: texts or ids, of any size.
+    Errors: as `WeightEdit` for a layer without one MLP matrix.
+
+    Example:
+        >>> key_moment(model, [prompt, "The cat sat"], layer=1).moment.shape
+        torch.Size([40, 40])
+    """
+    subject = as_model(model, edits)
+    held(subject.transformer, f"blocks.{layer}.mlp.W_out")
+    read = Read(f"blocks.{layer}.mlp.hook_post")
+    analysis = Analysis("key_moment", partial(_keys, read=read), Covariances("key"), reads=(read,))
+    source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    found = reduced_over(analysis, subject, source)
+    assert isinstance(found, Covariance)
+    return Keys(layer, found.scatter / found.n + torch.outer(found.mean, found.mean), int(found.n))
+
+
+def _keys(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping[str, Tensor]:
+    """The post-activations at every real token, NaN elsewhere."""
+    keys, real = trace[read], batch.real
+    if not bool(keys[real].isfinite().all()):
+        raise NotFiniteError("the post-activations of some prompt are NaN or infinite")
+    return {"key": batch.by_text(keys, real, torch.nan)}
+
+
+@public()
+def rome_edit(
+    model: Model,
+    prompt: str,
+    *,
+    answer: str | int,
+    subject: str,
+    keys: Keys,
+    rome: Rome | None = None,
+    prepend_bos: bool = True,
+) -> WeightEdit:
+    """The rank-one change of `blocks.<keys.layer>.mlp.W_out` that makes the subject's value give the answer.
+
+    k*: mean post-activation at the last token of the subject's last mention, over the prefixes. v* = k* W + b + delta,
+    with delta sought by gradient at that token (an `Edit` of the MLP's output; no weight is touched):
+    mean over prefixes of -log P(answer | prefix + prompt), + kl KL(P'(. | essence) || P(. | essence)) (paper, equation
+    4), + decay |delta| / |v|^2; that decay, the clamp and the early end are the released code's. Then k* W' + b = v*
+    exactly, and a key with k C^-1 k*^T = 0 (C with its ridge) keeps its value. Where the family scales what the MLP
+    adds, v is the unscaled output.
+    Errors: as `shift_edit`; ValueError for a subject that the prompt does not mention, a subject before the last token
+    in the last block (where it reaches no logit), a singular C, keys of another width, and for families that norm what
+    the MLP adds (its raw output is no site).
+
+    Example:
+        >>> keys = key_moment(model, [prompt, "The cat sat on the mat"], layer=1)
+        >>> rome_edit(model, prompt, answer=" cat", subject="John", keys=keys, rome=Rome(ridge=0.1)).rank
+        1
+    """
+    given, rome = as_model(model), rome or Rome()
+    network = given.transformer
+    name = f"blocks.{keys.layer}.mlp.W_out"
+    weight = held(network, name).in_(network)
+    if keys.moment.shape[0] != weight.shape[0]:
+        raise ValueError(
+            f"keys of {weight.shape[0]} neurons are required, got C of {shape_text(keys.moment.shape)}"
+        )
+    ends(network.config, name)
+    texts = [f"{prefix}{prompt}" for prefix in rome.prefixes]
+    extra = [] if rome.essence is None else [rome.essence.format(subject=subject)]
+    batch = posed(given, [*texts, *extra], answer, prepend_bos=prepend_bos)
+    where = mentions(given.text, batch, subject)
+    _reaching(network, batch, where, keys.layer)
+    read = Read(f"blocks.{keys.layer}.mlp.hook_post")
+    posts = observe(network, batch, [read], stop=keys.layer + 1, answers_only=True).trace[read]
+    key = posts[where][: len(texts)].double().mean(0)
+    bias = Weights(network).layer(keys.layer).b_out
+    assert bias is not None
+    value = key @ weight.to(key) + bias.to(key)
+    delta = sought(network, batch, where, Search(keys.layer, len(texts), value.norm(), rome))
+    solved = keys.solved(key, rome.ridge).to(key)
+    return WeightEdit(name, FactoredMatrix((solved / (key @ solved))[:, None], delta[None].to(key)))
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """What the search for delta needs to know besides the batch."""
+
+    layer: int
+    """Whose MLP output is changed."""
+    prompts: int
+    """How many rows ask for the answer; the rest is the essence prompt."""
+    size: Float[Tensor, ""]
+    """|v| before the edit."""
+    rome: Rome
+    """How to search."""
+
+
+@torch.enable_grad()
+def sought(
+    model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: Search
+) -> Float[Tensor, "d"]:
+    """delta, added to what W_out writes where `where` holds, that makes the rows' answers likely (see `rome_edit`)."""
+    rome, route = search.rome, ends(model.config, f"blocks.{search.layer}.mlp.W_out")
+    wide = torch.promote_types(model.dtype, torch.float32)
+    delta = torch.zeros(model.config.d_model, dtype=wide, device=model.device, requires_grad=True)
+    size = search.size.to(delta)
+    optimiser = torch.optim.Adam([delta], lr=rome.rate)
+    edit = Edit(route.writes, lambda y: y + route.factor * (where[..., None] * delta).to(y.device))
+    stream, last = entering(model, batch, search.layer), batch.last()[:, None]
+    original: Tensor | None = None
+    for _ in range(rome.steps):
+        logits = model(stream, Tap(edits=[edit]), search.layer, keep=batch.keep, logits_at=last)
+        logp = logits[:, 0].to(wide).log_softmax(-1)
+        original = logp.detach() if original is None else original  # delta is still 0
+        loss = _loss(logp, original, batch, search) + rome.decay * delta.norm() / size.square()
+        if float(loss.detach()) < rome.enough:
+            break
+        delta.grad = torch.autograd.grad(loss, delta)[0]
+        optimiser.step()
+        with torch.no_grad():
+            delta.mul_((rome.reach * size / delta.norm()).clamp(max=1))
+    return delta.detach()
+
+
+def _loss(
+    logp: Float[Tensor, "b v"], original: Float[Tensor, "b v"], batch: Batch, search: Search
+) -> Float[Tensor, ""]:
+    """Mean negative log-likelihood of the answer and the weighted divergence on the essence prompt."""
+    assert batch.answer is not None
+    n = search.prompts
+    loss = -logp[:n].gather(1, batch.answer[:n, None]).mean()
+    if n == len(logp):
+        return loss
+    divergence = F.kl_div(original[n:], logp[n:], reduction="batchmean", log_target=True)
+    return loss + search.rome.kl * divergence
+
+
+def _reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
+    """ValueError where nothing written at the subject can reach the prompt's logits."""
+    subject, last = int(where[0].int().argmax()), int(batch.last()[0])
+    if layer == model.config.n_layers - 1 and subject < last:
+        raise ValueError(
+            f"in the last block only the last token ({last}) reaches the logits, and the subject ends at token "
+            f"{subject}: a layer below {layer} is required"
+        )
+
+
+def mentions(text: Text, batch: Batch, subject: str) -> Bool[Tensor, "b p"]:
+    """True at the last token of each row's last mention of the subject; ValueError for a row that has none."""
+    found = torch.zeros_like(batch.tokens, dtype=torch.bool)
+    for row in range(len(batch)):
+        kept = slice(None) if batch.keep is None else batch.keep[row]
+        columns = torch.arange(found.shape[1], device=found.device)[kept]
+        pieces = text.pieces(batch.tokens[row, columns])
+        written = "".join(pieces)
+        start = written.rfind(subject)
+        if not subject or start < 0:
+            raise ValueError(f"the prompt must mention the subject {subject!r}, got {written!r}")
+        reached = torch.tensor([len(piece) for piece in pieces]).cumsum(0) >= start + len(subject)
+        found[row, columns[int(reached.int().argmax())]] = True
+    return found

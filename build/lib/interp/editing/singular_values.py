@@ -1,0 +1,174 @@
+"""Scaling a weight matrix by its singular values, W' = U diag(sigma z) V^T: apply, take back, interpolate, train z.
+
+Sun et al. 2025, Transformer^2 (singular value fine-tuning): one number per direction of a matrix is all that is
+trained.
+The change W' - W is a `WeightEdit`, so the model gets its old weights back bit for bit, and z = 1 changes nothing at
+all. W_Q, W_K, W_V and W_O are decomposed over all heads, `[d, h e]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public, shape_text, shown
+from interp.core.factored import FactoredMatrix
+from interp.core.stats import wide
+from interp.data.batch import Prompts
+from interp.editing.editors import FineTuning
+from interp.editing.weight_edit import WeightEdit, changed
+from interp.passes.observe import Model, as_model, as_network
+from interp.weights.matrices import by_head, held, side_by_side
+
+Loss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
+"""From all logits of the prompts to the number that training makes small."""
+
+
+@dataclass(frozen=True, eq=False)
+class SingularValues:
+    """The singular value decomposition of one matrix, W = U diag(sigma) V^T, and what scaling sigma makes of it."""
+
+    name: str
+    """As `WeightEdit` names matrices."""
+    U: Float[Tensor, "i r"]
+    sigma: Float[Tensor, "r"]
+    V: Float[Tensor, "o r"]
+    heads: int | None = None
+    """How many heads stand side by side in the columns (W_Q, W_K, W_V) or rows (W_O); None outside attention."""
+
+    @classmethod
+    def of(cls, model: Model, name: str) -> SingularValues:
+        """The decomposition of a matrix as it is now, in float32 at least.
+
+        Errors: KeyError, IndexError or ValueError for a matrix the model lacks; ValueError for one with NaN or inf.
+
+        Example:
+            >>> SingularValues.of(model, "blocks.1.mlp.W_out").sigma.shape
+            torch.Size([24])
+        """
+        network = as_network(model)
+        weight = wide(held(network, name).in_(network).detach())
+        if not bool(weight.isfinite().all()):
+            raise ValueError(f"a finite matrix is required, {name} has NaN or inf")
+        u, sigma, vh = torch.linalg.svd(side_by_side(weight, name), full_matrices=False)
+        return cls(name, u, sigma, vh.mT, len(weight) if weight.ndim == 3 else None)
+
+    def factor(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "r"]:
+        """What every singular value is multiplied by: z, or with `rescale` z sum(sigma) / sum(sigma z).
+
+        The paper's formula has no rescale; its released code has: then a constant z changes nothing, and where z >= 0
+        the nuclear norm stays. Errors: ValueError for another number of entries, or a sum of 0 to divide by.
+        """
+        if z.shape != self.sigma.shape:
+            raise ValueError(
+                f"z requires one entry per singular value of {self.name}, {shape_text(self.sigma.shape)}, got "
+                f"{shape_text(z.shape)}"
+            )
+        z = z.to(self.sigma)
+        if not rescale:
+            return z
+        total = (self.sigma * z).sum()
+        if float(total.detach()) == 0:
+            raise ValueError(f"rescale requires sum(sigma z) other than 0 in {self.name}")
+        return z * self.sigma.sum() / total
+
+    def scaled(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> Float[Tensor, "i o"]:
+        """W' = U diag(sigma z) V^T, heads side by side; to rounding what `edit` makes of the matrix.
+
+        Example:
+            >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
+            >>> first = torch.zeros_like(parts.sigma).index_fill(0, torch.tensor([0]), 1.0)
+            >>> int(torch.linalg.matrix_rank(parts.scaled(first)))
+            1
+        """
+        return (self.U * (self.sigma * self.factor(z, rescale=rescale))) @ self.V.mT
+
+    def change(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> FactoredMatrix:
+        """W' - W = U diag(sigma (z - 1)) V^T in the layout of `Weights`, heads in front; exactly 0 for z = 1."""
+        left = self.U * (self.sigma * (self.factor(z, rescale=rescale) - 1))
+        return by_head(left, self.V.mT, self.name, self.heads)
+
+    def edit(self, z: Float[Tensor, "r"], *, rescale: bool = False) -> WeightEdit:
+        """The scaling as a change that `applied` makes and takes back bit for bit.
+
+        Example:
+            >>> parts = SingularValues.of(model, "blocks.1.mlp.W_out")
+            >>> with parts.edit(0.5 * torch.ones_like(parts.sigma)).applied(model):
+            ...     logits = model.transformer(model.to_tokens(prompt))
+        """
+        return WeightEdit(self.name, self.change(z.detach(), rescale=rescale))
+
+
+@public()
+def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]) -> Float[Tensor, "r"]:
+    """sum_k alpha_k z_k: several trained vectors as one. W' is linear in it without the rescale, not with it.
+
+    Errors: ValueError unless there is one weight per vector, and at least one.
+
+    Example:
+        >>> interpolated([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])], [0.5, 0.5]).tolist()
+        [2.0, 1.0]
+    """
+    if not vectors or len(vectors) != len(weights):
+        raise ValueError(f"one weight per vector is required, got {len(weights)} for {len(vectors)}")
+    stacked = torch.stack(list(vectors))
+    return torch.tensor(weights, dtype=stacked.dtype, device=stacked.device) @ stacked
+
+
+@public()
+@torch.enable_grad()
+def train_z(
+    model: Model,
+    data: Prompts,
+    loss: Loss,
+    names: Sequence[str],
+    *,
+    rescale: bool = False,
+    tuning: FineTuning | None = None,
+    prepend_bos: bool = True,
+) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
+    """One vector z per matrix, trained from z = 1 by gradient descent on a loss; and the loss before every step.
+
+    z are the only leaves: the model's parameters are neither written nor given gradients. data: prompts, all in one
+    pass. loss: from their logits to a number. names: the matrices, as `WeightEdit` names them. Apply the result with
+    `SingularValues.edit`. Every step of `tuning` is taken.
+    Differs from the paper: plain gradients where it has REINFORCE, and z itself where the released code trains
+    sigmoid(p) times a largest value. Errors: as `SingularValues.of`; ValueError for no or repeated
+    names, a model without logits, a loss that is not one finite number.
+
+    Example:
+        >>> tokens = model.to_tokens(prompt)
+        >>> def loss(logits):
+        ...     return torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:])
+        >>> z, losses = train_z(model, tokens, loss, ["blocks.0.mlp.W_out"])
+        >>> losses[-1] < losses[0]
+        True
+    """
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"names must be those of distinct matrices, got {list(names)}")
+    subject, tuning = as_model(model), tuning or FineTuning()
+    network = subject.transformer
+    if not network.config.unembed:
+        raise ValueError("training z requires logits; this model ends in its residual stream")
+    batch = subject.text.batch(data, prepend_bos=prepend_bos).to(network.device)
+    parts = {name: SingularValues.of(network, name) for name in names}
+    z = {name: torch.ones_like(each.sigma).requires_grad_() for name, each in parts.items()}
+    optimiser = tuning.optimiser_of(z.values())
+    inputs = {"keep": batch.keep, "documents": batch.documents, "types": batch.types, "memory": batch.memory}
+    losses = []
+    for _ in range(tuning.steps):
+        changes = {name: each.change(z[name], rescale=rescale).AB for name, each in parts.items()}
+        value = loss(network.with_parameters(changed(network, changes))(batch.tokens, **inputs))
+        if not isinstance(value, Tensor):
+            raise ValueError(f"loss must be one number, a tensor, got {shown(value)}")
+        if value.numel() != 1 or not bool(value.isfinite().all()):
+            raise ValueError(f"the loss must be one finite number, got {value.detach()}")
+        losses.append(float(value.detach()))
+        for leaf, slope in zip(z.values(), torch.autograd.grad(value, list(z.values())), strict=True):
+            leaf.grad = slope
+        optimiser.step()
+    return {name: leaf.detach() for name, leaf in z.items()}, losses

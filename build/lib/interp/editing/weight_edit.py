@@ -1,0 +1,220 @@
+"""A change of one weight matrix as data: put into the parameter and taken out again bit by bit, or made as `Edit`s.
+
+A matrix is called what the field calls it (`blocks.3.mlp.W_out`) and stands in the row convention `x @ W`, whatever the
+layout of the parameter that holds it: queries, keys and values share one parameter, gate and in another, and the
+unembedding may be the embedding itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import RLock
+
+import torch
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from interp.core.boundary import public, shape_text
+from interp.core.factored import FactoredMatrix
+from interp.core.stats import wide
+from interp.model.edits import Edit
+from interp.model.transformer import Transformer
+from interp.passes.observe import Model, as_network
+from interp.weights.matrices import Held, ends, held
+
+Change = FactoredMatrix | Float[Tensor, "*h i o"]
+"""What is added to a matrix: two thin factors, or a tensor of its shape."""
+
+
+@public()
+@dataclass(frozen=True)
+class WeightEdit:
+    """W' = W + change, for one matrix of a model.
+
+    name: `blocks.<layer>.attn.W_Q|W_K|W_V|W_O`, `blocks.<layer>.mlp.W_in|W_gate|W_out`, `embed.W_E`,
+    `pos_embed.W_pos` or `unembed.W_U`; in tied models the last is the first, transposed.
+    change: as `FactoredMatrix` A B (A `[.. d_in r]`, B `[.. r d_out]`; rank 0 changes nothing) or dense, in the layout
+    of `Weights`: heads in front, `[h d e]` for W_Q.
+
+    Example:
+        >>> edit = WeightEdit("blocks.1.mlp.W_out", FactoredMatrix(torch.ones(40, 1), torch.ones(1, 24)))
+        >>> with edit.applied(model):
+        ...     logits = model.transformer(model.to_tokens(prompt))
+    """
+
+    name: str
+    change: Change
+
+    def __post_init__(self) -> None:
+        """ValueError for a change that is NaN or infinite."""
+        parts = (self.change.A, self.change.B) if isinstance(self.change, FactoredMatrix) else (self.change,)
+        if not all(bool(part.isfinite().all()) for part in parts):
+            raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
+
+    @property
+    def rank(self) -> int | None:
+        """The inner size of the factors; None for a dense change."""
+        return self.change.A.shape[-1] if isinstance(self.change, FactoredMatrix) else None
+
+    @property
+    def dense(self) -> Float[Tensor, "*h i o"]:
+        """The change as one tensor."""
+        return self.change.AB if isinstance(self.change, FactoredMatrix) else self.change
+
+    @contextmanager
+    def applied(self, model: Model) -> Iterator[None]:
+        """Inside `with`, the model has the changed weights; afterwards the old ones, bit for bit, whatever happened.
+
+        The sum is formed in float32 at least and rounded once. Blocks may overlap and be left in any order: the matrix
+        has the changes of those that are open, added in the order in which they began. The parameter itself is written,
+        so a pass whose graph is still waiting for its backward must not span the block.
+        Errors: KeyError, IndexError or ValueError for a matrix the model lacks, a change of another shape, NaN or inf.
+        """
+        network = as_network(model)
+        where = held(network, self.name)
+        change = self._fitting(where.in_(network))
+        mine = _Standing(network.get_parameter(where.parameter), where, change)
+        mine.begin()
+        try:
+            yield
+        finally:
+            mine.end()
+
+    def as_edits(self, model: Model, *, rows: tuple[int, ...] | None = None) -> tuple[Edit, Edit]:
+        """The same change without touching a weight: y' = y + (x A) B at the site of the matrix' output.
+
+        The first edit remembers x, the second adds to y; both belong into the same pass, `rows` limits them to some
+        batch rows, so one batch can hold many edited models. They agree with `applied` to rounding. Edits of y's
+        own site by others come before or after it in the order given.
+        Errors: as `applied`; ValueError for the embeddings and the unembedding, whose ends are no sites, and for
+        W_out or W_O where the family norms what the sublayer adds (the raw output is no site).
+        """
+        network = as_network(model)
+        self._fitting(held(network, self.name).in_(network))
+        change, route = self.change, ends(network.config, self.name)
+        if not isinstance(change, FactoredMatrix):
+            change = FactoredMatrix(change, torch.eye(change.shape[-1], dtype=change.dtype))
+        read = _Input()
+        return Edit(route.reads, read, rows=rows), Edit(
+            route.writes, _Product(read, change, route.factor, route.axes), rows=rows
+        )
+
+    def _fitting(self, weight: Tensor) -> Tensor:
+        """The change, dense and in float32 at least; ValueError unless it fits the matrix."""
+        if self.change.shape != weight.shape:
+            raise ValueError(
+                f"a change of {self.name} must have its shape {shape_text(weight.shape)}, got "
+                f"{shape_text(self.change.shape)}"
+            )
+        dense = wide(self.dense)
+        if not bool(dense.isfinite().all()):
+            raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
+        return dense
+
+
+@dataclass(frozen=True, eq=False)
+class _Input:
+    """The change of a site that leaves it as it is and remembers it until the end of the pass."""
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
+        """The change in one pass."""
+
+        def remember(x: Tensor) -> Tensor:
+            memory[self.name] = x
+            return x
+
+        return remember
+
+    @property
+    def name(self) -> str:
+        """Where the memory of a pass has it: several edits in one pass do not get into each other's way."""
+        return f"the input of weight edit {id(self)}"
+
+
+@dataclass(frozen=True, eq=False)
+class _Product:
+    """The change of a site that adds what a change of the matrix makes of its remembered input."""
+
+    input: _Input
+    change: FactoredMatrix
+    factor: float
+    axes: str
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
+        """The change in one pass."""
+
+        def add(y: Tensor) -> Tensor:
+            x = memory[self.input.name]
+            assert isinstance(x, Tensor)
+            return y + self.factor * _through(x, self.change, self.axes)
+
+        return add
+
+
+def changed(
+    network: Transformer, changes: Mapping[str, Float[Tensor, "*h i o"]]
+) -> dict[str, Float[Tensor, "..."]]:
+    """Every parameter that holds one of these matrices with all changes in it, differentiable in them.
+
+    For `Transformer.with_parameters`: the model's own are not written. The sums are formed in float32 at least.
+    """
+    found = dict[str, Tensor]()
+    for name, change in changes.items():
+        where = held(network, name)
+        if where.parameter not in found:
+            found[where.parameter] = wide(network.get_parameter(where.parameter).detach()).clone()
+        where.view(found[where.parameter]).add_(change)
+    return {name: value.to(network.get_parameter(name).dtype) for name, value in found.items()}
+
+
+_STANDING: dict[int, list[_Standing]] = {}
+"""The changes that stand in each parameter, in the order in which they began; by the identity of the parameter."""
+_LOCK = RLock()
+
+
+@dataclass(eq=False)
+class _Standing:
+    """A change that stands in a parameter until its block is left."""
+
+    parameter: nn.Parameter
+    where: Held
+    change: Tensor
+    before: Tensor = field(init=False)
+    """The matrix without this change and all that came after it."""
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Make the change on top of those that stand."""
+        with _LOCK:
+            self._make()
+            _STANDING.setdefault(id(self.parameter), []).append(self)
+
+    @torch.no_grad()
+    def end(self) -> None:
+        """Take the change away: those that came after it are taken back, and made again without it."""
+        with _LOCK:
+            standing = _STANDING[id(self.parameter)]
+            place = standing.index(self)
+            later = standing[place + 1 :]
+            for each in [*reversed(later), self]:
+                each.where.view(each.parameter).copy_(each.before)
+            for each in later:
+                each._make()
+            standing.remove(self)
+            if not standing:
+                del _STANDING[id(self.parameter)]
+
+    def _make(self) -> None:
+        weight = self.where.view(self.parameter)
+        self.before = weight.clone()
+        dtype = torch.promote_types(weight.dtype, self.change.dtype)
+        weight.copy_((weight.to(dtype) + self.change.to(weight.device)).to(weight.dtype))
+
+
+def _through(x: Tensor, change: FactoredMatrix, axes: str) -> Tensor:
+    """x A B, in float32 at least."""
+    dtype = torch.promote_types(x.dtype, torch.promote_types(change.A.dtype, torch.float32))
+    return einsum(x.to(dtype), change.A.to(x.device, dtype), change.B.to(x.device, dtype), axes)

@@ -1,0 +1,186 @@
+"""Encoder-decoders (T5, BART, Marian) as users hold them: both sides with their tokenizer. No logic of its own."""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from interp import families
+from interp.core.boundary import Device, Precision, as_dtype, public
+from interp.core.viewer import Shown
+from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
+from interp.families.hub import located
+from interp.families.reference import reference_of
+from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
+from interp.model.encoder_decoder import SIDES, EncoderDecoder
+from interp.model.loss import mean_next_token_loss
+from interp.model.tap import Read, Tap
+from interp.model.transformer import Transformer
+from interp.passes.generate import encoded, greedy_decode
+from interp.passes.observe import Names, matching
+from interp.residual.activation_cache import ActivationCache
+from interp.verify import Contract, pair_contract
+
+
+class HookedEncoderDecoder(Shown):
+    """An `EncoderDecoder` with its tokenizer.
+
+    Attributes: `model` (the network; `model.encoder` and `model.decoder` are Transformers), `text` (tokenisation of
+    sources). A target is read as given and begins with the start token; `to_target` prepends it.
+    """
+
+    @public()
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        tokenizer: Tokenizer | None = None,
+        *,
+        name: str = "custom",
+        origin: Path | nn.Module | None = None,
+    ) -> None:
+        """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
+        self.model, self.name = model, name
+        encoder = model.config.encoder
+        decoder = model.config.decoder
+        self.text = Text(tokenizer, encoder.n_ctx, encoder.d_vocab, special=True)
+        self._target = Text(tokenizer, decoder.n_ctx, decoder.d_vocab)
+        self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
+
+    @classmethod
+    @public()
+    def from_pretrained(
+        cls,
+        source: str | Path | nn.Module,
+        *,
+        tokenizer: Tokenizer | TransformersTokenizer | None = None,
+        revision: str | None = None,
+        dtype: Precision | None = None,
+        device: Device = "cpu",
+        devices: Sequence[Device] | None = None,
+    ) -> HookedEncoderDecoder:
+        """The model of a local folder, hub name or live Hugging Face model, as in `HookedTransformer`."""
+        dtype = as_dtype(dtype)
+        if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+            tokenizer = HuggingFaceTokenizer(tokenizer)
+        origin: Path | nn.Module
+        if isinstance(source, nn.Module):
+            origin, name = source, type(source).__name__
+            model = families.any_from_hf_model(source, dtype=dtype, device=device, devices=devices)
+        else:
+            origin, name = located(source, revision, "no encoder-decoder is embedded"), str(source)
+            model = families.any_from_folder(origin, dtype=dtype, device=device, devices=devices)
+            tokenizer = tokenizer or families.tokenizer_of(origin if origin.is_dir() else origin.parent)
+        if isinstance(model, Transformer):
+            raise ValueError(f"{name} is one stack of layers: use interp.HookedTransformer.from_pretrained")
+        return cls(model, tokenizer, name=name, origin=origin)
+
+    def __repr__(self) -> str:
+        encoder, decoder = self.model.config.encoder, self.model.config.decoder
+        size = sum(p.numel() for p in self.model.parameters())
+        return (
+            f"HookedEncoderDecoder({self.name!r}: {encoder.n_layers} + {decoder.n_layers} layers, "
+            f"d_model {decoder.d_model}, vocabulary {decoder.d_vocab}, {size / 1e6:.1f} M parameters)"
+        )
+
+    def to_source(self, prompts: Prompts, *, padding_side: Side = "right") -> Batch:
+        """Sources as a batch with its keep-mask, special tokens as the tokenizer adds them."""
+        return self.text.batch(prompts, side=padding_side)
+
+    def to_target(self, prompts: Prompts) -> Batch:
+        """Texts as what the decoder reads: the start token, then their tokens. Ids and batches stay as they are."""
+        if isinstance(prompts, Tensor | Batch):
+            return self._target.batch(prompts)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        rows = [[self.model.config.start_token, *self.text.tokenizer.encode(text)] for text in texts]
+        return Batch.of(rows, pad_id=self.text.tokenizer.pad_id)
+
+    def __call__(self, source: Prompts, target: Prompts) -> Float[Tensor, "b p v"]:
+        """Logits at every position of the target."""
+        return self.run_with_cache(source, target, names=())[0]
+
+    def loss(self, source: Prompts, target: Prompts) -> Float[Tensor, ""]:
+        """Teacher-forced loss: mean nats per target token after the start token; padding does not count."""
+        batch = self.to_target(target).to(self.model.device)
+        return mean_next_token_loss(self(source, batch), batch.tokens, batch.keep)
+
+    @public()
+    def run_with_cache(
+        self, source: Prompts, target: Prompts, names: Names = None
+    ) -> tuple[Float[Tensor, "b p v"], dict[str, ActivationCache]]:
+        """Logits, and the activations of either side: `cache["decoder"]["blocks.0.cross_attn.hook_pattern"]`.
+
+        names: which sites, as in `HookedTransformer.run_with_cache`; applied to both sides. The residual accessors of
+        each cache take that side apart. No gradients are kept.
+        """
+        wanted = self._sites(names)
+        given, read = self.to_source(source).to(self.model.device), self.to_target(target)
+        read = read.to(self.model.device)
+        tap = Tap([Read(f"{side}.{name}") for side in SIDES for name in wanted[side]])
+        with torch.no_grad():
+            logits = self.model(given.tokens, read.tokens, tap, source_keep=given.keep, target_keep=read.keep)
+        stacks = {"encoder": self.model.encoder, "decoder": self.model.decoder}
+        return logits, {
+            side: ActivationCache({n: tap.values[Read(f"{side}.{n}")] for n in wanted[side]}, stack)
+            for side, stack in stacks.items()
+        }
+
+    def given(self, source: Prompts, target: Prompts) -> Batch:
+        """The target as a batch of the decoder with the encoded source as its memory.
+
+        What takes a Transformer and a batch (`observe`, `run`, every analysis) takes `model.decoder` and this one.
+        """
+        return encoded(self.model, self.to_source(source), self.to_target(target))
+
+    @public()
+    def generate(
+        self, source: Prompts, max_new_tokens: int = 20, *, stop_tokens: Collection[int] | None = None
+    ) -> Batch:
+        """The most probable target, token by token; stops at the tokenizer's end of text unless told otherwise."""
+        eos = self.text.eos_id
+        stop = ([] if eos is None else [eos]) if stop_tokens is None else stop_tokens
+        return greedy_decode(self.model, self.to_source(source), max_new_tokens, stop_tokens=stop)
+
+    def to_texts(self, batch: Batch) -> list[str]:
+        """The text of every row of a target, start token and padding left out."""
+        return [
+            self._text(row, None if batch.keep is None else batch.keep[i])
+            for i, row in enumerate(batch.tokens)
+        ]
+
+    @public()
+    def verify(self, reference: nn.Module | None = None) -> Contract:
+        """The numerical contract of both sides, measured line by line: `print(model.verify())`."""
+        origin = self._origin() if isinstance(self._origin, weakref.ref) else self._origin
+        source = reference or origin
+        other = (
+            "nothing to compare with"
+            if source is None
+            else reference_of(source, self.model, self.model.dtype)
+        )
+        return pair_contract(self.model, other, name=self.name)
+
+    def _sites(self, names: Names) -> dict[str, list[str]]:
+        """The sites of each side that the names select; KeyError for a name that selects none on either."""
+        one = names is None or isinstance(names, str | re.Pattern) or callable(names)
+        each: Sequence[Names] = [names] if one else list(names)  # type: ignore[arg-type]
+        found: dict[str, list[str]] = {side: [] for side in SIDES}
+        for name in each:
+            refused = []
+            for side in SIDES:
+                try:
+                    found[side] += matching(name, getattr(self.model.config, side))
+                except KeyError as cause:
+                    refused.append(cause)
+            if len(refused) == len(SIDES):
+                raise refused[-1]
+        return {side: list(dict.fromkeys(sites)) for side, sites in found.items()}
+
+    def _text(self, row: Int[Tensor, "p"], keep: Tensor | None) -> str:
+        ids = (row if keep is None else row[keep]).tolist()
+        return self.text.tokenizer.decode(ids[1:])

@@ -1,0 +1,29 @@
+"""Checkpoints in: one file per architecture family, converted to our config and parameters."""
+
+from interp.families.load import (
+    FAMILIES,
+    any_from_folder,
+    any_from_hf_model,
+    config_of,
+    from_folder,
+    from_hf_model,
+    is_encoder_decoder,
+    save,
+    tokenizer_of,
+)
+from interp.families.state import load_state
+from interp.families.tokenizer import SentencePieceTokenizer
+
+__all__ = [
+    "FAMILIES",
+    "SentencePieceTokenizer",
+    "any_from_folder",
+    "any_from_hf_model",
+    "config_of",
+    "from_folder",
+    "from_hf_model",
+    "is_encoder_decoder",
+    "load_state",
+    "save",
+    "tokenizer_of",
+]  # fmt: skip

@@ -1,0 +1,45 @@
+"""Cohere (Command R): attention and a gated MLP side by side after one norm without beta, rotation of neighbouring
+pairs, a factor on the logits, and in some models a norm of each head's queries and keys."""
+
+from dataclasses import replace
+
+from interp.families import llama_like
+from interp.families.spec import Family, Settings
+from interp.model.config import LayerNorm, ModelConfig, Rotary
+
+THETA = 500_000.0
+
+
+def config(settings: Settings) -> ModelConfig:
+    """Our config of a Cohere checkpoint."""
+    found = body(settings, THETA)
+    longest = settings.integer("model_max_length", found.n_ctx)  # what the first configs call the context
+    each = settings.flag("use_qk_norm", False)
+    return replace(found, qk_norm="each" if each else None, n_ctx=max(found.n_ctx, longest))
+
+
+def body(settings: Settings, theta: float) -> ModelConfig:
+    """What both generations share; theta: the default base of the rotation."""
+    llama_like.without(settings, "mlp_bias")
+    defaults = {"max_position_embeddings": 8192, "rope_theta": theta, "tie_word_embeddings": True}
+    norm = LayerNorm(settings.real("layer_norm_eps", 1e-5), trained="gamma")
+    found = llama_like.decoder(settings, defaults, norm=norm)
+    assert isinstance(found.position, Rotary)
+    return replace(
+        found,
+        parallel=True,
+        shared_norm=True,
+        position=replace(found.position, interleaved=True),
+        logit_scale=settings.real("logit_scale", 0.0625),
+    )
+
+
+FAMILY = Family(
+    name="Cohere",
+    model_types=("cohere",),
+    config=config,
+    rules=llama_like.rules,
+    prefix="model.",
+    duplicates=llama_like.duplicates,
+    buffers=llama_like.BUFFERS,
+)

@@ -1,0 +1,48 @@
+"""Gemma 3 with a vision tower: its text model alone. There is no place for images, and none are asked for."""
+
+from dataclasses import replace
+
+from interp.families import gemma3_text, llama_like
+from interp.families.spec import Family, Settings
+from interp.model.config import ModelConfig
+
+IMAGES = (
+    "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
+    "boi_token_id", "eoi_token_id", "image_token_id",
+)  # fmt: skip
+MOVED = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+}
+"""Where the text model stands in files, and in the library's memory."""
+
+
+def config(settings: Settings) -> ModelConfig:
+    """Our config of the text model inside a Gemma 3 checkpoint."""
+    settings.present(IMAGES)
+    text = Settings(settings.table("text_config"), "Gemma 3 text_config")
+    found = gemma3_text.config(text)
+    text.finish()
+    return replace(found, tied=settings.flag("tie_word_embeddings", True))
+
+
+def renamed(name: str) -> str:
+    """The name that the text model alone would have."""
+    for old, new in MOVED.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+FAMILY = Family(
+    name="Gemma 3 (text of image and text)",
+    model_types=("gemma3",),
+    config=config,
+    rules=llama_like.rules,
+    prefix="model.",
+    duplicates=llama_like.duplicates,
+    buffers=llama_like.BUFFERS,
+    unused=(r"(model\.)?vision_tower\..*", r"(model\.)?multi_modal_projector\..*"),
+    rename=renamed,
+)

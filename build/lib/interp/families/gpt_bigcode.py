@@ -1,0 +1,39 @@
+"""GPT-BigCode (SantaCoder, StarCoder 1): GPT-2 with one key/value head for all queries, or heads stored one by one."""
+
+from dataclasses import replace
+
+from interp.families import gpt2
+from interp.families.spec import Family, Rule, Settings, same
+from interp.families.table import heads_apart, tied_to
+from interp.model.config import ModelConfig
+
+KERNEL = (
+    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "validate_runner_input",
+    "pre_allocate_kv_cache", "max_sequence_length", "max_batch_size", "pad_key_length", "num_key_value_heads",
+)  # fmt: skip
+"""Keys about precision and memory, and one that repeats `multi_query`."""
+
+
+def config(settings: Settings) -> ModelConfig:
+    """Our config of a GPT-BigCode checkpoint."""
+    settings.present(KERNEL)
+    settings.require("scale_attn_by_inverse_layer_idx", False, None)
+    shared = settings.flag("multi_query", True)
+    body = gpt2.config(settings)
+    return replace(body, n_kv_heads=1 if shared else body.n_heads)
+
+
+def rules(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weight table: GPT-2's, every matrix stored `[out, in]`."""
+    return gpt2.rules(config, heads_apart if config.kv_heads == config.n_heads else same, same)
+
+
+FAMILY = Family(
+    name="GPT-BigCode",
+    model_types=("gpt_bigcode",),
+    config=config,
+    rules=rules,
+    prefix="transformer.",
+    duplicates=tied_to("transformer.wte.weight"),
+    buffers=gpt2.FAMILY.buffers,
+)

@@ -1,0 +1,80 @@
+"""Getting a checkpoint's files: from the hub, or the training checkpoint that a revision means in a local folder."""
+
+from pathlib import Path
+
+from interp.core.files import named_path
+
+SAFE = ("*.json", "*.safetensors", "*.model", "*.txt")
+"""Configs, tokenizers and safetensors: nothing that could run."""
+PICKLED = ("pytorch_model*.bin",)
+"""Weights of repositories that have no safetensors; they are read by torch's weights-only unpickler."""
+COPIES = ("*/*", "consolidated*.safetensors")
+"""The same weights again, for other programs."""
+
+
+def located(source: str | Path, revision: str | None, hint: str) -> Path:
+    """A local path, or the downloaded copy of a hub repository; at a training checkpoint, if one is named.
+
+    hint: what else the name could have been, for the errors. Errors: FileNotFoundError for a path that is not there,
+    ValueError for a name that the hub does not give.
+    """
+    path = named_path(source)
+    if revision is not None:
+        named_path(revision)
+    if path.exists():
+        return path if path.is_file() else at_revision(path, revision)
+    looks_local = isinstance(source, Path) or path.is_absolute() or str(source).startswith((".", "~"))
+    if looks_local:
+        raise FileNotFoundError(
+            f"{source} does not exist; give a folder with config.json and weights, or a name; {hint}"
+        )
+    try:
+        return download(str(source), revision)
+    except Exception as cause:
+        raise ValueError(
+            f"unknown model {str(source)!r}: no such folder, no demo model, and the hub did not give it "
+            f"({type(cause).__name__}: {cause}); {hint}"
+        ) from cause
+
+
+def download(name: str, revision: str | None) -> Path:
+    """The local copy of a hub repository: configs, tokenizer and safetensors, or `.bin` where there are none.
+
+    revision: a branch, tag or commit, such as a training checkpoint "step3000". Code is never fetched.
+    Errors: ValueError if the hub has no such repository or revision, or if it cannot be reached and nothing is cached.
+    """
+    folder = _snapshot(name, revision, SAFE)
+    if not any(folder.glob("*.safetensors")):
+        folder = _snapshot(name, revision, (*SAFE, *PICKLED))
+    return folder
+
+
+def at_revision(folder: Path, revision: str | None) -> Path:
+    """The folder of a training checkpoint inside a local folder: `<revision>`, or `checkpoint-3000` for "step3000".
+
+    Without a revision the folder itself; ValueError listing what is there if there is no such checkpoint.
+    """
+    if revision is None:
+        return folder
+    for name in (revision, f"checkpoint-{revision.removeprefix('step')}"):
+        if (folder / name / "config.json").is_file():
+            return folder / name
+    there = sorted(file.parent.name for file in folder.glob("*/config.json"))
+    raise ValueError(f"{folder} has no checkpoint {revision!r}; it has {', '.join(there) or 'none'}")
+
+
+def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
+    from huggingface_hub import errors, snapshot_download
+
+    at = f"{name!r} at revision {revision or 'main'!r}"
+    try:
+        found = snapshot_download(
+            name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(COPIES)
+        )
+    except errors.LocalEntryNotFoundError as cause:
+        raise ValueError(f"{at} is not in the local cache, and the hub cannot be reached") from cause
+    except errors.GatedRepoError as cause:
+        raise ValueError(f"{name!r} is gated: accept its terms on the hub and log in there") from cause
+    except (errors.RevisionNotFoundError, errors.RepositoryNotFoundError) as cause:
+        raise ValueError(f"the hub has no {at}") from cause
+    return Path(found)

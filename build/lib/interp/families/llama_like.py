@@ -1,0 +1,171 @@
+"""What Llama and its many relatives share: the config's keys, and one weight table that follows from our config."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from interp.families.activations import activation
+from interp.families.rope import context, rotary
+from interp.families.spec import Rule, Settings, same
+from interp.families.table import modules, norm_rules, tied_to, unembedding
+from interp.model.config import MLP, Mixer, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
+
+NORMS: dict[NormPlace, dict[str, str]] = {
+    "pre": {"ln1": "input_layernorm", "ln2": "post_attention_layernorm"},
+    "output": {"ln1_post": "post_attention_layernorm", "ln2_post": "post_feedforward_layernorm"},
+    "sandwich": {
+        "ln1": "input_layernorm",
+        "ln1_post": "post_attention_layernorm",
+        "ln2": "pre_feedforward_layernorm",
+        "ln2_post": "post_feedforward_layernorm",
+    },
+}
+BUFFERS = (r".*\.rotary_emb\.inv_freq",)
+"""Tensors of old checkpoints that are no weights."""
+duplicates = tied_to("model.embed_tokens.weight")
+JOINED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")
+"""The tensors that make our matrices `qkv` and `into`."""
+
+
+def decoder(
+    settings: Settings,
+    defaults: Mapping[str, int | float] | None = None,
+    *,
+    act: tuple[str, str] = ("hidden_act", "silu"),
+    norm: Norm | None = None,
+    part: str | None = None,
+    same_for_texts: Sequence[str] = (),
+) -> ModelConfig:
+    """The config that the shared keys describe: Llama's arithmetic.
+
+    defaults: the family's values of missing keys, where they are not Llama's. act: the key of the non-linearity and
+    its default. norm: None = an RMSNorm whose eps the config says. part, same_for_texts: as `rope.rotary` has them.
+    """
+    given = {key: float(value) for key, value in (defaults or {}).items()}
+    missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
+
+    def whole(key: str) -> int:
+        return settings.count(key, None if key not in missing else int(missing[key]))
+
+    n_heads, d_model = whole("num_attention_heads"), whole("hidden_size")
+
+    def said_or(key: str, usual: int) -> int:
+        """A size that a config may leave to others by null; a missing key has the family's value."""
+        return usual if settings.optional(key, missing.get(key)) is None else whole(key)
+
+    d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
+    bias = settings.flag("attention_bias", False)
+    share = missing.get("partial_rotary_factor", 1.0)
+    position = rotary(
+        settings, d_head, base=missing["rope_theta"], partial=share, part=part, same_for_texts=same_for_texts
+    )
+    mlp_bias = settings.flag("mlp_bias", False)
+    return ModelConfig(
+        n_layers=whole("num_hidden_layers"),
+        d_model=d_model,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        d_head=d_head,
+        n_ctx=context(settings, position, whole("max_position_embeddings")),
+        d_vocab=whole("vocab_size"),
+        mlp=MLP(whole("intermediate_size"), activation(settings, *act), gated=True, bias=mlp_bias),
+        position=position,
+        norm=norm or RMSNorm(settings.real("rms_norm_eps", missing["rms_norm_eps"])),
+        qkv_bias=bias,
+        out_bias=bias,
+        tied=settings.flag("tie_word_embeddings", bool(missing.get("tie_word_embeddings", False))),
+    )
+
+
+def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
+    """The same, its rotary positions in some layers only: the others have no positions at all."""
+    if all(layers):
+        return body
+    kind = body.mixers[0]
+    assert isinstance(kind, Softmax)
+    return mixed(body, [replace(kind, rotated=turned) for turned in layers])
+
+
+def mixed(body: ModelConfig, mixers: Sequence[Mixer]) -> ModelConfig:
+    """The same with these mixers in its layers, as the shortest run that, counted round, gives every layer its own."""
+    n = len(mixers)
+    if n != body.n_layers:
+        raise ValueError(f"a mixer for each of {body.n_layers} layers is required, got {n}")
+    period = next(p for p in range(1, n + 1) if all(mixers[i] == mixers[i % p] for i in range(n)))
+    return replace(body, mixer=tuple(mixers[:period]))
+
+
+def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
+    """Whether each layer is rotated: `no_rope_layers` (1 means yes), or all but every `no_rope_layer_interval`-th.
+
+    SmolLM3 and Llama 4 say so.
+    """
+    every = settings.count("no_rope_layer_interval", 4)
+    given = settings.get("no_rope_layers")
+    if given is None or given == []:  # as the files of Llama 4 say it
+        return [(layer + 1) % every != 0 for layer in range(n_layers)]
+    if (
+        not isinstance(given, list | tuple)
+        or len(given) < n_layers
+        or any(flag not in (0, 1) for flag in given)
+    ):
+        raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}")
+    return [flag == 1 for flag in given[:n_layers]]
+
+
+def without(settings: Settings, *keys: str) -> None:
+    """ValueError if the config sets a switch that this family does not have."""
+    for key in keys:
+        settings.require(key, False, None)
+
+
+def rules(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weight table; q, k, v and gate, up are joined into one matrix each."""
+    return (*attention_rules(config), *mlp_rules(config))
+
+
+def attention_rules(
+    config: ModelConfig, qkv: str | tuple[str, ...] = JOINED[0], norms: Mapping[str, str] | None = None
+) -> tuple[Rule, ...]:
+    """The weight table without the MLPs' matrices. norms: their names in a block; None = those of `NORMS`."""
+    ours, theirs = "blocks.{l}.", "model.layers.{l}."
+    return (
+        *outside_rules(config, norms),
+        *query_key_norms(config),
+        *modules({"attn.qkv": qkv}, ours=ours, theirs=theirs, bias=config.qkv_bias),
+        *modules({"attn.out": "self_attn.o_proj"}, ours=ours, theirs=theirs, bias=config.out_bias),
+    )
+
+
+def outside_rules(config: ModelConfig, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+    """The weight table outside attention and the MLPs: embedding, norms, unembedding."""
+    inside = dict(norms or NORMS[config.norm_place])
+    if config.shared_norm:
+        del inside["ln2"]
+    return (
+        *modules({"embed": "model.embed_tokens"}, bias=False),
+        *norm_rules({"ln_final": "model.norm"}, config.norm),
+        *norm_rules(inside, config.norm, ours="blocks.{l}.", theirs="model.layers.{l}."),
+        *unembedding(config),
+    )
+
+
+def query_key_norms(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weights of the norms of queries and keys, where there are any."""
+    names = {f"attn.{part}_norm.norm": f"self_attn.{part}_norm" for part in "qk"}
+    found = {} if config.qk_norm is None else names
+    layout = flat if config.qk_norm == "each" else same
+    return modules(found, ours="blocks.{l}.", theirs="model.layers.{l}.", bias=False, layout=layout)
+
+
+def flat(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """A gamma for each head, `[head, d_head]`, as one vector."""
+    return tensor.flatten()
+
+
+def mlp_rules(config: ModelConfig, into: str | tuple[str, ...] = JOINED[1]) -> tuple[Rule, ...]:
+    """The MLPs' matrices."""
+    assert isinstance(config.mlp, MLP | MoE)
+    names = {"mlp.into": into, "mlp.out": "mlp.down_proj"}
+    return modules(names, ours="blocks.{l}.", theirs="model.layers.{l}.", bias=config.mlp.bias)

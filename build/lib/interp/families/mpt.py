@@ -1,0 +1,84 @@
+"""MPT: ALiBi, norms without beta, no biases, queries, keys and values clipped in some models."""
+
+from collections.abc import Mapping
+
+from interp.families.spec import Family, Rule, Settings
+from interp.families.table import modules, norm_rules, tied_to, unembedding
+from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, Softmax
+
+TRAINING = (
+    "embedding_fraction", "init_config", "init_device", "verbose", "tokenizer_name", "learned_pos_emb", "emb_pdrop",
+    "norm_type",
+)  # fmt: skip
+"""Keys of the training, of what counts without ALiBi alone, and of the norms, which are all LayerNorms."""
+KERNEL = ("attn_impl", "attn_pdrop")
+"""Keys of the attention's table that choose a kernel; the numbers are the same."""
+
+
+def config(settings: Settings) -> ModelConfig:
+    """Our config of an MPT checkpoint; models without ALiBi, with normed queries or biases are refused."""
+    settings.present(TRAINING)
+    settings.require("expansion_ratio", 4, None)
+    settings.require("no_bias", True, None)
+    settings.require("logit_scale", 1.0, None)
+    attention = _attention(settings)
+    clip = attention.real("clip_qkv", 0.0)
+    d_model = settings.integer("d_model")
+    return ModelConfig(
+        n_layers=settings.integer("n_layers"),
+        d_model=d_model,
+        n_heads=settings.integer("n_heads"),
+        n_ctx=settings.integer("max_seq_len", 2048),
+        d_vocab=settings.integer("vocab_size"),
+        mlp=MLP(4 * d_model, "gelu", bias=False),
+        mixer=Softmax(clip=clip or None),
+        position=Alibi(),
+        norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5), trained="gamma"),
+        attn_scale=attention.optional("softmax_scale", None),
+        qkv_bias=False,
+        out_bias=False,
+        tied=settings.flag("tie_word_embeddings", True),
+    )
+
+
+def _attention(settings: Settings) -> Settings:
+    """The table `attn_config`, whose switches are checked."""
+    given = settings.get("attn_config")
+    found = Settings({**given} if isinstance(given, Mapping) else {}, "MPT attn_config")
+    found.present(KERNEL)
+    found.require("attn_type", "multihead_attention", None)
+    found.require("alibi", True, None)
+    found.require("alibi_bias_max", 8, None)
+    for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
+        found.require(key, False, None)
+    found.present(("clip_qkv", "softmax_scale"))
+    found.finish()
+    return found
+
+
+def rules(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weight table."""
+    ours, theirs = "blocks.{l}.", "transformer.blocks.{l}."
+    matrices = {
+        "attn.qkv": "attn.Wqkv",
+        "attn.out": "attn.out_proj",
+        "mlp.into": "ffn.up_proj",
+        "mlp.out": "ffn.down_proj",
+    }
+    return (
+        *modules({"embed": "transformer.wte"}, bias=False),
+        *norm_rules({"ln_final": "transformer.norm_f"}, config.norm),
+        *norm_rules({"ln1": "norm_1", "ln2": "norm_2"}, config.norm, ours=ours, theirs=theirs),
+        *modules(matrices, ours=ours, theirs=theirs, bias=False),
+        *unembedding(config),
+    )
+
+
+FAMILY = Family(
+    name="MPT",
+    model_types=("mpt",),
+    config=config,
+    rules=rules,
+    prefix="transformer.",
+    duplicates=tied_to("transformer.wte.weight"),
+)

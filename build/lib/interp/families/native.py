@@ -1,0 +1,47 @@
+"""Our own checkpoints: our config and our parameter names, one safetensors file."""
+
+import dataclasses
+
+import torch
+
+from interp.families.spec import Family, Rule, Settings
+from interp.model.config import AnyConfig, EncoderDecoderConfig, Json, ModelConfig
+from interp.model.encoder_decoder import build
+
+MODEL_TYPE = "interp"
+BOS = "<|bos|>"
+"""The token that begins a sequence, ends a text and pads a row in our own tokenizers."""
+DEQUANTISED = "dequantised"
+"""The key that says how weights were stored before they were dequantised and saved here."""
+_KINDS = {kind.__name__: kind for kind in (ModelConfig, EncoderDecoderConfig)}
+
+
+def values(config: AnyConfig, dequantised: str | None = None) -> Json:
+    """What `config.json` holds; an encoder-decoder says so under `kind`.
+
+    dequantised: how the weights were stored before, where they were dequantised (`Transformer.dequantised`).
+    """
+    kind = type(config).__name__
+    named = {} if kind == ModelConfig.__name__ else {"kind": kind}
+    said = {} if dequantised is None else {DEQUANTISED: dequantised}
+    return {"model_type": MODEL_TYPE, **named, **said, **config.to_dict()}
+
+
+def config(settings: Settings) -> AnyConfig:
+    """The config that `values` wrote."""
+    settings.require("kind", *_KINDS, None)
+    settings.text(DEQUANTISED, "")
+    kind = _KINDS[settings.text("kind", ModelConfig.__name__)]
+    return kind.from_dict(
+        settings.present([*(f.name for f in dataclasses.fields(kind)), *ModelConfig.EARLIER])
+    )
+
+
+def rules(config: AnyConfig) -> tuple[Rule, ...]:
+    """Every parameter under its own name, a shared one under its first."""
+    with torch.device("meta"):
+        parameters = dict(build(config).named_parameters())
+    return tuple(Rule(name, (name,)) for name in parameters)
+
+
+FAMILY = Family(name="interp", model_types=(MODEL_TYPE,), config=config, rules=rules, prefix="")

@@ -1,0 +1,35 @@
+"""Phi-3 (and Phi-4): Llama's layout stored fused, q, k, v in one matrix and gate, up in another; LongRoPE."""
+
+from dataclasses import replace
+
+from interp.families import llama_like
+from interp.families.spec import Family, Rule, Settings
+from interp.families.windows import window_size
+from interp.model.config import ModelConfig
+
+
+def config(settings: Settings) -> ModelConfig:
+    """Our config of a Phi-3 checkpoint."""
+    llama_like.without(settings, "attention_bias", "mlp_bias", "lm_head_bias")
+    settings.require("full_attn_mod", 1, None)
+    settings.require("interpolate_factor", 1, None)
+    body = llama_like.decoder(settings, {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5})
+    settings.get("original_max_position_embeddings")  # counts under LongRoPE alone, which reads it
+    return replace(body, window=window_size(settings, None))
+
+
+def rules(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weight table."""
+    attention = llama_like.attention_rules(config, "self_attn.qkv_proj")
+    return (*attention, *llama_like.mlp_rules(config, "mlp.gate_up_proj"))
+
+
+FAMILY = Family(
+    name="Phi-3",
+    model_types=("phi3",),
+    config=config,
+    rules=rules,
+    prefix="model.",
+    duplicates=llama_like.duplicates,
+    buffers=llama_like.BUFFERS,
+)

@@ -1,0 +1,28 @@
+"""Qwen2 and Qwen2.5: Llama's layout with biases on queries, keys and values, and a window in later layers if asked."""
+
+from dataclasses import replace
+
+from interp.families import llama_like
+from interp.families.spec import Family, Settings
+from interp.families.windows import from_layer
+from interp.model.config import ModelConfig
+
+
+def config(settings: Settings) -> ModelConfig:
+    """Our config of a Qwen2 checkpoint."""
+    llama_like.without(settings, "mlp_bias")
+    settings.require("attention_bias", True, None)  # the family has it by nature, on all but the output
+    body = llama_like.decoder(settings, {"num_key_value_heads": 32, "max_position_embeddings": 32_768})
+    window, layers = from_layer(settings, body.n_layers)
+    return replace(body, qkv_bias=True, out_bias=False, window=window, local_layers=layers)
+
+
+FAMILY = Family(
+    name="Qwen2",
+    model_types=("qwen2",),
+    config=config,
+    rules=llama_like.rules,
+    prefix="model.",
+    duplicates=llama_like.duplicates,
+    buffers=llama_like.BUFFERS,
+)

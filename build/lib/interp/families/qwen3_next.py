@@ -1,0 +1,187 @@
+"""Qwen3-Next: three layers of a gated delta net to one of gated attention, and experts beside a shared one.
+
+The matrices of a delta net are stored key head by key head, each its query, key, values and gates. The further layers
+that predict several tokens at once (`mtp`) are left out, as in Hugging Face's model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from interp.families import experts, llama_like
+from interp.families.spec import Family, Rule, Settings, in_layers
+from interp.families.table import modules
+from interp.families.windows import full_layers
+from interp.model.config import GatedDelta, ModelConfig, MoE, RMSNorm, Softmax
+
+DEFAULTS = {
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "partial_rotary_factor": 0.25,
+}
+DELTA = f"{experts.BLOCK}linear_attn."
+OURS = "blocks.{l}.attn."
+MORE_TOKENS = (r"mtp\..*", r"model\.mtp\..*")
+"""Weights of the layers that predict several tokens at once."""
+
+
+def config(settings: Settings) -> ModelConfig:
+    """Our config of a Qwen3-Next checkpoint."""
+    settings.require("decoder_sparse_step", 1, None)
+    if plain := settings.get("mlp_only_layers"):
+        raise ValueError(f"Qwen3-Next: config asks for mlp_only_layers={plain!r}, supported: none")
+    settings.get("intermediate_size")  # of layers without experts, of which there are none
+    return hybrid(settings, decoder(settings, renormalise=settings.flag("norm_topk_prob", True)))
+
+
+def decoder(settings: Settings, *, renormalise: bool, same_for_texts: Sequence[str] = ()) -> ModelConfig:
+    """The config without its delta nets: experts beside a shared one."""
+    settings.present(experts.TRAINING)
+    moe = MoE(
+        n_experts=settings.count("num_experts", 512),
+        top_k=settings.count("num_experts_per_tok", 10),
+        d_mlp=settings.count("moe_intermediate_size", 512),
+        renormalise=renormalise,
+        shared=settings.count("shared_expert_intermediate_size", 512),
+        shared_gate=True,
+    )
+    return replace(plain(settings, DEFAULTS | {"intermediate_size": 1}, same_for_texts), mlp=moe)
+
+
+def plain(
+    settings: Settings, defaults: Mapping[str, int | float], same_for_texts: Sequence[str] = ()
+) -> ModelConfig:
+    """Llama's arithmetic with norms that store gamma - 1, and normed queries and keys."""
+    llama_like.without(settings, "mlp_bias")
+    settings.require("hidden_act", "silu", "swish", None)
+    norm = RMSNorm(settings.real("rms_norm_eps", 1e-6), unit_offset=True)
+    body = llama_like.decoder(settings, defaults, norm=norm, same_for_texts=same_for_texts)
+    return replace(body, qk_norm="head")
+
+
+def hybrid(settings: Settings, body: ModelConfig) -> ModelConfig:
+    """The same with its mixers: a gated delta net, and in every fourth layer (or as `layer_types` says) attention."""
+    every = settings.count("full_attention_interval", 4)
+    full = full_layers(settings, body.n_layers, lambda layer: (layer + 1) % every == 0)
+    delta = GatedDelta(
+        key_heads=settings.count("linear_num_key_heads", 16),
+        value_heads=settings.count("linear_num_value_heads", 32),
+        d_key=settings.count("linear_key_head_dim", 128),
+        d_value=settings.count("linear_value_head_dim", 128),
+        kernel=settings.count("linear_conv_kernel_dim", 4),
+        eps=settings.real("rms_norm_eps", 1e-6),
+    )
+    kinds = [Softmax(gate=True) if attends else delta for attends in full]
+    return llama_like.mixed(body, kinds)
+
+
+def rules(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weight table."""
+    stored = f"{DELTA}in_proj_qkvz.weight"
+    into = (
+        Rule(f"{OURS}into.weight", (stored,), _queries_keys_values),
+        Rule(f"{OURS}gate.weight", (stored,), _gates),
+        Rule(f"{OURS}rates.weight", (f"{DELTA}in_proj_ba.weight",), _rates),
+    )
+    return (*hybrid_rules(config, into), *expert_rules())
+
+
+def hybrid_rules(config: ModelConfig, into: Sequence[Rule]) -> tuple[Rule, ...]:
+    """The weight table without the MLPs; `into` what a delta net makes of the stream."""
+    delta = (
+        *into,
+        Rule(f"{OURS}kernel", (f"{DELTA}conv1d.weight",), _kernel),
+        Rule(f"{OURS}rate", (f"{DELTA}A_log",)),
+        Rule(f"{OURS}step", (f"{DELTA}dt_bias",)),
+        *modules({"read_norm": "norm", "out": "out_proj"}, ours=OURS, theirs=DELTA, bias=False),
+    )
+    table = llama_like.attention_rules(config)
+    own = tuple(rule for rule in table if ".attn." not in rule.ours)
+    shared = tuple(rule for rule in table if ".attn." in rule.ours)
+    gated = tuple(
+        replace(rule, layout=_without_gates) if rule.ours.startswith(f"{OURS}qkv") else rule
+        for rule in shared
+    )
+    kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
+    gated += tuple(
+        Rule(f"{OURS}gate.{kind}", (f"{experts.BLOCK}self_attn.q_proj.{kind}",), _attention_gates)
+        for kind in kinds
+    )
+    places = {GatedDelta: delta, Softmax: gated}
+    found = own
+    for kind, some in places.items():
+        found += in_layers(some, [i for i, mixer in enumerate(config.mixers) if isinstance(mixer, kind)])
+    return found
+
+
+def expert_rules() -> tuple[Rule, ...]:
+    """The experts, fused in memory and one by one in files, and the shared one."""
+    return (
+        *experts.mixture_rules("mlp"),
+        *experts.gated_rules("mlp.shared", "mlp.shared_expert."),
+        Rule("blocks.{l}.mlp.shared_gate.weight", (f"{experts.BLOCK}mlp.shared_expert_gate.weight",)),
+    )
+
+
+def _delta(config: ModelConfig) -> GatedDelta:
+    return next(mixer for mixer in config.mixers if isinstance(mixer, GatedDelta))
+
+
+def _parts(tensor: Tensor, config: ModelConfig) -> tuple[Tensor, ...]:
+    """Queries, keys, values and gates `[key head, rows, d_model]` of what is stored key head by key head."""
+    kind = _delta(config)
+    values = kind.value_heads // kind.key_heads * kind.d_value
+    return rearrange(tensor, "(j e) d -> j e d", j=kind.key_heads).split(
+        [kind.d_key, kind.d_key, values, values], 1
+    )
+
+
+def _queries_keys_values(tensor: Tensor, config: ModelConfig) -> Tensor:
+    return torch.cat([part.flatten(0, 1) for part in _parts(tensor, config)[:3]])
+
+
+def _gates(tensor: Tensor, config: ModelConfig) -> Tensor:
+    return _parts(tensor, config)[3].flatten(0, 1)
+
+
+def _rates(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """Key head by key head, strengths then decays, as all strengths and then all decays."""
+    return rearrange(tensor, "(j two n) d -> (two j n) d", j=_delta(config).key_heads, two=2)
+
+
+def _kernel(tensor: Tensor, config: ModelConfig) -> Tensor:
+    return rearrange(tensor, "f 1 t -> t f")
+
+
+def _of_heads(tensor: Tensor, config: ModelConfig) -> Tensor | None:
+    """`[head, query then gate, d_head, ...]` where the tensor is that of queries; None for keys and values."""
+    if len(tensor) != 2 * config.n_heads * config.head_width:
+        return None
+    return rearrange(tensor, "(h two e) ... -> h two e ...", two=2, h=config.n_heads)
+
+
+def _without_gates(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """The queries of a tensor that holds each head's query and gate; keys and values as they are."""
+    heads = _of_heads(tensor, config)
+    return tensor if heads is None else heads[:, 0].flatten(0, 1)
+
+
+def _attention_gates(tensor: Tensor, config: ModelConfig) -> Tensor:
+    heads = _of_heads(tensor, config)
+    return tensor if heads is None else heads[:, 1].flatten(0, 1)
+
+
+FAMILY = Family(
+    name="Qwen3-Next",
+    model_types=("qwen3_next",),
+    config=config,
+    rules=rules,
+    prefix="model.",
+    duplicates=llama_like.duplicates,
+    buffers=llama_like.BUFFERS,
+    unused=MORE_TOKENS,
+)

@@ -1,0 +1,186 @@
+"""Hugging Face's own implementation as the reference of the numerical contract (`verify`)."""
+
+import copy
+import json
+from pathlib import Path
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from interp.families import gpt2, llama, native
+from interp.families.convert import expanded
+from interp.families.other import on_our_numbers
+from interp.families.quantised import method_of
+from interp.families.spec import Family, Settings
+from interp.model.config import MLP, LayerNorm, ModelConfig, RMSNorm, Rotary
+from interp.model.encoder_decoder import EncoderDecoder
+from interp.model.transformer import Transformer
+
+NAME = "Hugging Face"
+ON_OURS = "Hugging Face on the numbers we read"
+"""The reference for quantised checkpoints that transformers does not dequantise on a processor."""
+THEIRS = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
+"""Those that it does, with the class that says so."""
+
+
+class HuggingFaceReference:
+    """A live Hugging Face model with the weights of ours; its state is left as it was."""
+
+    def __init__(self, model: nn.Module, name: str = NAME) -> None:
+        self._model, self.name = model, name
+
+    def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """What it gives for these tokens: logits, or the last hidden states where it has no head."""
+        with torch.no_grad():
+            return self._run(self._model, input_ids=tokens)
+
+    def half_logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """The same from a copy in bfloat16."""
+        with torch.no_grad():
+            return self._run(copy.deepcopy(self._model).to(torch.bfloat16), input_ids=tokens)
+
+    def gradient(self, tokens: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]) -> Float[Tensor, "b p d"]:
+        """d sum(probe * logits) / d (rows of the embedding matrix), by autograd."""
+        return self._gradient(probe, input_ids=tokens)
+
+    def pair_logits(self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """What an encoder-decoder gives for a source and what its decoder has read."""
+        with torch.no_grad():
+            return self._run(self._model, input_ids=source, decoder_input_ids=target)
+
+    def pair_gradient(
+        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]
+    ) -> Float[Tensor, "b s d"]:
+        """d sum(probe * logits) / d (rows of the encoder's embedding matrix), by autograd."""
+        return self._gradient(probe, input_ids=source, decoder_input_ids=target)
+
+    def _gradient(self, probe: Tensor, **inputs: Tensor) -> Tensor:
+        """The gradient at the first thing that is embedded, which is `input_ids`."""
+        embedding = self._model.get_input_embeddings()  # type: ignore[operator]
+        if "decoder_input_ids" in inputs:
+            embedding = self._model.get_encoder().get_input_embeddings()  # type: ignore[operator]
+        leaf: list[Tensor] = []
+
+        def start_here(module: nn.Module, given: object, output: Tensor) -> Tensor:
+            if leaf:
+                return output
+            leaf.append(output.detach().requires_grad_())
+            return leaf[0]
+
+        handle = embedding.register_forward_hook(start_here)
+        try:
+            with torch.enable_grad():
+                output = self._run(self._model, **inputs)
+                (found,) = torch.autograd.grad((output * probe.to(output)).sum(), leaf)
+        finally:
+            handle.remove()
+        rows = embedding.weight[inputs["input_ids"].to(embedding.weight.device)]
+        return (found * (leaf[0].norm() / rows.norm())).detach()  # some of theirs scale inside the module
+
+    def _run(self, model: nn.Module, **inputs: Tensor) -> Float[Tensor, "b p v"]:
+        mode, device = model.training, next(model.parameters()).device
+        model.eval()
+        try:
+            output = model(**{name: value.to(device) for name, value in inputs.items()})
+        finally:
+            model.train(mode)
+        kinds = ("logits", "prediction_logits", "last_hidden_state")
+        return next(output[kind] for kind in kinds if output.get(kind) is not None)
+
+
+def reference_of(
+    source: nn.Module | Path, model: Transformer | EncoderDecoder, dtype: torch.dtype
+) -> HuggingFaceReference | str:
+    """The reference of a model loaded from `source`, or the reason why there is none.
+
+    For our own format it is the Hugging Face model of the family that the config belongs to, filled with our weights.
+    """
+    if isinstance(source, nn.Module):
+        return _compared(source, model)
+    folder = source if source.is_dir() else source.parent
+    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    if values.get("model_type") == native.MODEL_TYPE:
+        return exported(model) if isinstance(model, Transformer) else "stored in our own format"
+    import transformers
+
+    names = values.get("architectures") or []
+    kind = getattr(transformers, str(names[0]), None) if names else None
+    if kind is None:
+        return f"transformers has no class {names[0]!r}" if names else "the config names no architecture"
+    method, how = method_of(values), {}
+    if method is not None and method not in THEIRS:
+        return _compared(on_our_numbers(kind, folder, values, dtype)[0], model, ON_OURS)
+    if method is not None:
+        how["quantization_config"] = getattr(transformers, THEIRS[method])(dequantize=True)
+    loaded = kind.from_pretrained(str(folder), dtype=dtype, trust_remote_code=False, **how)
+    return _compared(
+        loaded.to(dtype) if how else loaded, model
+    )  # it leaves what was not quantised as it is stored
+
+
+def _compared(
+    theirs: nn.Module, model: Transformer | EncoderDecoder, name: str = NAME
+) -> HuggingFaceReference | str:
+    """Their part that ends where ours does: in logits, or in the final states below any other head."""
+    if isinstance(model, Transformer) and model.unembed is None:
+        below = theirs.base_model
+        assert isinstance(below, nn.Module)
+        return HuggingFaceReference(below, name)
+    if theirs.get_output_embeddings() is None:  # type: ignore[operator]
+        return f"{type(theirs).__name__} gives no logits of tokens"
+    return HuggingFaceReference(theirs, name)
+
+
+def exported(model: Transformer) -> HuggingFaceReference | str:
+    """The Hugging Face model that computes what ours does, with copies of our weights, or why there is none."""
+    import transformers
+
+    kinds = {"GPT2LMHeadModel": (gpt2.FAMILY, _as_gpt2), "LlamaForCausalLM": (llama.FAMILY, _as_llama)}
+    for kind, (family, values_of) in kinds.items():
+        values = values_of(model.config)
+        if values is None or family.config(Settings(values, family.name)) != model.config:
+            continue
+        theirs = getattr(transformers, kind)(getattr(transformers, kind).config_class(**values))
+        _fill(theirs.to(model.device, model.dtype), family, model)
+        return HuggingFaceReference(theirs.eval())
+    return "no Hugging Face family computes exactly this config"
+
+
+@torch.no_grad()
+def _fill(theirs: nn.Module, family: Family[ModelConfig], model: Transformer) -> None:
+    """Write our parameters into theirs: a rule's layout is a view of their tensor, so copying into it inverts it."""
+    state, ours = theirs.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+    for rule in expanded(family.rules(model.config), model.config):
+        parts = [rule.layout(state[name], model.config) for name in rule.theirs]
+        whole = ours[rule.ours].split([len(part) for part in parts])
+        for part, piece in zip(parts, whole, strict=True):
+            part.copy_(piece)
+
+
+def _as_gpt2(c: ModelConfig) -> dict[str, object] | None:
+    """The GPT-2 config nearest to ours; whoever asks compares what it means with ours."""
+    if not isinstance(c.mlp, MLP) or not isinstance(c.norm, LayerNorm) or c.d_model % c.n_heads:
+        return None
+    return {
+        "n_layer": c.n_layers, "n_embd": c.d_model, "n_head": c.n_heads, "n_positions": c.n_ctx,
+        "vocab_size": c.d_vocab, "n_inner": c.mlp.d_mlp, "activation_function": c.mlp.act,
+        "layer_norm_epsilon": c.norm.eps, "tie_word_embeddings": c.tied,
+        "scale_attn_by_inverse_layer_idx": c.scale_by_layer, "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+
+
+def _as_llama(c: ModelConfig) -> dict[str, object] | None:
+    """The Llama config nearest to ours."""
+    plain = isinstance(c.position, Rotary) and c.position.scaling is None and c.d_model % c.n_heads == 0
+    if not plain or not isinstance(c.mlp, MLP) or not isinstance(c.norm, RMSNorm):
+        return None
+    return {
+        "num_hidden_layers": c.n_layers, "hidden_size": c.d_model, "num_attention_heads": c.n_heads,
+        "num_key_value_heads": c.kv_heads, "head_dim": c.head_width, "intermediate_size": c.mlp.d_mlp,
+        "max_position_embeddings": c.n_ctx, "vocab_size": c.d_vocab, "rms_norm_eps": c.norm.eps,
+        "hidden_act": c.mlp.act, "attention_bias": c.qkv_bias,
+        "mlp_bias": c.mlp.bias, "tie_word_embeddings": c.tied,
+        "rope_parameters": {"rope_type": "default", "rope_theta": getattr(c.position, "base", 0.0)},
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip

@@ -1,0 +1,219 @@
+"""What a family is: how its config becomes ours, and which of its tensors become which of ours."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar, cast
+
+from torch import Tensor
+
+from interp.core.boundary import shown
+from interp.model.config import (
+    AnyConfig,
+    EncoderDecoderConfig,
+    ModelConfig,
+)
+from interp.model.records import MOST
+
+NOT_ARITHMETIC = frozenset(
+    {
+        "_name_or_path", "architectures", "auto_map", "model_type", "task_specific_params", "tokenizer_class",
+        "prefix", "name_or_path", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
+        "sep_token_id", "finetuning_task", "problem_type", "dtype", "torch_dtype", "torchscript",
+        "transformers_version", "initializer_range", "init_std", "initializer_factor", "id2label", "label2id",
+        "num_labels", "gradient_checkpointing", "chunk_size_feed_forward", "keys_to_ignore_at_inference",
+        "is_decoder", "is_encoder_decoder", "return_dict", "use_return_dict", "use_cache",
+        "cache_implementation", "output_attentions", "output_hidden_states", "output_past", "attention_dropout",
+        "attn_pdrop", "embd_pdrop", "resid_pdrop", "dropout", "activation_dropout", "hidden_dropout",
+        "layerdrop", "embed_dropout", "resid_dropout", "classifier_dropout", "attention_probs_dropout_prob",
+        "hidden_dropout_prob", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
+        "summary_type", "summary_use_proj", "attn_implementation", "_attn_implementation",
+        "_attn_implementation_autoset", "do_sample", "max_length", "min_length", "temperature", "top_k",
+        "top_p", "repetition_penalty", "num_beams",
+    }
+)  # fmt: skip
+"""Keys of Hugging Face configs that cannot change a number of an evaluated forward pass."""
+
+Scalar = str | int | float | bool | None
+LARGEST = 1e15
+"""No number of a config is larger: what is, and NaN, comes from a damaged file and would fail far from it."""
+
+
+class Settings:
+    """A checkpoint's config, read key by key; what nobody read is refused by name at the end."""
+
+    def __init__(self, values: Mapping[str, object], family: str) -> None:
+        self._values = values
+        self._family = family
+        self._read: set[str] = set()
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number setting; `default` stands in for a missing key or None."""
+        value = self._number(key, default)
+        if value != int(value):
+            raise ValueError(f"{self._family}: config requires a whole number for {key}, got {value!r}")
+        return int(value)
+
+    def count(self, key: str, default: int | None = None) -> int:
+        """A whole number from 1 on, by which a config may divide; `default` stands in for a missing key or None."""
+        value = self.integer(key, default)
+        if not 1 <= value <= MOST:
+            raise ValueError(f"{self._family}: config requires {key} in [1, {MOST}], got {value}")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A real setting; `default` stands in for a missing key or None."""
+        return float(self._number(key, default))
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """A real setting above 0; `default` stands in for a missing key or None."""
+        value = self.real(key, default)
+        if value <= 0:
+            raise ValueError(f"{self._family}: config requires {key} above 0, got {value}")
+        return value
+
+    def optional(self, key: str, default: int | float | None) -> float | None:
+        """A real setting that may be None; `default` stands in for a missing key alone."""
+        return None if self.present((key,)).get(key, default) is None else float(self._number(key, default))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A boolean setting."""
+        value = self.get(key)
+        if not isinstance(value, bool | None):
+            raise ValueError(f"{self._family}: config requires true or false for {key}, got {shown(value)}")
+        return default if value is None else value
+
+    def text(self, key: str, default: str) -> str:
+        """A string setting."""
+        value = self.get(key)
+        if not isinstance(value, str | None):
+            raise ValueError(f"{self._family}: config requires a text for {key}, got {shown(value)}")
+        return default if value is None else value
+
+    def get(self, key: str) -> object:
+        """Any setting, None if missing; marks the key as understood."""
+        self._read.add(key)
+        return self._values.get(key)
+
+    def present(self, keys: Sequence[str]) -> dict[str, object]:
+        """Those of `keys` that the config has; marks them as understood."""
+        return {key: self.get(key) for key in keys if key in self._values}
+
+    def table(self, key: str) -> Mapping[str, object]:
+        """A nested object, empty if missing."""
+        value = self.get(key)
+        if not isinstance(value, Mapping | None):
+            raise ValueError(f"{self._family}: config requires an object for {key}, got {shown(value)}")
+        return dict(value or {})
+
+    def require(self, key: str, *allowed: Scalar) -> None:
+        """ValueError unless the setting is missing or one of `allowed`."""
+        value = self.get(key)
+        if key in self._values and value not in allowed:
+            raise ValueError(
+                f"{self._family}: config asks for {key}={value!r}, supported: {', '.join(map(repr, allowed))}"
+            )
+
+    def finish(self) -> None:
+        """ValueError naming every key that was neither read nor known to be irrelevant."""
+        unknown = sorted(set(self._values) - self._read - NOT_ARITHMETIC)
+        unknown = [k for k in unknown if self._values[k] is not None]
+        if unknown:
+            raise ValueError(f"{self._family}: config keys not understood: {', '.join(unknown)}")
+
+    def _number(self, key: str, default: int | float | None) -> int | float:
+        value = self.get(key)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{self._family}: config requires a number for {key}, got {shown(value)}")
+        if not abs(value) <= LARGEST:  # nor NaN
+            raise ValueError(
+                f"{self._family}: config requires a number up to {LARGEST:g} for {key}, got {shown(value)}"
+            )
+        return value
+
+
+C = TypeVar("C", bound=AnyConfig)
+Layout = Callable[[Tensor, ModelConfig], Tensor]
+"""One checkpoint tensor -> rows of our parameter, a view wherever possible.
+
+The config is that of the stack the parameter stands in: in an encoder-decoder the encoder's for `encoder.`, else the
+decoder's.
+"""
+
+
+def same(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """The tensor as it is."""
+    return tensor
+
+
+def transposed(tensor: Tensor, config: ModelConfig) -> Tensor:
+    """A matrix stored `[in, out]` (Conv1D) as `[out, in]`; of a stack of matrices, each."""
+    return tensor.mT
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One of our parameters and the checkpoint's tensors it is made of, joined along our first axis.
+
+    `{l}` stands for the layer. `{x}` in `theirs` stands for the expert: all of `theirs` for expert 0, then for 1, and
+    so on; parts with fewer axes than ours are joined along ours flattened (`[rows, d]` into `[x, rows, d]`).
+    """
+
+    ours: str
+    theirs: tuple[str, ...]
+    layout: Layout = same
+    """Applied to each of the checkpoint's tensors."""
+    otherwise: "Rule | None" = None
+    """The rule where the checkpoint lacks the first of `theirs` (one parameter, two ways to store it)."""
+
+
+def in_layers(rules: Sequence[Rule], layers: Sequence[int]) -> tuple[Rule, ...]:
+    """The rules for these layers alone; those without `{l}` stay as they are."""
+
+    def written(rule: Rule, layer: int) -> Rule:
+        theirs = tuple(name.replace("{l}", str(layer)) for name in rule.theirs)
+        other = None if rule.otherwise is None else written(rule.otherwise, layer)
+        return replace(rule, ours=rule.ours.replace("{l}", str(layer)), theirs=theirs, otherwise=other)
+
+    found: list[Rule] = []
+    for rule in rules:
+        found += [written(rule, layer) for layer in layers] if "{l}" in rule.ours else [rule]
+    return tuple(found)
+
+
+def _unchanged(name: str) -> str:
+    return name
+
+
+def _none(config: AnyConfig) -> Mapping[str, str]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Family(Generic[C]):
+    """One architecture family of checkpoints, whose configs become a `ModelConfig` or an `EncoderDecoderConfig`."""
+
+    name: str
+    model_types: tuple[str, ...]
+    config: Callable[[Settings], C]
+    rules: Callable[[C], tuple[Rule, ...]]
+    prefix: str
+    """What stands before most tensor names, and is missing when only the base model was saved."""
+    buffers: tuple[str, ...] = ()
+    """Regular expressions of tensors in old checkpoints that hold no weights (masks, frequency tables)."""
+    unused: tuple[str, ...] = ()
+    """Regular expressions of weights of parts that we do not model, such as BERT's pooler."""
+    outside: tuple[str, ...] = ("lm_head.",)
+    """Beginnings of names that never carry the prefix: heads beside the base model."""
+    duplicates: Callable[[C], Mapping[str, str]] = _none
+    """Name of a tied tensor's second copy -> name of the first; one suffices, and stored copies must be equal."""
+    rename: Callable[[str], str] = _unchanged
+    """A name in old checkpoints -> the name that the rules use (BERT's `gamma` is `weight`)."""
+
+    def table(self, config: AnyConfig) -> tuple[tuple[Rule, ...], Mapping[str, str]]:
+        """Rules and duplicates for a config that this family made."""
+        own = cast(C, config)
+        return self.rules(own), self.duplicates(own)
+
+
+AnyFamily = Family[ModelConfig] | Family[EncoderDecoderConfig] | Family[AnyConfig]

@@ -1,0 +1,51 @@
+"""StableLM: Llama's layout with LayerNorms and a quarter of every head rotated.
+
+In StableLM 2 12B attention and MLP stand side by side after one norm, and each head's queries and keys are normed.
+"""
+
+from dataclasses import replace
+
+from interp.families import llama_like
+from interp.families.spec import Family, Rule, Settings
+from interp.model.config import LayerNorm, ModelConfig
+
+DEFAULTS = {"max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
+
+
+def config(settings: Settings) -> ModelConfig:
+    """Our config of a StableLM checkpoint."""
+    llama_like.without(settings, "attention_bias", "mlp_bias")
+    parallel = settings.flag("use_parallel_residual", False)
+    norm = LayerNorm(settings.real("layer_norm_eps", 1e-5))
+    return replace(
+        llama_like.decoder(settings, DEFAULTS, norm=norm),
+        parallel=parallel,
+        shared_norm=parallel,
+        qk_norm="each" if settings.flag("qk_layernorm", False) else None,
+        qkv_bias=settings.flag("use_qkv_bias", False),
+    )
+
+
+def rules(config: ModelConfig) -> tuple[Rule, ...]:
+    """The weight table; each head's norm is a module of its own."""
+    table = llama_like.rules(replace(config, qk_norm=None))
+    if config.qk_norm is None:
+        return table
+    sides = {"q": config.n_heads, "k": config.kv_heads}
+    return (*table, *(
+        Rule(f"blocks.{{l}}.attn.{part}_norm.norm.weight", tuple(
+            f"model.layers.{{l}}.self_attn.{part}_layernorm.norms.{head}.weight" for head in range(heads)
+        ))
+        for part, heads in sides.items()
+    ))  # fmt: skip
+
+
+FAMILY = Family(
+    name="StableLM",
+    model_types=("stablelm",),
+    config=config,
+    rules=rules,
+    prefix="model.",
+    duplicates=llama_like.duplicates,
+    buffers=llama_like.BUFFERS,
+)

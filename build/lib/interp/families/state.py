@@ -1,0 +1,99 @@
+"""A state dict of one's own into a config of one's own, by a map of names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+
+import torch
+from einops import EinopsError, rearrange
+from torch import Tensor
+
+from interp.core.boundary import Device, nearest, public, shape_text
+from interp.families.convert import to_model
+from interp.families.spec import Family, Rule, Settings, same
+from interp.families.stored import LiveTensors
+from interp.model.config import ModelConfig
+from interp.model.transformer import Transformer
+
+AS_OURS: Mapping[str, str] = MappingProxyType({})
+"""No name differs."""
+
+
+@public()
+def load_state(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    rename: Mapping[str, str | Sequence[str]] = AS_OURS,
+    *,
+    ignore: Sequence[str] = (),
+    dtype: torch.dtype | None = None,
+    device: Device = "cpu",
+) -> Transformer:
+    """The model of a config with the numbers of a state dict: frozen, in eval mode, sharing no memory with it.
+
+    rename: our name of a parameter -> the state dict's. `{l}` stands for the layer, on both sides. Several names are
+    joined along the first axis (`qkv`: queries, then keys, then values; a gated `into`: the gate, then the other).
+    Behind a name may stand how its axes are to be moved, as einops writes it: `"embed.W_E: v d -> v d"`.
+    A parameter that is not in the map is looked for under our own name. Every matrix of ours is `[out, in]`, as
+    `torch.nn.Linear` has it. ignore: regular expressions of tensors that hold no weights (masks, tables).
+    dtype: None = the state dict's.
+    Our names are those of `Transformer(config).state_dict()`; `docs/howto/own_model.md` lists them.
+    Errors: ValueError naming a parameter that the model lacks, and a tensor that is missing, left over, of another
+    shape, or not finite. A tied unembedding may be stored a second time, and must then be the embedding.
+
+    Example:
+        >>> config = interp.model.ModelConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5)
+        >>> state = interp.model.Transformer(config).state_dict()
+        >>> state["wte"] = state.pop("embed.weight")
+        >>> load_state(config, state, {"embed.weight": "wte"}).config == config
+        True
+    """
+    with torch.device("meta"):
+        parameters = [name for name, _ in Transformer(config).named_parameters()]
+    ours = dict.fromkeys((*parameters, *map(_of_any_layer, parameters)))
+    if unknown := [name for name in rename if name not in ours]:
+        raise ValueError(f"the model has no parameter {unknown[0]!r}; {nearest(unknown[0], ours)}")
+    family = Family(
+        name="load_state", model_types=(), config=_no_config,
+        rules=lambda own: tuple(_rule(name, rename) for name in parameters), prefix="", buffers=tuple(ignore),
+        duplicates=lambda own: {"unembed.weight": _rule("embed.weight", rename).theirs[0]} if own.tied else {},
+    )  # fmt: skip
+    model = to_model(family, config, LiveTensors(tensors), dtype=dtype, devices=(torch.device(device),))
+    assert isinstance(model, Transformer)
+    return model
+
+
+def _of_any_layer(name: str) -> str:
+    return re.sub(r"^blocks\.\d+\.", "blocks.{l}.", name)
+
+
+def _rule(name: str, rename: Mapping[str, str | Sequence[str]]) -> Rule:
+    """Where one parameter comes from: what the map says of it, of it in any layer, or its own name."""
+    found = rename.get(name, rename.get(_of_any_layer(name), name))
+    layer = re.match(r"blocks\.(\d+)\.", name)
+    parts, patterns = [], []
+    for part in [found] if isinstance(found, str) else found:
+        theirs, _, pattern = part.partition(":")
+        parts.append(theirs.strip().replace("{l}", layer[1]) if layer else theirs.strip())
+        patterns.append(pattern.strip())
+    if len(set(patterns)) > 1:
+        raise ValueError(f"{name}: one order of axes for all its parts is required, got {patterns}")
+    layout = partial(_moved, name=name, pattern=patterns[0]) if patterns[0] else same
+    return Rule(name, tuple(parts), layout)
+
+
+def _moved(tensor: Tensor, config: ModelConfig, *, name: str, pattern: str) -> Tensor:
+    """The tensor with its axes as ours; ValueError for a pattern that does not fit it."""
+    try:
+        return rearrange(tensor, pattern)
+    except EinopsError as cause:
+        raise ValueError(
+            f"{name}: a tensor of shape {shape_text(tensor.shape)} cannot be laid out as {pattern!r}: {cause}"
+        ) from cause
+
+
+def _no_config(settings: Settings) -> ModelConfig:
+    raise AssertionError("the config of a state dict is given")

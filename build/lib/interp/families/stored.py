@@ -1,0 +1,248 @@
+"""Where a checkpoint's tensors are: in files, mapped and let go of again piece by piece, or in a live module."""
+
+import json
+import zipfile
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from torch import Tensor, nn
+
+from interp.core.boundary import shown
+from interp.core.files import json_object, named_path, regular
+from interp.model.mapped import FileState, MappedFile
+
+CHUNK = 4 * 2**20
+"""Bytes that are read, tested and copied at a time: small enough for a processor's cache."""
+MAPPED = 16 * 2**20
+"""Bytes of a file that may stay in memory after they were read."""
+
+
+class Tensors(Mapping[str, Tensor]):
+    """A checkpoint's tensors by name. What is handed out is for reading at once: `release` may unmap its file."""
+
+    dequantised: str | None = None
+    """How the checkpoint stores what had to be dequantised; None where it holds ordinary numbers."""
+
+    def outline(self, name: str) -> Tensor:
+        """The tensor on "meta": its shape and dtype."""
+        return torch.empty_like(self[name], device="meta")
+
+    @abstractmethod
+    def release(self, read: int) -> None:
+        """Say that `read` more bytes were read and are no longer needed."""
+
+    @abstractmethod
+    def mapped(self, names: tuple[str, ...]) -> Tensor | None:
+        """These tensors end to end as one flat private view of their file; None where they do not lie like that.
+
+        Writing to the view changes neither the file nor another view (copy on write).
+        """
+
+    def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
+        """The files of which parameters of this model are views."""
+        return ()
+
+
+class LiveTensors(Tensors):
+    """The tensors of a module in memory."""
+
+    def __init__(self, state: Mapping[str, Tensor]) -> None:
+        self._state = state
+
+    def release(self, read: int) -> None:
+        """Nothing to let go of."""
+
+    def mapped(self, names: tuple[str, ...]) -> None:
+        """None: a live module's memory is its own."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+
+class StoredTensors(Tensors):
+    """The tensors of some files; ValueError naming a file that cannot be read.
+
+    Files are mapped and let go of after every 16 MiB read, so what was copied does not count as memory twice.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        self._where: dict[str, Path] = {}
+        self._open: dict[Path, Mapping[str, Tensor]] = {}
+        self._begins: dict[Path, dict[str, int]] = {}
+        self._views: dict[Path, Tensor] = {}
+        self._states: dict[Path, FileState] = {}
+        self._read = 0
+        for file in files:
+            for name in self._opened(file):
+                if name in self._where:
+                    both = f"{self._where[name].name} and in {file.name}"
+                    raise ValueError(
+                        f"{file.parent}: tensor {name!r} is in {both}; one set of weights is required"
+                    )
+                self._where[name] = file
+
+    def __enter__(self) -> "StoredTensors":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._open.clear()
+        self._views.clear()
+
+    def release(self, read: int) -> None:
+        """Unmap the files whenever enough was read; they are mapped again when asked for."""
+        self._read += read
+        if self._read >= MAPPED:
+            self._open.clear()
+            self._read = 0
+
+    def mapped(self, names: tuple[str, ...]) -> Tensor | None:
+        """The view, where all the tensors are in one safetensors file, of one dtype, one after the other."""
+        file = self._where[names[0]]
+        if file.suffix == ".bin" or any(self._where[name] != file for name in names):
+            return None
+        if file not in self._begins:
+            self._begins[file] = _begins(file)
+        begins = self._begins[file]
+        tensors = [self[name] for name in names]
+        end = start = begins[names[0]]
+        for name, tensor in zip(names, tensors, strict=True):
+            if begins[name] != end or tensor.dtype != tensors[0].dtype or start % tensor.element_size():
+                return None
+            end += tensor.numel() * tensor.element_size()
+        if file not in self._views:
+            state = self._states[file] = FileState.of(file)
+            self._views[file] = torch.from_file(str(file), shared=False, size=state.size, dtype=torch.uint8)
+        return self._views[file][start:end].view(tensors[0].dtype)
+
+    def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
+        """The files that were mapped, each as it was then, with where the parameters begin that are views of it."""
+        places = {name: value.data_ptr() for name, value in model.named_parameters()}
+        found = []
+        for file, view in self._views.items():
+            inside = range(view.data_ptr(), view.data_ptr() + view.numel())
+            mine = {name: place for name, place in places.items() if place in inside}
+            found += [MappedFile(file.resolve(), self._states[file], mine)] if mine else []
+        return tuple(found)
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._opened(self._where[name])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._where)
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def _opened(self, file: Path) -> Mapping[str, Tensor]:
+        if file not in self._open:
+            regular(file)
+            self._open[file] = _unpickled(file) if file.suffix == ".bin" else _Safetensors(file)
+        return self._open[file]
+
+
+class _Safetensors(Mapping[str, Tensor]):
+    """One open safetensors file: its tensors are views of the mapped file."""
+
+    def __init__(self, file: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        self._file, self._error = file, SafetensorError
+        try:
+            self._handle = safe_open(file, framework="pt")
+        except (SafetensorError, OSError) as cause:
+            raise ValueError(f"{file} is not a readable safetensors file (truncated?): {cause}") from cause
+        self._names = tuple(self._handle.keys())
+
+    def __getitem__(self, name: str) -> Tensor:
+        try:
+            tensor: Tensor = self._handle.get_tensor(name)
+        except self._error as cause:
+            raise ValueError(f"{self._file}: tensor {name!r} cannot be read: {cause}") from cause
+        return tensor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def _begins(file: Path) -> dict[str, int]:
+    """Where each tensor of a safetensors file begins, in bytes: after 8 bytes that hold the header's length, and it."""
+    with file.open("rb") as content:
+        length = int.from_bytes(content.read(8), "little")
+        header = json.loads(content.read(length))
+    header.pop("__metadata__", None)
+    return {name: 8 + length + entry["data_offsets"][0] for name, entry in header.items()}
+
+
+def _unpickled(file: Path) -> Mapping[str, Tensor]:
+    """The tensors of a `.bin` file by torch's weights-only unpickler, which builds tensors and runs nothing else."""
+    try:
+        mapped = zipfile.is_zipfile(file)  # files of before torch 1.6 are bare pickles and cannot be mapped
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
+    except UnpicklingError as cause:
+        raise ValueError(
+            f"{file} is refused, and nothing in it was run: it is damaged, or a pickle that holds more than tensors "
+            f"({str(cause).strip().splitlines()[0]})"
+        ) from cause
+    except (OSError, EOFError, RuntimeError, ValueError) as cause:
+        raise ValueError(f"{file} is not a readable file of weights (truncated?): {cause}") from cause
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise ValueError(f"{file} must hold a dict of tensors, got {type(found).__name__} of other things")
+    return found
+
+
+def row_slices(tensor: Tensor) -> Iterator[slice]:
+    """Slices of the first axis that hold at most a chunk each, or one row."""
+    rows = max(1, CHUNK * len(tensor) // max(1, tensor.numel() * tensor.element_size()))
+    return (slice(first, first + rows) for first in range(0, len(tensor), rows))
+
+
+def equal(tensors: Tensors, a: str, b: str) -> bool:
+    """Whether two tensors hold the same numbers, read a few mebibytes at a time."""
+    one, two = tensors[a], tensors[b]
+    if one.shape != two.shape or one.dtype != two.dtype:
+        return False
+    if one.data_ptr() == two.data_ptr() and one.device == two.device:
+        return True
+    for rows in row_slices(one):
+        if not torch.equal(tensors[a][rows], tensors[b][rows]):
+            return False
+        tensors.release(2 * one[rows].numel() * one.element_size())
+    return True
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights; pickles only where there are no safetensors."""
+    for kind in ("model.safetensors", "pytorch_model.bin"):
+        index = folder / f"{kind}.index.json"
+        if index.is_file():
+            table = json_object(index).get("weight_map")
+            if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+                raise ValueError(f"{index}: weight_map must name a file for every tensor, got {shown(table)}")
+            files = [named_path(folder / name) for name in sorted(set(table.values()))]
+        else:
+            files = sorted(folder.glob("*.safetensors" if kind == "model.safetensors" else kind))
+        if missing := [f.name for f in files if not f.is_file()]:
+            raise FileNotFoundError(f"{folder}: the index names {missing[0]}, which is not there")
+        if files:
+            return files
+    raise FileNotFoundError(
+        f"{folder} holds no *.safetensors file and no pytorch_model.bin; it holds {listing(folder)}"
+    )
+
+
+def listing(folder: Path) -> str:
+    """The first files of a folder, for messages."""
+    names = sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+    return ", ".join(names[:8]) or "nothing"

@@ -1,0 +1,527 @@
+"""What a sparse autoencoder is worth: how sparse, how exact, what the model loses, which true directions it found.
+
+Everything is a sum over vectors that merges: the mean of the explained variance is that of the whole evaluation set,
+whatever the batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.boundary import public, shown
+from interp.core.covariance import Covariance, Covariances
+from interp.core.named import Parts, Several
+from interp.core.results import Score, labelled, scored
+from interp.core.stats import FEWEST, Partial, t95
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source
+from interp.features.sae import SAE
+from interp.model.edits import Edit
+from interp.model.loss import next_token_loss, predicted
+from interp.model.parts import as_site
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
+from interp.passes.metrics import LogitFunction, Metric, Outcome, as_metric
+from interp.passes.observe import Model, Subject, text_of
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
+from interp.runs.run import answered, reduced_over
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+RUNS = ("clean", "sae", "zero", "mean")
+FEWEST_TEXTS = 128
+"""Texts below which a loss, or a share of one, gets no interval."""
+"""What stands at the site: itself, its reconstruction, 0, or its mean over the reference data."""
+NO_MEAN = "no reference data to take the mean of"
+
+
+@dataclass(frozen=True, eq=False)
+class Reconstruction(Question):
+    """How sparse and how exact an autoencoder is at a site; `reconstruction` describes the result."""
+
+    sae: SAE
+    """The autoencoder, on the device of the model."""
+    site: str
+    """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
+    skip_bos: bool = True
+    """Whether a BOS in front of a text does not count."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Sums over the vectors of every text, where they arise."""
+        sums = _Sums.of(self, model)
+        return Analysis(self.name, sums, Fit, partial(_finish, name=self.name), reads=(Read(sums.site),))
+
+
+@dataclass(frozen=True, eq=False)
+class SaeQuality(Question):
+    """What an autoencoder is worth at a site, and what the model loses by it; `sae_quality` describes the result."""
+
+    sae: SAE
+    """The autoencoder, on the device of the model."""
+    site: str
+    """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
+    reference: DataSource | Data | None = None
+    """The data over which the mean is taken that stands at the site in `ce_mean`; None = no such run."""
+    skip_bos: bool = True
+    """Whether a BOS in front of a text keeps its value and does not count."""
+    metric: Metric | LogitFunction | None = None
+    """What the model loses; None = the next-token loss of every token."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The sums of `Reconstruction`, and a sweep of every batch with the site replaced."""
+        config = model.transformer.config
+        if not config.causal or not config.unembed:
+            raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
+        sums, mean = _Sums.of(self, model), None
+        reads = (Read(sums.site),)
+        if self.reference is not None:
+            source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=32)
+            over = reduced_over(Analysis(self.name, sums, Fit, reads=reads), model, source)
+            assert isinstance(over, Fit)
+            mean = over.checked().mean
+        metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric)
+        runs = RUNS if mean is not None else RUNS[:3]
+        return Analysis(
+            self.name,
+            _Quality(sums, mean, metric),
+            Several({"fit": Fit, "losses": Covariances("losses")}),
+            partial(_finish_quality, name=self.name, runs=runs, metric=metric),
+            reads=reads,
+            pose=Posed.of(model.text, metric.answer, metric.wrong),
+        )
+
+
+@public()
+def reconstruction(
+    model: Model,
+    data: DataSource | Data,
+    sae: SAE,
+    site: str,
+    *,
+    skip_bos: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How sparse and how exact an autoencoder is at a site, over data of any size.
+
+    Returns what `reconstruction_quality` does of given activations, for those of the site at every token that counts
+    (see `sae_quality`). Several autoencoders share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
+    Errors: KeyError for an unknown site; ValueError where `sae` does not fit the site, and for no vectors.
+
+    Example:
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
+        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> found = reconstruction(model, [prompt, "The cat sat on the mat"], sae, "L1.resid")
+        >>> found.value.sel(score="l0").dims
+        ()
+    """
+    question = Reconstruction(sae, site, skip_bos)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def sae_quality(
+    model: Model,
+    data: DataSource | Data,
+    sae: SAE,
+    site: str,
+    *,
+    reference: DataSource | Data | None = None,
+    skip_bos: bool = True,
+    metric: Metric | LogitFunction | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What an autoencoder is worth at a site: all of `reconstruction_quality`, and what the model loses by it.
+
+    Returns Dataset[score]: `value`, `low`, `high`, `null`, `n` and the coordinate `unit`. Besides those scores:
+    `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`, the next-token loss in nats per predicted token with the site as it is,
+    replaced by its reconstruction, by 0, or by its mean; `loss_recovered_zero` and `loss_recovered_mean`,
+    (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either ablation: 1 = nothing is lost, 0 (the null) = as bad as
+    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN below 128 texts).
+    Where an ablation lowers the loss there is nothing to recover: the share is NaN, and attrs such as
+    `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it costs holds 0.
+    metric: any other number per text in place of the loss, at the position of its own: `metric_clean`, ...,
+    `metric_recovered_zero`, ...; for a model that is right at one place only, such as `answer_loss`.
+    Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is the
+    stricter null. `density`[feature] and `mean`[coordinate] as there.
+    site: the full name of a site, or a part that is a whole one, such as "L1.resid".
+    reference: the data over which the mean is taken; None = the data themselves, which are read twice. (The record
+    `SaeQuality` takes it as it is: without it, it has no mean and attrs["no_mean"] says so.)
+    Padding never counts. With `skip_bos` a BOS in front of a text keeps its value and does not count: its activations
+    are unlike all others. It is the first token of a text, where the batch says that one was prepended, or where it has
+    the tokenizer's BOS id; attrs["skipped"] says how many there were.
+    Errors: ValueError for a model that is not causal or has no unembedding, where `sae` does not fit the site, and for
+    an iterator without reference data; KeyError for an unknown site.
+
+    Example:
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
+        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> found = sae_quality(model, [prompt, "The cat sat on the mat"], sae, "blocks.1.hook_resid_pre")
+        >>> found.value.sel(score="loss_recovered_mean").dims
+        ()
+    """
+    text = text_of(model)
+    source = prompt_source(data, text, prepend_bos=prepend_bos, batch_size=batch_size)
+    if reference is None and source.windows is None:
+        raise ValueError(
+            "the mean over the data requires reading them twice, an iterator gives every row once: name reference data"
+        )
+    other = source if reference is None else reference
+    other = prompt_source(other, text, prepend_bos=prepend_bos, batch_size=batch_size)
+    return answered(SaeQuality(sae, site, other, skip_bos, metric), model, source, edits=edits)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A reduction: sums over vectors x and their reconstructions; `merge` is exact for counts, else to rounding.
+
+    Squared deviations are taken from the mean of the part and moved to that of the whole (Chan's update).
+    """
+
+    refuses_nan: ClassVar[bool] = True
+    vectors: Int[Tensor, ""]
+    mean: Float[Tensor, "d"]
+    spread: Float[Tensor, ""]
+    """Sum of ||x - mean||^2."""
+    error: Float[Tensor, ""]
+    """Sum of ||x - x_hat||^2."""
+    active: Int[Tensor, "s"]
+    """On how many vectors each feature is active."""
+
+    @classmethod
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> Fit:
+        """The sums over some rows, from those of each (`fitted`)."""
+        vectors, means = values["vectors"], values["mean"]
+        total = vectors.sum()
+        weight = vectors.to(means.dtype)
+        mean = weight @ means / weight.sum().clamp_min(1)
+        spread = values["spread"].sum() + weight @ (means - mean).square().sum(1)
+        return cls(total, mean, spread, values["error"].sum(), values["active"].sum(0))
+
+    def merge(self, other: Fit) -> Fit:
+        """The sums over both parts."""
+        mine, theirs = self.tensors(), other.tensors()
+        return Fit.of({name: torch.stack((mine[name], theirs[name])) for name in mine})
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        return dict(vars(self))
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> Fit:
+        """The sums whose `tensors` these are."""
+        return cls(**tensors)
+
+    def checked(self) -> Fit:
+        """Itself; ValueError for no vectors, or NaN."""
+        if int(self.vectors) == 0:
+            raise ValueError("activations: at least one vector is required, got none")
+        if not bool(self.error.isfinite()):
+            raise ValueError("finite activations are required, some are NaN or infinite")
+        return self
+
+    def scores(self) -> dict[str, Score]:
+        """The scores of the reconstruction, without intervals; n counts vectors, and of `dead_fraction` features."""
+        n, d_in, d_sae = int(self.vectors), len(self.mean), len(self.active)
+        density = self.active.double() / n
+        return {
+            "l0": _plain(density.sum(), n, "active features per vector"),
+            "mse": _plain(self.error / (n * d_in), n, "squared units of the site per coordinate"),
+            "explained_variance": _plain(1 - self.error / self.spread, n, "share of the variance", 0.0),
+            "dead_fraction": _plain((self.active == 0).double().mean(), d_sae, "share of features"),
+        }
+
+    def result(self, name: str, more: Mapping[str, Score], attrs: Mapping[str, str | int]) -> xr.Dataset:
+        """The sums as labelled scores with some more, see `reconstruction_quality`; ValueError as in `checked`."""
+        self.checked()
+        density = self.active.double() / self.vectors
+        return scored(
+            name,
+            {**self.scores(), **more},
+            (),
+            coords={"feature": range(len(density)), "coordinate": range(len(self.mean))},
+            others={"density": (("feature",), density), "mean": (("coordinate",), self.mean)},
+            units={"density": "share of vectors", "mean": "units of the site"},
+            attrs={
+                "vectors": int(self.vectors),
+                "explained_variance": "1 - sum ||x - x_hat||^2 / sum ||x - mean||^2, mean over all vectors",
+                "dead": "active on none of these vectors",
+                "null": "explained variance 0: the mean alone",
+                **attrs,
+            },
+        )
+
+
+@torch.no_grad()
+def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) -> dict[str, Tensor]:
+    """What `Fit` needs of each row: its vectors are those of `x` where `row` says so. Sums in float64."""
+    features = sae.encode(x)
+    error = (x.double() - sae.decode(features, x).double()).square().sum(1)
+    wide, count = x.double(), torch.bincount(row, minlength=rows)
+
+    def summed(values: Tensor) -> Tensor:
+        return values.new_zeros(rows, *values.shape[1:]).index_add(0, row, values)
+
+    mean = summed(wide) / count.clamp_min(1)[:, None]
+    return {
+        "vectors": count,
+        "mean": mean,
+        "spread": summed((wide - mean[row]).square().sum(1)),
+        "error": summed(error),
+        "active": summed((features > 0).long()),
+    }
+
+
+@public()
+def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> xr.Dataset:
+    """How sparse and how exact an autoencoder is on activations `[n d]`, a tensor or a stream of chunks.
+
+    Returns Dataset[score]: `value`, `n` (vectors) and the coordinate `unit` of `l0`, active features per vector; `mse`,
+    mean squared error per coordinate; `explained_variance` = 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with the mean
+    over all vectors (null: 0); `dead_fraction`, the share of features active on none. They have no interval: `low` and
+    `high` are NaN. Besides, `density`[feature], the share of vectors on which it is active, and `mean`[coordinate].
+    Errors: ValueError for no vectors, and NaN.
+
+    Example:
+        >>> eye, zero = torch.eye(3), torch.zeros(3)
+        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> float(reconstruction_quality(sae, torch.rand(10, 3)).value.sel(score="explained_variance"))
+        1.0
+    """
+    found: Fit | None = None
+    for chunk in (activations,) if isinstance(activations, Tensor) else activations:
+        if not isinstance(chunk, Tensor) or chunk.ndim != 2 or chunk.shape[1] != len(sae.b_dec):
+            raise ValueError(
+                f"activations must be vectors [n, {len(sae.b_dec)}], or chunks of them, got {shown(chunk)}"
+            )
+        x = chunk.to(sae.W_enc.device)
+        part = Fit.of(fitted(sae, x, torch.zeros(len(x), dtype=torch.long, device=x.device), 1))
+        found = part if found is None else found.merge(part)
+    if found is None:
+        raise ValueError("activations: at least one vector is required, got none")
+    return found.result("reconstruction", {}, {})
+
+
+@public()
+def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -> xr.Dataset:
+    """Which feature is which true direction, by the cosine of their directions.
+
+    Returns Dataset[true]: `feature` and `cosine` of the one-to-one assignment with the greatest sum (Hungarian method;
+    -1 and NaN for true directions left without a feature), `best_feature` and `best_cosine` of the nearest one, which
+    several may share. Cosines have a sign: features are active upwards only. Errors: ValueError for a zero vector.
+
+    Example:
+        >>> dictionary_match(torch.eye(3).flip(0), torch.eye(3)).feature.values.tolist()
+        [2, 1, 0]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    if truth.shape[-1] != W_dec.shape[-1]:
+        raise ValueError(f"truth must have the width of W_dec, {W_dec.shape[-1]}, got {truth.shape[-1]}")
+    cosines = _directions(truth) @ _directions(W_dec).mT
+    row, column = (torch.from_numpy(index) for index in linear_sum_assignment(-cosines.numpy()))
+    feature = torch.full((len(truth),), -1).index_copy(0, row, column)
+    cosine = cosines.new_full((len(truth),), torch.nan).index_copy(0, row, cosines[row, column])
+    best = cosines.max(1)
+    columns = {"feature": feature, "cosine": cosine, "best_feature": best.indices, "best_cosine": best.values}
+    return labelled(
+        "dictionary_match",
+        {name: (("true",), value) for name, value in columns.items()},
+        coords={"true": range(len(truth))},
+        units="cosine",
+        attrs={"unit": "cosine", "assignment": "one to one, greatest sum"},
+    )
+
+
+def counted_tokens(batch: Batch, bos_id: int | None, skip_bos: bool) -> Bool[Tensor, "b p"]:
+    """The real tokens, but with `skip_bos` for a BOS in front of a text."""
+    if not skip_bos:
+        return batch.real
+    is_bos = torch.full_like(batch.real, batch.bos)
+    if bos_id is not None:
+        is_bos = is_bos | (batch.tokens == bos_id)
+    return batch.real & ~((batch.places == 0) & is_bos)
+
+
+def ratio(
+    sums: Covariance,
+    top: Float[Tensor, "f"],
+    bottom: Float[Tensor, "f"],
+    unit: str,
+    null: float = torch.nan,
+    *,
+    fewest: int = FEWEST,
+) -> Score:
+    """sum(x . top) / sum(x . bottom) over rows x, with its 95 % interval (linearised, Student's t; NaN below `fewest`).
+
+    The residuals x . (top - value bottom) sum to 0, so their squares are a form in the products of deviations.
+    """
+    n, mean = sums.n, sums.mean
+    top, bottom = top.to(mean), bottom.to(mean)
+    value, whole = (mean @ top) / (mean @ bottom), (n * (mean @ bottom)).abs()
+    residual = top - value * bottom
+    squares = (residual @ sums.scatter @ residual).clamp_min(0.0)
+    half = t95(n.double(), fewest) * (squares * n / (n - 1)).sqrt() / whole
+    return Score(value, value - half, value + half, n, torch.full_like(value, null), unit)
+
+
+def _plain(value: Float[Tensor, ""], n: int, unit: str, null: float = torch.nan) -> Score:
+    """A number of which nobody knows an interval."""
+    none = torch.full_like(value, torch.nan)
+    return Score(value, none, none, torch.tensor(n), torch.full_like(value, null), unit)
+
+
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """From the values of a site to the sums over the vectors of every text that count (`fitted`)."""
+
+    sae: SAE
+    site: str
+    bos_id: int | None
+    skip_bos: bool
+
+    @classmethod
+    def of(cls, asked: Reconstruction | SaeQuality, model: Subject) -> _Sums:
+        """Those that a question asks for. Errors: those of `as_site`."""
+        site = as_site(asked.site, model.transformer.config)
+        return cls(asked.sae, site, model.text.bos_id, asked.skip_bos)
+
+    def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+        vectors, text = self.sae.vectors(trace[Read(self.site)]), batch.text_numbers
+        counted = counted_tokens(batch, self.bos_id, self.skip_bos)
+        row = text[counted].repeat_interleave(vectors[0, 0].numel() // self.sae.d_in)
+        return fitted(self.sae, vectors[counted].flatten(0, -2), row, int(text.max()) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class _Quality:
+    """The sums of every text, and what its tokens cost with the site replaced.
+
+    `losses`: the summed next-token losses of the runs, how many tokens were predicted, and how many BOS were skipped.
+    """
+
+    sums: _Sums
+    mean: Float[Tensor, "d"] | None
+    metric: Metric
+
+    def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+        sums, texts = self.sums, _unpacked(batch)
+        found = sums(trace, batch, model)
+        counted = counted_tokens(texts, sums.bos_id, sums.skip_bos)
+        losses = self._losses(model, texts, counted)
+        if not bool(losses.isfinite().all()):
+            raise NotFiniteError(
+                f"finite losses are required, some are NaN or infinite with {sums.site} replaced"
+            )
+        known = predicted(texts.keep, texts.documents)
+        tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
+        number = tokens.sum(1) if self.metric == SUMMED_LOSS else torch.ones(len(texts), dtype=torch.long)
+        counts = torch.stack((number.to(tokens.device), (texts.real & ~counted).sum(1)))
+        return {**found, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
+
+    def _losses(self, model: Transformer, batch: Batch, at: Bool[Tensor, "b p"]) -> Float[Tensor, "r b"]:
+        """The metric of every row, in the order of `RUNS`, as far as there is a mean."""
+        sae, mean = self.sums.sae, self.mean
+
+        def placed(value: Tensor, new: Tensor) -> Tensor:
+            return torch.where(at.view(*at.shape, *[1] * (value.ndim - 2)), new.to(value), value)
+
+        def with_mean(value: Tensor) -> Tensor:
+            assert mean is not None
+            return placed(value, mean.to(value.device).expand_as(sae.vectors(value)).reshape(value.shape))
+
+        changes = [
+            lambda value: placed(value, sae.reconstruct(value)),
+            lambda value: placed(value, torch.zeros_like(value)),
+            *([] if mean is None else [with_mean]),
+        ]
+        if self.metric == SUMMED_LOSS and batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
+            return torch.zeros(1 + len(changes), len(batch), device=batch.tokens.device)
+        variants = [Variant([Edit(self.sums.site, change)]) for change in changes]
+        swept = Sweep(model, batch, variants).run(self.metric)
+        return torch.cat((swept.base[None], swept.values))
+
+
+def _unpacked(batch: Batch) -> Batch:
+    """The same texts, one per row, in the order in which they stand."""
+    if batch.documents is None:
+        return batch
+    tokens = batch.by_text(batch.tokens, batch.real, -1)
+    keep = tokens >= 0
+    return Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos, row=batch.row)
+
+
+def _finish(merged: Partial, name: str) -> xr.Dataset:
+    assert isinstance(merged, Fit)
+    return merged.result(name, {}, {})
+
+
+def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Metric) -> xr.Dataset:
+    assert isinstance(merged, Parts)
+    fit, sums = merged.parts["fit"], merged.parts["losses"]
+    assert isinstance(fit, Fit) and isinstance(sums, Covariance)
+    of_loss = metric == SUMMED_LOSS
+    stem, unit = ("ce", "nats per predicted token") if of_loss else ("metric", metric.unit)
+    recovered, of_what = ("loss_recovered", "the loss") if of_loss else ("metric_recovered", metric.name)
+    one = dict(zip((*runs, "tokens", "skipped"), torch.eye(len(runs) + 2).double(), strict=True))
+    fewest = FEWEST_TEXTS if of_loss else max(FEWEST_TEXTS, metric.fewest)
+    scores = {f"{stem}_{run}": ratio(sums, one[run], one["tokens"], unit, fewest=fewest) for run in runs}
+    reasons = {}
+    for run in runs[2:]:
+        lost, held = one[run] - one["sae"], one[run] - one["clean"]
+        share = ratio(sums, lost, held, f"share of {of_what}", 0.0, fewest=fewest)
+        cost = ratio(sums, one[run] - one["clean"], one["tokens"], unit)
+        if of_loss and float(cost.value) <= 0:
+            none = torch.full_like(share.value, torch.nan)
+            share = share._replace(value=none, low=none, high=none)
+            reasons[f"no_{recovered}_{run}"] = (
+                f"{of_what} is no greater with {run} at the site: {float(cost.value):+.3g}"
+            )
+        elif not (float(cost.low) > 0 or float(cost.high) < 0):
+            ends = f"[{float(cost.low):.3g}, {float(cost.high):.3g}]"
+            reasons[f"unsure_{recovered}_{run}"] = f"what {run} at the site costs may be nothing: {ends}"
+        scores[f"{recovered}_{run}"] = share
+    tokens, skipped = (round(float(sums.mean[i] * sums.n)) for i in (-2, -1))
+    return fit.result(
+        name,
+        scores,
+        {
+            "skipped": skipped,
+            **({"predicted_tokens": tokens} if of_loss else {"metric": metric.name}),
+            "interval": f"95 % over texts, of {of_what}",
+            **reasons,
+            **({} if "mean" in runs else {"no_mean": NO_MEAN}),
+        },
+    )
+
+
+def _summed_loss(outcome: Outcome) -> Float[Tensor, "r"]:
+    batch = outcome.batch
+    return next_token_loss(outcome.logits(), batch.tokens, batch.keep, batch.documents).sum(1)
+
+
+SUMMED_LOSS = Metric("summed next-token loss", "nats", _summed_loss, everywhere=True)
+
+
+def _directions(rows: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+    wide = rows.detach().cpu().double()
+    if not wide.numel() or not bool(wide.isfinite().all()):
+        raise ValueError(f"directions of finite numbers are required, got {shown(rows)}")
+    norm = wide.norm(dim=1, keepdim=True)
+    if bool((norm == 0).any()):
+        raise ValueError("directions must not be zero vectors")
+    return wide / norm

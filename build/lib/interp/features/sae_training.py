@@ -1,0 +1,332 @@
+"""Training a sparse autoencoder on activations: one loop for the three kinds, which differ in what they pay for.
+
+Inside, activations are scaled to a mean square norm of d_in, so that a sparsity, a bandwidth or a learning rate means
+the same at every layer of every model (Anthropic, April 2024); the factor is divided out of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.boundary import Count, Device, public, shape_text
+from interp.core.results import labelled
+from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+WARM_UP, DECAY = 0.05, 0.2
+"""Shares of the steps: the rate and the sparsity grow over the first, the rate falls to 0 over the last."""
+AUX_COEFFICIENT = 1 / 32
+"""What the dead features' reconstruction of the error weighs (Gao et al. 2024)."""
+RESAMPLED = 0.2
+"""Norm of a resampled feature's encoder, in that of the mean living one (Bricken et al. 2023)."""
+UNITS = {
+    **dict.fromkeys(("loss", "error", "penalty"), "unit of training, per vector"),
+    "l0": "active features per vector", "dead": "share of features",
+}  # fmt: skip
+"""Of the numbers of the history."""
+SAMPLE = 4096
+"""Vectors from which the scale and the first b_dec are estimated."""
+
+
+class Terms(NamedTuple):
+    """What one batch costs, in the unit of training."""
+
+    loss: Float[Tensor, ""]
+    error: Float[Tensor, ""]
+    """Mean of ||x - x_hat||^2."""
+    penalty: Float[Tensor, ""]
+    """Mean L1 of the features (ReLU), mean number of active ones (JumpReLU), error of the dead ones (TopK)."""
+    features: Float[Tensor, "n s"]
+
+
+@public(unchecked=("activations",))
+def train_sae(
+    activations: Tensor | Iterable[Tensor],
+    kind: Kind,
+    d_sae: Count,
+    *,
+    steps: Count,
+    sparsity: float | None = None,
+    lr: float = 1e-3,
+    batch_size: int = 1024,
+    dead_after: int = 200,
+    seed: int = 0,
+    device: Device | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[SAE, xr.Dataset]:
+    """A sparse autoencoder of activations `[n d]`, and Dataset[step], the history of its training.
+
+    Minimises, per vector and with E ||x||^2 = d, ||x - x_hat||^2 + sparsity * P, where P is the L1 norm of the features
+    (ReLU; Bricken et al. 2023) or their number (JumpReLU; Rajamanoharan et al. 2024). TopK takes no sparsity, its k is
+    one; there 1/32 of the error that dead features leave of the error is added (Gao et al. 2024). Adam; the decoder's
+    columns have norm 1, and the gradient along them is removed; b_dec begins at the geometric median.
+    A feature that was silent for `dead_after` steps is dead. In the first half of training, every `dead_after` steps,
+    dead ReLU and JumpReLU features restart at inputs drawn with probability ~ (squared error)^2 (Bricken et al. 2023).
+    activations: a tensor, shuffled in every epoch, or chunks (`store.batches(site, size, epochs=None)`, a generator),
+    each shuffled when it comes; they are gone through again if they can be. device: None = that of the activations.
+    The result is in the unit of the activations; the history is in that of training: `loss`, `error` (of d_in),
+    `penalty` before its weight, `l0` (active features per vector), `dead` (share of features); attrs["scale"] is the
+    factor. The bandwidth of a JumpReLU and the threshold it begins with, as large, are in training's unit too.
+    The same seed gives the same bits on the same machine.
+    Errors: ValueError for a missing or surplus sparsity, no steps, activations of a wrong shape, a stream that ends
+    before the steps do, and losses that are NaN or infinite.
+
+    Example:
+        >>> sae, history = train_sae(torch.randn(256, 8), TopK(2), 16, steps=3)
+        >>> history.error.dims
+        ('step',)
+    """
+    _check(activations, kind, d_sae, steps, sparsity, batch_size, lr)
+    batches = _batches(activations, batch_size, seed)
+    first = list(islice(batches, min(steps, -(-SAMPLE // batch_size))))
+    if not first:
+        raise ValueError("at least one vector of activations is required, got none")
+    sample = torch.cat(first).to(device or first[0].device, dtype)
+    if not bool(sample.isfinite().all()) or not bool(sample.any()):
+        raise ValueError("activations of finite numbers, not all 0, are required")
+    scale = (sample.shape[1] / sample.square().sum(1).mean()) ** 0.5
+    sae = _initial(sample * scale, kind, d_sae, seed)
+    scaled = (x.to(sample.device, dtype) * scale for x in islice(chain(first, batches), steps))
+    history = _train(sae, scaled, steps, sparsity or 0.0, lr, dead_after, seed)
+    found = _checked(history, steps)
+    return _unscaled(sae, scale), labelled(
+        "train_sae",
+        {name: (("step",), value) for name, value in found.items()},
+        coords={"step": range(steps)},
+        units=UNITS,
+        attrs={
+            "kind": repr(kind), "sparsity": sparsity or 0.0, "lr": lr, "batch_size": batch_size, "seed": seed,
+            "scale": float(scale), "unit": "that of training: activations times scale, mean square norm d_in",
+        },
+    )  # fmt: skip
+
+
+def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Tensor, "s"]) -> Terms:
+    """What a batch costs: the mean of ||x - x_hat||^2 and what its kind adds. Differentiable."""
+    z = sae.before(x)
+    features = sae.activate(z)
+    residual = x - sae.decode(features, x)
+    error = residual.square().sum(1).mean()
+    match sae.kind:
+        case ReLU():
+            penalty, weight = features.sum(1).mean(), sparsity
+        case JumpReLU(bandwidth):
+            penalty, weight = step(z, sae.thresholds, bandwidth).sum(1).mean(), sparsity
+        case TopK():
+            penalty, weight = dead_error(sae, z, residual.detach(), dead), AUX_COEFFICIENT
+    return Terms(error + weight * penalty, error, penalty, features)
+
+
+def dead_error(
+    sae: SAE, z: Float[Tensor, "n s"], residual: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]
+) -> Float[Tensor, ""]:
+    """Mean of ||residual - sum of the dead features||^2 over the d/2 dead features of largest z; 0 if none is dead.
+
+    Gao et al. 2024, appendix A.2. Their z counts as it is: one below 0 learns too.
+    """
+    best = z.masked_fill(~dead, -torch.inf).topk(min(max(1, sae.d_in // 2), sae.d_sae))
+    values = best.values.masked_fill(best.values.isneginf(), 0.0)
+    guess = torch.zeros_like(z).scatter(1, best.indices, values) @ sae.W_dec
+    return (residual - guess).square().sum(1).mean() * dead.any()
+
+
+def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Tensor, "d"]:
+    """The point whose summed distance to all vectors is least, by Weiszfeld's iteration from the mean.
+
+    Example:
+        >>> geometric_median(torch.tensor([[0.0], [1.0], [50.0]])).round().tolist()
+        [1.0]
+    """
+    found = x.mean(0)
+    for _ in range(rounds):
+        weight = 1 / (x - found).norm(dim=1).clamp_min(torch.finfo(x.dtype).eps)
+        found = (weight @ x) / weight.sum()
+    return found
+
+
+def _check(
+    activations: object,
+    kind: Kind,
+    d_sae: int,
+    steps: int,
+    sparsity: float | None,
+    batch_size: int,
+    lr: float,
+) -> None:
+    if not isinstance(activations, Tensor | Iterable):
+        raise ValueError(
+            "activations are required, a tensor [n, d] or chunks of it such as `store.batches(site, size)`, got "
+            f"{type(activations).__name__}"
+        )
+    if not 0 < lr <= 1e6:
+        raise ValueError(f"lr must be above 0 and at most 1e6, got {lr}")
+    if min(d_sae, steps, batch_size) < 1:
+        raise ValueError(
+            f"at least one feature, step and row are required, got d_sae={d_sae}, steps={steps}, "
+            f"batch_size={batch_size}"
+        )
+    if isinstance(kind, TopK):
+        if sparsity is not None:
+            raise ValueError(f"the sparsity of TopK is its k; got sparsity={sparsity} as well")
+    elif sparsity is None or sparsity < 0:
+        raise ValueError(f"{type(kind).__name__} requires a sparsity of at least 0, got {sparsity}")
+
+
+def _batches(activations: Tensor | Iterable[Tensor], size: int, seed: int) -> Iterator[Tensor]:
+    """Batches of exactly `size` rows without end, or until a stream that cannot be repeated ends."""
+    generator = torch.Generator().manual_seed(seed)
+    rest: Tensor | None = None
+    repeatable = isinstance(activations, Tensor) or not isinstance(activations, Iterator)
+    while True:
+        seen = 0
+        for chunk in (activations,) if isinstance(activations, Tensor) else activations:
+            _check_chunk(chunk)
+            rows = chunk[torch.randperm(len(chunk), generator=generator).to(chunk.device)]
+            rows = rows if rest is None else torch.cat((rest, rows))
+            whole = len(rows) // size * size
+            for start in range(0, whole, size):
+                yield rows[start : start + size]
+            rest, seen = rows[whole:], seen + len(chunk)
+        if not repeatable or not seen:
+            return
+
+
+def _check_chunk(chunk: object) -> None:
+    """ValueError for anything but activations."""
+    if not isinstance(chunk, Tensor):
+        raise ValueError(
+            f"activations are required, a tensor [n, d] or chunks of it, got chunks of {type(chunk).__name__}"
+        )
+    if chunk.ndim != 2 or not chunk.is_floating_point() or chunk.is_meta:
+        raise ValueError(
+            f"activations of shape [n, d] are required, got {chunk.dtype} {shape_text(chunk.shape)} on {chunk.device}"
+        )
+
+
+def _initial(sample: Float[Tensor, "n d"], kind: Kind, d_sae: int, seed: int) -> SAE:
+    """Random unit directions, the encoder their transpose; b_dec at the geometric median."""
+    generator = torch.Generator().manual_seed(seed)
+    directions = torch.randn(d_sae, sample.shape[1], generator=generator, dtype=torch.float64)
+    W_dec = (directions / directions.norm(dim=1, keepdim=True)).to(sample)
+    weights = {
+        "W_enc": W_dec.mT.contiguous(),
+        "b_enc": W_dec.new_zeros(d_sae),
+        "W_dec": W_dec,
+        "b_dec": geometric_median(sample),
+    }
+    if isinstance(kind, JumpReLU):
+        weights["threshold"] = W_dec.new_full((d_sae,), kind.bandwidth)
+    return SAE(kind, weights)
+
+
+def _train(
+    sae: SAE,
+    batches: Iterable[Tensor],
+    steps: int,
+    sparsity: float,
+    lr: float,
+    dead_after: int,
+    seed: int,
+) -> list[Tensor]:
+    """Train in place; returns loss, error, penalty, L0 and the share of dead features of each step."""
+    generator = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.Adam(sae.requires_grad_(True).parameters(), lr)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda n: _rate(n, steps))
+    idle = torch.zeros(sae.d_sae, dtype=torch.long, device=sae.W_enc.device)
+    history = []
+    for n, x in enumerate(tqdm(batches, desc="SAE", total=steps, delay=1, leave=False), 1):
+        terms = objective(sae, x, sparsity * min(1.0, n / (WARM_UP * steps)), idle >= dead_after)
+        optimiser.zero_grad()
+        terms.loss.backward()
+        _drop_radial_gradient(sae)
+        optimiser.step()
+        schedule.step()
+        _project(sae)
+        active = terms.features > 0
+        idle = torch.where(active.any(0), 0, idle + 1)
+        shares = torch.stack((active.sum(1).to(x.dtype).mean(), (idle >= dead_after).to(x.dtype).mean()))
+        history.append(torch.cat((torch.stack(terms[:3]).detach(), shares)))
+        if n % dead_after == 0 and n <= steps // 2 and not isinstance(sae.kind, TopK):
+            idle = _resample(sae, optimiser, x, idle, dead_after, generator)
+    sae.requires_grad_(False)
+    return history
+
+
+def _rate(n: int, steps: int) -> float:
+    """The share of the learning rate at a step."""
+    return min(1.0, (n + 1) / (WARM_UP * steps), (steps - n) / (DECAY * steps))
+
+
+@torch.no_grad()
+def _drop_radial_gradient(sae: SAE) -> None:
+    """Remove the decoder gradient's part along each direction: norms are not for training to change."""
+    grad = sae.W_dec.grad
+    assert grad is not None
+    grad -= (grad * sae.W_dec).sum(1, keepdim=True) * sae.W_dec
+
+
+@torch.no_grad()
+def _project(sae: SAE) -> None:
+    """Directions of norm 1, thresholds of at least 0."""
+    sae.W_dec.div_(sae.W_dec.norm(dim=1, keepdim=True))
+    if isinstance(sae.kind, JumpReLU):
+        sae.get_parameter("threshold").clamp_(min=0.0)
+
+
+@torch.no_grad()
+def _resample(
+    sae: SAE,
+    optimiser: torch.optim.Optimizer,
+    x: Float[Tensor, "n d"],
+    idle: Int[Tensor, "s"],
+    dead_after: int,
+    generator: torch.Generator,
+) -> Int[Tensor, "s"]:
+    """Let dead features restart at badly explained inputs; returns for how long each was idle."""
+    dead = (idle >= dead_after).nonzero()[:, 0]
+    if len(dead) == 0:
+        return idle
+    weight = (x - sae(x)).square().sum(1).square().double().cpu()
+    drawn = weight.multinomial(len(dead), replacement=True, generator=generator).to(x.device)
+    directions = x[drawn] - sae.b_dec
+    directions = directions / directions.norm(dim=1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    living = (idle < dead_after).nonzero()[:, 0]
+    norm = sae.W_enc[:, living].norm(dim=0).mean() if len(living) else sae.W_enc.new_ones(())
+    sae.W_dec[dead] = directions
+    sae.W_enc[:, dead] = RESAMPLED * norm * directions.mT
+    sae.b_enc[dead] = 0.0
+    for parameter, where in ((sae.W_dec, (dead,)), (sae.W_enc, (slice(None), dead)), (sae.b_enc, (dead,))):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            optimiser.state[parameter][moment][where] = 0.0
+    return idle.index_fill(0, dead, 0)
+
+
+def _checked(history: list[Tensor], steps: int) -> dict[str, Tensor]:
+    """The history by name; ValueError if it is short, or not finite."""
+    if len(history) < steps:
+        raise ValueError(f"the stream of activations ended after {len(history)} of {steps} steps")
+    table = torch.stack(history)
+    bad = (~table.isfinite().all(1)).nonzero()
+    if len(bad):
+        raise ValueError(
+            f"the loss is NaN or infinite from step {int(bad[0])} on: look at the activations, or lower lr"
+        )
+    return dict(zip(("loss", "error", "penalty", "l0", "dead"), table.unbind(1), strict=True))
+
+
+@torch.no_grad()
+def _unscaled(sae: SAE, scale: Float[Tensor, ""]) -> SAE:
+    """The same function of activations that were not scaled, still with directions of norm 1."""
+    for name, weight in sae.named_parameters():
+        if name not in ("W_enc", "W_dec"):
+            weight.div_(scale)
+    return sae

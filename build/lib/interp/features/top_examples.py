@@ -1,0 +1,382 @@
+"""Maximum-activating examples: the texts on which a neuron, a head or a feature is largest, and how it runs there.
+
+The lists are a reduction: any amount of text leaves k entries per cell with their contexts, so memory is constant and
+every split of the data gives the same list. Beside them stands the distribution they are the end of: a largest value
+says little without it, and the examples show where a cell peaks, not what it does the rest of the time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.boundary import Count, public
+from interp.core.contexts import Examples, InContext, absent
+from interp.core.extremes import TopRows
+from interp.core.named import Only, Parts, Several
+from interp.core.results import Score, check_result, scored
+from interp.core.sketches import Histogram, quantiles
+from interp.core.stats import Means, Partial, Reduction, t95
+from interp.data.batch import Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.features.sae import SAE
+from interp.features.sae_metrics import counted_tokens
+from interp.model.edits import Edit
+from interp.model.parts import Part, as_site
+from interp.model.sites import find
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+CELLS = {"m": "neuron", "d": "coordinate", "h": "head", "g": "kv_head", "x": "expert", "v": "logit"}
+"""What the cells of a site are called, by the letter of their axis."""
+QUANTILES = (0.5, 0.9, 0.99, 0.999)
+RELATIVE_ERROR = 0.05
+FEWEST_TEXTS, FEWEST_SUMS = 256, 16
+"""Texts below which a density and a mean per token get no interval (`docs/intervals.md`)."""
+ROUNDING = 1e-12
+"""A difference of sums that is smaller than this share of them is rounding."""
+_BOTH = " + counted"
+MARKS = ("«", "»")
+"""What stands around the token of an entry in its text."""
+IN_CONTEXT = ("tokens", "activation")
+"""What is kept along the context of every entry."""
+
+
+@dataclass(frozen=True)
+class TopExamples(Question):
+    """The places where each cell of a site is largest, with their contexts; `top_examples` describes the result."""
+
+    site: str
+    """The full name of a site, or a part that is a whole one, such as `L1.post`."""
+    cells: Sequence[int] | None = None
+    """Which neurons (heads, features), in this order; None = all."""
+    top: Count = 10
+    """How many places are listed for each cell."""
+    context: Sequence[int] = (10, 3)
+    """How many tokens before and after each are kept."""
+    sae: SAE | None = None
+    """An autoencoder of the site, on the device of the model: its features are the cells."""
+    skip_bos: bool = True
+    """Whether a BOS in front of a text does not count."""
+    largest: bool = True
+    """Whether the largest values are listed; otherwise the smallest."""
+    once_per_row: bool = True
+    """Whether a row is listed at its best token only."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The values of the cells, chosen at the site, and lists that merge."""
+        site = as_site(self.site, model.transformer.config)
+        axes = find(site, model.transformer.config)[0].axes
+        dim = _dim(site, axes, self.sae)
+        cells = None if self.cells is None else tuple(int(i) for i in self.cells)
+        if cells is not None and (not cells or len(set(cells)) < len(cells)):
+            raise ValueError(
+                f"cells that are distinct, and at least one, are required, got {list(cells)[:9]}"
+            )
+        if self.top < 1:
+            raise ValueError(f"top must be a number of places, at least 1, got {self.top!r}")
+        if len(self.context) != 2:
+            raise ValueError(
+                f"context must be how many tokens before and how many after, got {list(self.context)}"
+            )
+        read = Read(site, _Attention(cells) if axes == "b h q k" else _Activation(axes, cells, self.sae))
+        reads_keys = axes == "b h q k"
+        return Analysis(
+            name=self.name,
+            reads=(read,),
+            compute=partial(_values, read=read, bos_id=model.text.bos_id, skip_bos=self.skip_bos),
+            reduction=self._reduction(("key", "key_token") if reads_keys else ()),
+            finish=partial(
+                _finish,
+                name=self.name,
+                site=site,
+                dim=dim,
+                cells=cells,
+                skip_bos=self.skip_bos,
+                text=model.text,
+            ),
+        )
+
+    def _reduction(self, attended: tuple[str, ...]) -> Several:
+        """The lists, the distribution that they end, and the sums of density and mean."""
+        before, after = self.context
+        top = TopRows(self.top, "activation", 1, self.largest, self.once_per_row, before=before, after=after)
+        sums = ("counted", *(f"{name}{more}" for name in ("active", "total") for more in ("", _BOTH)))
+        parts: dict[str, Reduction] = {
+            "examples": InContext(top, IN_CONTEXT, attended),
+            "spread": quantiles("activation", cells=1, relative_error=RELATIVE_ERROR, low=1e-4, high=1e4),
+            "sums": Only(sums, Means),
+        }
+        return Several(parts)
+
+
+@public()
+def top_examples(
+    model: Model,
+    data: DataSource | Data,
+    site: str,
+    *,
+    cells: Sequence[int] | None = None,
+    top: Count = 10,
+    context: Sequence[int] = (10, 3),
+    sae: SAE | None = None,
+    skip_bos: bool = True,
+    largest: bool = True,
+    once_per_row: bool = True,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The places where each cell of a site is largest, with their contexts, and the distribution they end.
+
+    What the value of a cell at a token is depends on the site. Neurons, coordinates of the stream, logits: the number
+    itself. Sites with a vector per head (`attn.hook_z`, `attn.hook_result`, ...): its norm; that of `hook_result`,
+    ||z W_O||, is how much the head writes. `attn.hook_pattern`: the largest attention that the query pays, and to which
+    `key`. With `sae`: its features of the site.
+    Returns Dataset; the dim of cells is `neuron`, `head`, `feature`, `coordinate`, ...
+    [neuron, rank]: `peak`, the value there; `row` of the data and `pos` of the token, counted in its text with BOS as 0
+    (-1 where there are fewer than `top`); `text`, the context with the token between «». [neuron, rank, offset]:
+    `tokens` (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count).
+    [neuron, score]: `value`, `low`, `high`, `n` of `density`, the share of tokens with a value above 0, of `mean` (95 %
+    over texts; NaN below 256 and 16 texts), and of `max` (`min` for the smallest), which has no interval. [neuron, q]:
+    `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
+    `examples_table` gives the tidy table of the lists, `interp.pages.top_examples.top_examples_page` a page.
+    cells: which neurons (heads, features), in this order; None = all. Only these leave their layer, so a few cells of a
+    wide site cost little. context: how many tokens before and after. once_per_row: a row is listed at its best token
+    only. largest=False lists the smallest. Ties go to the smaller row, then to the smaller position.
+    skip_bos: a BOS in front of a text, the first token if the batch says that it has one or if it is the tokenizer's,
+    does not count, as a query or as a key: attention and activations there are unlike all others.
+    Memory: what `TopRows` states, 12 bytes per token of context and entry, and 3 kB per cell for the quantiles.
+    Caveats: the top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
+    BERT"): look at the quantiles, and at texts in the middle, before naming a cell.
+    Errors: KeyError for an unknown site; ValueError for one that has no such cells, a cell twice or (when it runs) not
+    there, numbers that are not finite, and if no text has a token that counts.
+
+    Example:
+        >>> texts = [prompt, "The cat sat on the mat and the dog sat on the cat."]
+        >>> found = top_examples(model, texts, "blocks.1.mlp.hook_post", cells=[3, 17], top=2)
+        >>> found.peak.dims, found.activation.sizes["offset"]
+        (('neuron', 'rank'), 14)
+    """
+    question = TopExamples(site, cells, top, context, sae, skip_bos, largest, once_per_row)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def examples_table(result: xr.Dataset) -> pd.DataFrame:
+    """The lists of a result as a table: cell, rank, peak, row, pos, text; without empty places.
+
+    Example:
+        >>> table = examples_table(top_examples(model, [prompt], "blocks.0.attn.hook_pattern", cells=[2], top=1))
+        >>> list(table.columns)
+        ['head', 'rank', 'peak', 'row', 'pos', 'key', 'key_piece', 'text']
+    """
+    check_result("result", result, ("peak", "row", "pos", "text"), "top_examples")
+    names = ["peak", "row", "pos", *(n for n in ("key", "key_piece") if n in result), "text"]
+    table = result[names].to_dataframe().reset_index()
+    columns = [str(result.peak.dims[0]), "rank", *names]
+    return table[table.row >= 0][columns].reset_index(drop=True)
+
+
+# --- what a cell's value is ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Activation:
+    """At the site: the value of the chosen cells, `[b p c]`."""
+
+    axes: str
+    cells: tuple[int, ...] | None
+    sae: SAE | None
+
+    def __call__(self, value: Float[Tensor, "b p ..."]) -> Float[Tensor, "b p c"]:
+        if self.sae is not None:
+            found = self.sae.features(value)
+            if found.ndim != 3:
+                raise ValueError(
+                    "an autoencoder of the whole site is required, got one that reads head by head"
+                )
+        else:
+            found = value.norm(dim=-1) if len(self.axes.split()) == 4 else value
+        return _chosen(found, self.cells)
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """At the pattern: the two largest weights of every query and their keys, `[2 b q c 2]`; one key may be a BOS."""
+
+    cells: tuple[int, ...] | None
+
+    def __call__(self, pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "2 b q c n"]:
+        pattern = _chosen(pattern_bhqk.movedim(1, -1), self.cells).movedim(-1, 2)
+        weight, key = pattern.to(torch.promote_types(pattern.dtype, torch.float32)).topk(
+            min(2, pattern.shape[-1])
+        )
+        return torch.stack((weight, key.to(weight)))
+
+
+def _chosen(value: Float[Tensor, "*n c"], cells: tuple[int, ...] | None) -> Float[Tensor, "*n s"]:
+    count = value.shape[-1]
+    if cells is None:
+        return value
+    if bad := [i for i in cells if not 0 <= i < count]:
+        raise ValueError(f"cells are 0 to {count - 1} at this site, got {bad[0]}")
+    return value[..., torch.tensor(cells, device=value.device)]
+
+
+def _dim(site: str, axes: str, sae: SAE | None) -> str:
+    """What the cells of a site are called; ValueError for one that has none."""
+    if sae is not None:
+        return "feature"
+    if re.fullmatch(r"b h q k", axes) and site.endswith("hook_pattern"):
+        return "head"
+    found = re.fullmatch(r"b p ([mdhgxv])( [ed])?", axes)
+    if found is None:
+        raise ValueError(
+            f"a site with neurons, coordinates, heads or experts at every token is required, {site!r} has axes [{axes}]"
+        )
+    return CELLS[found[1]]
+
+
+def _values(
+    trace: Trace, batch: Batch, model: Transformer, read: Read, bos_id: int | None, skip_bos: bool
+) -> Mapping[str, Tensor]:
+    """Text by text: the activation of every token that counts, its id, and the sums of mean and density."""
+    counted, value = counted_tokens(batch, bos_id, skip_bos), trace[read]
+    more: dict[str, Tensor] = {}
+    if isinstance(read.via, _Attention):
+        value, more = _attended(value, batch, counted)
+    if not bool((value.isfinite().all(-1) | ~batch.real).all()):
+        raise NotFiniteError(f"finite values are required, some at {read.site} are NaN or infinite")
+    each = {"activation": value.masked_fill(~counted[..., None], torch.nan), "tokens": batch.tokens, **more}
+    found = {name: batch.by_text(x, batch.real, absent(x)) for name, x in each.items()}
+    activation = found["activation"]
+    active, total = (activation > 0).sum(1).double(), activation.nansum(1, dtype=torch.float64)
+    n = (~activation[..., 0].isnan()).sum(1).double()
+    sums = {
+        "active": active,
+        f"active{_BOTH}": active + n[:, None],
+        "total": total,
+        f"total{_BOTH}": total + n[:, None],
+    }
+    return found | sums | {"counted": n}
+
+
+def _attended(
+    answer: Float[Tensor, "2 b q c n"], batch: Batch, counted: Bool[Tensor, "b p"]
+) -> tuple[Float[Tensor, "b q c"], dict[str, Int[Tensor, "b q c"]]]:
+    """The largest attention to a key that counts, 0 if there is none; the key's position in its text and its token."""
+    weight, column = answer[0], answer[1].long()
+    row = torch.arange(len(batch), device=column.device)[:, None, None, None]
+    best, which = weight.masked_fill(~counted[row, column], -1.0).max(-1)
+    column = column.gather(-1, which[..., None])[..., 0]
+    none = best <= 0
+    found = {"key": batch.places[row[..., 0], column], "key_token": batch.tokens[row[..., 0], column]}
+    return best.clamp_min(0.0), {name: x.masked_fill(none, -1) for name, x in found.items()}
+
+
+def _finish(
+    merged: Partial, name: str, site: str, dim: str, cells: tuple[int, ...] | None, skip_bos: bool, text: Text
+) -> xr.Dataset:
+    assert isinstance(merged, Parts)
+    examples, spread, sums = (merged.parts[part] for part in ("examples", "spread", "sums"))
+    assert isinstance(examples, Examples) and isinstance(spread, Histogram) and isinstance(sums, Means)
+    top, counted = examples.top, sums.moments["counted"]
+    if not bool(counted.mean > 0):
+        raise ValueError(f"texts with a token that counts are required, got {counted.n} of BOS alone")
+    rule, entry, best = top.rule, (dim, "rank"), top.values[:, :1]
+    known = torch.minimum if rule.largest else torch.maximum  # no quantile is beyond the exact end
+    values: dict[str, tuple[Sequence[str], Tensor]] = {
+        "peak": (entry, top.values), "row": (entry, top.rows), "pos": (entry, top.positions),
+        "quantiles": ((dim, "q"), known(torch.stack([spread.quantile(q) for q in QUANTILES], 1), best)),
+        **{
+            part: ((*entry, "offset"), x) if part in IN_CONTEXT else (entry, x[..., 0])
+            for part, x in examples.along.items()
+        },
+    }  # fmt: skip
+    chosen = range(len(top.rows)) if cells is None else cells
+    parts = _parts(site, dim, chosen)
+    scores = {
+        "density": per_token(sums, "active", "share of tokens"),
+        "mean": per_token(sums, "total", "units of the site"),
+        "max" if rule.largest else "min": Score.exact(best[:, 0], "units of the site"),
+    }
+    found = scored(
+        name,
+        scores,
+        (dim,),
+        coords={
+            dim: chosen, "rank": range(rule.k), "offset": range(-rule.before, rule.after + 1), "q": QUANTILES,
+            **({} if parts is None else {"part": ((dim,), parts)}),
+        },
+        others=values,
+        units=dict.fromkeys(("peak", "activation", "quantiles"), "units of the site"),
+        attrs={
+            "site": site, "tokens_counted": round(float(counted.mean) * counted.n), "texts": counted.n,
+            "pos": "tokens before it in its text", "bos": "does not count" if skip_bos else "counts",
+            "order": f"the {'largest' if rule.largest else 'smallest'} first; ties by row, then pos",
+            "density": "share of tokens with a value above 0", "quantiles": f"to {RELATIVE_ERROR:.0%} of the value",
+            "interval": f"95 % over texts, of the density from {FEWEST_TEXTS} on, of the mean from {FEWEST_SUMS}",
+            "null": "none: the largest of many values is large by chance; compare with the quantiles",
+        },
+    )  # fmt: skip
+    return _worded(found, text)
+
+
+def _parts(site: str, dim: str, cells: Sequence[int]) -> list[str] | None:
+    """The names of the cells as parts of the model, where they are such."""
+    kinds = {
+        ("neuron", "mlp"): "neuron", ("neuron", "mlp_before"): "neuron_before", ("head", "attn"): "head",
+        ("head", "cross_attn"): "cross_head", ("expert", "mlp"): "expert",
+    }  # fmt: skip
+    at = site.split(".")
+    kind = kinds.get((dim, at[2])) if len(at) == 4 else None
+    return None if kind is None else [str(Part(kind, int(at[1]), i)) for i in cells]
+
+
+def _worded(result: xr.Dataset, text: Text) -> xr.Dataset:
+    """With the text of every token, and whole contexts with their token marked; what several share shows as �."""
+    found = text.worded(
+        result, piece="tokens", **({"key_piece": "key_token"} if "key_token" in result else {})
+    )
+    marked, here, (open_, close) = found.piece.to_numpy().copy(), result.offset.to_numpy() == 0, MARKS
+    marked[..., here] = open_ + marked[..., here] + close
+    texts = marked.sum(-1)
+    texts[result.row.to_numpy() < 0] = ""
+    return found.assign(text=(result.row.dims, texts))
+
+
+def per_token(sums: Means, part: str, unit: str) -> Score:
+    """A sum over tokens that count, by their number, with its 95 % interval over texts (linearised, Student's t).
+
+    Shares of rare events hold their mean from `FEWEST_TEXTS` texts on, sums from `FEWEST_SUMS`; NaN below.
+
+    The variance of total - ratio * number needs their covariance, which that of total + number holds.
+    """
+    top, number, both = sums.moments[part], sums.moments["counted"], sums.moments[f"{part}{_BOTH}"]
+    ratio = top.mean / number.mean
+    covariance = (both.spread - top.spread - number.spread) / 2
+    whole = top.spread + ratio.square() * number.spread
+    spread = whole - 2 * ratio * covariance
+    spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
+    half = (
+        t95(top.n, FEWEST_TEXTS if part == "active" else FEWEST_SUMS)
+        * (spread / max(top.n - 1, 1) / top.n).sqrt()
+        / number.mean
+    )
+    return Score(ratio, ratio - half, ratio + half, top.count(), torch.full_like(ratio, torch.nan), unit)

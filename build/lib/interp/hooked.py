@@ -1,0 +1,396 @@
+"""What users hold: a model, its tokenizer, and the things people type in a notebook. No logic of its own."""
+
+from __future__ import annotations
+
+import copy
+import re
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from interp import families, zoo
+from interp.core.boundary import Device, Precision, as_dtype, nearest, public
+from interp.core.factored import FactoredMatrix
+from interp.core.viewer import Shown, fitted
+from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
+from interp.families.hub import located
+from interp.families.reference import exported, reference_of
+from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.loss import mean_next_token_loss, next_token_loss
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.generate import Stop, generate, stop_ids, stream, streamed_text
+from interp.passes.observe import (
+    Direction,
+    Hook,
+    Names,
+    as_edits,
+    matching,
+    observe,
+    position_filter,
+    standing,
+    standing_edits,
+)
+from interp.passes.sampling import Sampling
+from interp.residual.activation_cache import ActivationCache
+from interp.verify import Contract, contract
+
+ReturnType = Literal["logits", "loss", "both"]
+
+
+class HookedTransformer(Shown):
+    """A `Transformer` with its tokenizer, under the names TransformerLens made common.
+
+    It is for looking, not for training: the network is frozen (its parameters require no gradient from here on). To
+    train one, train the `Transformer` and wrap it afterwards, or undo it: `network.requires_grad_(True)`.
+
+    Attributes: `transformer` (the network), `text` (tokenisation), `weights` (stacked views), `cfg` (its config).
+    Hooks and edits of an enclosing `with model.hooks(...)` hold for every pass inside it, those of analyses too.
+    """
+
+    @public()
+    def __init__(
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer | None = None,
+        *,
+        name: str = "custom",
+        origin: Path | nn.Module | None = None,
+    ) -> None:
+        """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
+        config = transformer.config
+        self._transformer = transformer.requires_grad_(False)
+        self.text = Text(
+            tokenizer, config.n_ctx, config.d_vocab, special=not config.causal, d_vocab_out=config.d_vocab_out
+        )
+        self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
+        self.weights = Weights(transformer)
+        self.name = name
+
+    @classmethod
+    @public()
+    def from_pretrained(
+        cls,
+        source: str | Path | nn.Module,
+        *,
+        tokenizer: Tokenizer | TransformersTokenizer | None = None,
+        revision: str | None = None,
+        dtype: Precision | None = None,
+        device: Device = "cpu",
+        devices: Sequence[Device] | None = None,
+        wrapped: bool | None = None,
+    ) -> HookedTransformer:
+        """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.
+
+        Weights are never folded or centred. dtype: torch.bfloat16, or "bfloat16"; None keeps the checkpoint's. A bare
+        transformers tokenizer is accepted too. revision: a branch, tag or training checkpoint ("step3000"), on the hub
+        or as a subfolder.
+        devices: several to spread the layers over; inputs and what is recorded are on the first.
+        wrapped: True takes Hugging Face's own code instead of ours, watched (`interp.wrapped`), False never does; None
+        where we have none for the family.
+        Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
+        """
+        dtype = as_dtype(dtype)
+        if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
+            tokenizer = HuggingFaceTokenizer(tokenizer)
+        if isinstance(source, nn.Module):
+            model = families.from_hf_model(
+                source, dtype=dtype, device=device, devices=devices, wrapped=wrapped
+            )
+            return cls(model, tokenizer, name=type(source).__name__, origin=source)
+        if str(source) in zoo.DEMOS:
+            if wrapped:
+                raise ValueError(f"{source} is a model of this package: there is no other code to wrap")
+            model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=device)
+            if devices is not None:
+                model.place([torch.device(d) for d in devices])
+            return cls(model, tokenizer or found, name=str(source))
+        hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
+        path = located(source, revision, hint)
+        model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
+        folder = path if path.is_dir() else path.parent
+        tokenizer = tokenizer or families.tokenizer_of(folder)
+        return cls(model, tokenizer, name=str(source), origin=path)
+
+    @public()
+    def verify(self, reference: nn.Module | None = None) -> Contract:
+        """The numerical contract of this model, measured line by line: `print(model.verify())`.
+
+        Logits and gradients are compared with Hugging Face's implementation: with `reference`, a live model, or with
+        what this one was loaded from (its folder is read a second time).
+        """
+        origin = self._origin() if isinstance(self._origin, weakref.ref) else self._origin
+        source = reference or origin
+        other = (
+            exported(self.transformer)
+            if source is None
+            else reference_of(source, self.transformer, self.transformer.dtype)
+        )
+        return contract(self.transformer, other, name=self.name)
+
+    @property
+    def transformer(self) -> Transformer:
+        """The network, under the hooks and edits that hold here and now."""
+        edits = standing_edits(self._transformer)
+        return self._transformer.edited(edits) if edits else self._transformer
+
+    @public()
+    def edited(self, edits: Sequence[Edit] | Edit) -> HookedTransformer:
+        """This model under interventions, as another model of the same parameters: every pass of it has these edits.
+
+        Any analysis may be asked of it. Means and resampled values need data: `ablate` looks them up.
+        Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for edits of some rows.
+
+        Example:
+            >>> without = model.edited([Edit("L1H2", interp.edits.Zero())])
+            >>> interp.heads(without).attrs == interp.heads(model).attrs
+            True
+        """
+        found = copy.copy(self)
+        found._transformer = self.transformer.edited([edits] if isinstance(edits, Edit) else list(edits))
+        return found
+
+    @property
+    def cfg(self) -> ModelConfig:
+        """The model's config."""
+        return self._transformer.config
+
+    def __repr__(self) -> str:
+        c = self.cfg
+        size = sum(p.numel() for p in self.transformer.parameters())
+        return (
+            f"HookedTransformer({self.name!r}: {c.n_layers} layers, {c.n_heads} heads, d_model {c.d_model}, "
+            f"vocabulary {c.d_vocab}{_outputs(c)}, {size / 1e6:.1f} M parameters)"
+        )
+
+    def __str__(self) -> str:
+        c = self.cfg
+        position, norm = type(c.position).__name__, type(c.norm).__name__
+        size = sum(p.numel() for p in self.transformer.parameters())
+        mlp = "none" if c.mlp is None else f"{c.mlp.d_mlp} neurons a layer"
+        where = f"{str(self.transformer.dtype).removeprefix('torch.')} on {self.transformer.device}"
+        stored = self.transformer.dequantised
+        return fitted(
+            [
+                f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
+                f"  {c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}",
+                f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
+                *([] if stored is None else [f"  weights dequantised at load from {stored}"]),
+            ]
+        )
+
+    @public()
+    def to(self, target: torch.device | str | torch.dtype) -> HookedTransformer:
+        """Move or cast the parameters in place; returns self."""
+        self.transformer.to(target)
+        return self
+
+    # text
+
+    @public()
+    def to_tokens(
+        self, text: str | Sequence[str], *, prepend_bos: bool = True, padding_side: Side = "right"
+    ) -> Int[Tensor, "b p"]:
+        """Token ids of one or several texts, BOS first unless switched off; shorter rows are padded.
+
+        The padding is not visible in the ids alone: use `to_batch` where rows differ in length.
+        """
+        return self.to_batch(text, prepend_bos=prepend_bos, padding_side=padding_side).tokens
+
+    @public()
+    def to_batch(self, prompts: Prompts, *, prepend_bos: bool = True, padding_side: Side = "right") -> Batch:
+        """Prompts as a batch with its keep-mask; `batch.bos` says whether BOS was prepended."""
+        return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
+
+    @public()
+    def to_string(
+        self, tokens: Int[Tensor, "*p"] | Int[np.ndarray, "*p"] | Sequence[int] | int | np.integer
+    ) -> str:
+        """The text of a row of ids, or of one."""
+        ids = torch.as_tensor(tokens).flatten().tolist()
+        if bad := [i for i in ids if not 0 <= i < self.cfg.d_vocab]:
+            raise ValueError(f"tokens must be in [0, {self.cfg.d_vocab - 1}], got {bad[0]}")
+        return self.text.tokenizer.decode(ids)
+
+    @public(unchecked=("prompt",))
+    def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool = True) -> list[str]:
+        """The text of each token of one prompt."""
+        batch = self.to_batch(prompt, prepend_bos=prepend_bos)
+        if len(batch) != 1:
+            raise ValueError(f"one prompt is required, got {len(batch)}")
+        return self.text.pieces(batch.tokens[0])
+
+    @public()
+    def to_single_token(self, text: str | int | np.integer) -> int:
+        """The id of a text that is one token, or an id itself; ValueError naming the tokens if it is several."""
+        return int(self.text.tokens(text)[0])
+
+    # passes
+
+    def __call__(
+        self,
+        prompts: Prompts,
+        *,
+        return_type: ReturnType = "logits",
+        loss_per_token: bool = False,
+        prepend_bos: bool = True,
+        padding_side: Side = "right",
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """Logits `[b p v]`, the loss in nats (mean, or `[b p-1]`), or both; hooks of an enclosing `hooks()` apply."""
+        batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
+        batch = batch.to(self.transformer.device)
+        logits = self.transformer(batch.tokens, keep=batch.keep, documents=batch.documents, types=batch.types)
+        if return_type == "logits":
+            return logits
+        self.cfg.require_tokens("a next-token loss")
+        loss_of = next_token_loss if loss_per_token else mean_next_token_loss
+        loss = loss_of(logits, batch.tokens, batch.keep, batch.documents)
+        if return_type not in ("loss", "both"):
+            raise ValueError(f"return_type must be logits, loss or both, got {return_type!r}")
+        return loss if return_type == "loss" else (logits, loss)
+
+    @public()
+    def run_with_cache(
+        self,
+        prompts: Prompts,
+        names: Names = None,
+        *,
+        stop_at_layer: int | None = None,
+        pos_slice: slice | int | None = None,
+        device: Device | None = None,
+        prepend_bos: bool = True,
+        padding_side: Side = "right",
+    ) -> tuple[Tensor, ActivationCache]:
+        """The output and the activations of every matching site (None: all that are not on demand).
+
+        names: a site name, several, a glob such as `"blocks.*.hook_resid_post"`, a compiled regular expression, or a
+        predicate. With `stop_at_layer` the output is the residual stream entering that block. `pos_slice` keeps some
+        positions of every axis that counts queries. No gradients are kept.
+        """
+        if stop_at_layer is not None and not 0 <= stop_at_layer <= self.cfg.n_layers:
+            raise ValueError(
+                f"stop_at_layer must be in [0, {self.cfg.n_layers}] or None, got {stop_at_layer}"
+            )
+        batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
+        wanted = matching(names, self.cfg, stop_at_layer)
+        reads = [Read(name, position_filter(name, self.cfg, pos_slice)) for name in wanted]
+        seen = observe(self.transformer, batch, reads, stop=stop_at_layer)
+        values = {read.site: value for read, value in seen.trace.items()}
+        if device is not None:
+            values = {name: value.to(device) for name, value in values.items()}
+        return seen.output, ActivationCache(values, self.transformer)
+
+    @public()
+    def run_with_hooks(
+        self,
+        prompts: Prompts,
+        fwd_hooks: Sequence[Hook] = (),
+        bwd_hooks: Sequence[Hook] = (),
+        *,
+        return_type: ReturnType = "logits",
+        prepend_bos: bool = True,
+        padding_side: Side = "right",
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """One pass with functions `fn(tensor, hook) -> tensor | None` at sites; they are gone afterwards.
+
+        A returned tensor replaces the site's value (None: what the function wrote in place, if anything). Backward
+        hooks get gradients when the output is differentiated.
+        """
+        with self.hooks(fwd_hooks, bwd_hooks):
+            return self(prompts, return_type=return_type, prepend_bos=prepend_bos, padding_side=padding_side)
+
+    @public()
+    @contextmanager
+    def hooks(
+        self, fwd_hooks: Sequence[Hook] = (), bwd_hooks: Sequence[Hook] = (), *, edits: Sequence[Edit] = ()
+    ) -> Iterator[HookedTransformer]:
+        """Hooks and edits for every pass inside the `with`, the passes of analyses included.
+
+        They hold in this thread or task only, nest, may overlap, and vanish on leaving, also by an exception. Edits run
+        after the hooks of the same block. Backward hooks belong to passes that keep gradients; others refuse them.
+        """
+        hooks: list[tuple[Hook, Direction]] = [(h, "fwd") for h in fwd_hooks]
+        hooks += [(h, "bwd") for h in bwd_hooks]
+        found = [*as_edits(hooks, self.cfg), *edits]
+        self._transformer.edited(found)  # refuses what the model lacks, before the block begins
+        with standing(self._transformer, found):
+            yield self
+
+    @public()
+    def generate(
+        self, prompts: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
+        repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
+        use_past_kv_cache: bool = True, edits: Sequence[Edit] = (), prepend_bos: bool = True,
+    ) -> Batch:  # fmt: skip
+        """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
+
+        The prompt and what is new may fill the context exactly. An empty text is continued from BOS, where there is
+        one. A row ends with a `stop` token (ids, or texts of one token). `model.to_texts(batch)` gives the strings.
+        `edits`, and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one
+        new token at a time; positions of an edit count from the first token of the (left-padded) prompt.
+        """
+        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left", empty=True)
+        return generate(
+            self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
+            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
+            edits=edits,
+        )  # fmt: skip
+
+    @public()
+    def stream(
+        self, prompt: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
+        repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
+        edits: Sequence[Edit] = (), prepend_bos: bool = True,
+    ) -> Iterator[str]:  # fmt: skip
+        """The text that `generate` adds to one prompt, in pieces of whole characters as soon as they are known.
+
+        Hooks that are in place at the call apply to the whole stream.
+        """
+        batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left", empty=True)
+        steps = stream(
+            self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
+            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=edits,
+        )  # fmt: skip
+        return streamed_text(batch, steps, self.text.tokenizer)
+
+    @public()
+    def to_texts(self, batch: Batch) -> list[str]:
+        """The text of every row of a batch, padding and the prepended BOS left out."""
+        texts = []
+        for i, row in enumerate(batch.tokens):
+            ids = row if batch.keep is None else row[batch.keep[i]]
+            texts.append(self.to_string(ids[1:] if batch.bos else ids))
+        return texts
+
+    # weights
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """W_V W_O of every head, `[layer, head, d_model, d_model]`, factored."""
+        return self.weights.OV
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """W_Q W_K^T of every head (rotary: at offset 0), unscaled, factored."""
+        return self.weights.QK
+
+    def __getattr__(self, name: str) -> Float[Tensor, "..."]:
+        """Weight stacks by their TransformerLens names: `W_Q`, `W_O`, `b_in`, `W_E`, ..."""
+        if re.fullmatch(r"[Wb]_\w+", name) and isinstance(getattr(Weights, name, None), property):
+            return getattr(self.weights, name)
+        raise AttributeError(f"HookedTransformer has no attribute {name!r}; {nearest(name, dir(type(self)))}")
+
+
+def _outputs(config: ModelConfig) -> str:
+    """What a model says of outputs that are not its tokens."""
+    return "" if config.d_vocab_out is None else f", {config.d_vocab_out} outputs"

@@ -1,0 +1,27 @@
+"""What a user trains rather than loads: other mixers, options of softmax attention, other MLPs, blocks, output layers.
+
+Each file holds all there is of one: the record of a config, what it refuses, the sites it adds, and its module. The
+line here is what makes configs with it readable; a record of your own is readable once its class is defined.
+"""
+
+from interp.lab.conv_mlp import ConvMLP
+from interp.lab.differential import Differential
+from interp.lab.dual_chunk import DualChunk
+from interp.lab.lightning import Lightning
+from interp.lab.linear import Linear
+from interp.lab.linformer import Linformer
+from interp.lab.macaron import Macaron
+from interp.lab.memory import LongTermMemory
+from interp.lab.output import AdaptiveSoftmax, HierarchicalSoftmax
+from interp.lab.polar import Polar
+from interp.lab.pool import Pool
+from interp.lab.reformer import Reformer
+from interp.lab.sparsity import BigBird, Dilated, FixedBlocks, Longformer, Strided
+from interp.lab.synthesizer import Synthesizer
+from interp.lab.temperature import AdaptiveTemperature, LogN
+
+__all__ = [
+    "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Differential", "Dilated", "DualChunk",
+    "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory", "Longformer",
+    "Macaron", "Polar", "Pool", "Reformer", "Strided", "Synthesizer",
+]  # fmt: skip

@@ -1,0 +1,402 @@
+"""The backward lens: what one training step towards an answer would write into each matrix, token by token, in words.
+
+The gradient of a matrix is sum_i x_i^T delta_i over tokens. One side of each outer product lives in the residual
+stream: x for matrices that read it (W_in, W_gate, W_Q, W_K, W_V), delta for those that write it (W_out, W_O). That
+vector is projected on the vocabulary: read the MOST probable tokens of x, and the LEAST probable of delta, because the
+step subtracts it (Katz, Belinkov, Geva, Wolf 2024, "Backward Lens", EMNLP, arXiv:2402.12865). How many directions a
+gradient has, and how alike those of two layers are, comes from the same factors (section 4 there).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Real
+from torch import Tensor
+
+from interp.core.boundary import listed, public
+from interp.core.factored import FactoredMatrix
+from interp.core.results import labelled
+from interp.core.stats import Partial, Rows, wide
+from interp.core.tiles import row_tiles
+from interp.data.batch import Answers, Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.lenses.factors import (
+    WRITERS,
+    GradientFactors,
+    Matrix,
+    check_differentiable,
+    chosen,
+    factors,
+    full_name,
+    part_of,
+)
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Analysis, Posed, Question
+from interp.passes.observe import Model, Subject
+from interp.passes.rules import Rules, under_rules
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Projection = Literal["normalised", "final_norm", "raw"]
+NO_UPDATE = "no update"
+THRESHOLD = 1e-6
+"""Share of a prompt's largest update, over layers and tokens of a matrix, below which a cell counts as not updated."""
+_CELL = ("prompt", "matrix", "layer", "pos")
+
+
+@dataclass(frozen=True, eq=False)
+class _OfGradients(Question):
+    """What the backward lens and both questions about the shape of gradients share: which gradients they are about."""
+
+    answer: Answers | None = None
+    """The token trained towards, as text or id, one for all prompts or one for each; None = that of the data."""
+    wrong: Answers | None = None
+    """The token trained away from; with it the loss is the difference of both logits."""
+    matrices: Sequence[Matrix] | None = None
+    """Which matrices of each layer, of `interp.lenses.factors.MATRICES`; None = all that have factors."""
+    layers: Sequence[int] | None = None
+    """Which layers; None = all."""
+    rules: Rules = field(default=(), kw_only=True)
+    """Backward rules under which the gradient is taken, or the name of a preset; none = the gradient as it is."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A forward and a backward pass per batch, and what is made of the factors of each matrix."""
+        config = under_rules(model.transformer, self.rules).config
+        check_differentiable(model.transformer, chosen(config, self.matrices, self.layers))
+        return Analysis(
+            self.name,
+            partial(_compute, asked=self),
+            Rows,
+            partial(_finish, asked=self, config=config, text=model.text),
+            pose=Posed.of(model.text, self.answer, self.wrong),
+        )
+
+    def of_matrix(
+        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+    ) -> Mapping[str, Real[Tensor, "b l ..."]]:
+        """What is asked of the factors of one matrix in these layers, per row."""
+        raise NotImplementedError
+
+    def labelled(
+        self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
+    ) -> xr.Dataset:
+        """The result of all rows: what `of_matrix` gave, and each one's tokens as `token`."""
+        raise NotImplementedError
+
+
+def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _OfGradients) -> Mapping[str, Tensor]:
+    """Every number of every matrix `[b matrix layer ...]`."""
+    found = factors(under_rules(model, asked.rules), batch, asked.matrices, asked.layers)
+    by_matrix = [asked.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
+    values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
+    return values | {"token": batch.token_ids}
+
+
+def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Text) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    every = chosen(config, asked.matrices, asked.layers)
+    layers, matrices = (list(dict.fromkeys(each)) for each in zip(*every, strict=True))
+    parts = [[str(part_of(layer, matrix)) for layer in layers] for matrix in matrices]
+    coords = {"matrix": matrices, "layer": layers, "part": (("matrix", "layer"), parts)}
+    return asked.labelled(merged.rows, coords, config, text)
+
+
+@dataclass(frozen=True, eq=False)
+class BackwardLens(_OfGradients):
+    """What one training step towards the answer would write, in words; `backward_lens` describes the result."""
+
+    top: int | None = None
+    """How many of the most and of the least probable tokens are listed; None = 5, or all of fewer."""
+    projection: Projection = "normalised"
+    """What stands between a vector and the unembedding."""
+    threshold: float = THRESHOLD
+    """Share of a prompt's largest update of a matrix up to which a token counts as not updated."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A forward and a backward pass per batch, and what the unembedding says of the factors."""
+        listed(self.top, 5, model.transformer.config.n_outputs)
+        if not 0 <= self.threshold < 1:
+            raise ValueError(
+                f"threshold, a share of the largest update, must be in [0, 1), got {self.threshold}"
+            )
+        return super().asked(model)
+
+    @torch.no_grad()
+    def of_matrix(
+        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+    ) -> Mapping[str, Real[Tensor, "b l ..."]]:
+        """Lengths, ranks and tokens, `[b layer p ...]`."""
+        values = norms(found, matrix, layers)
+        updated = values["relative_update"] > self.threshold
+        vectors = torch.stack([found.in_stream(layer, matrix) for layer in layers], 1)
+        assert found.batch.answer is not None
+        answers = found.batch.answer[:, None, None].expand(updated.shape)[updated]
+        for name, ids in _read_off(found.model, vectors[updated], answers, self).items():
+            values[name] = torch.full((*updated.shape, *ids.shape[1:]), -1, device=ids.device)
+            values[name][updated] = ids
+        return values
+
+    def labelled(
+        self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
+    ) -> xr.Dataset:
+        """The words of every cell."""
+        matrices = coords["matrix"]
+        assert isinstance(matrices, list)
+        sides = ["delta" if matrix in WRITERS else "x" for matrix in matrices]
+        found = labelled(
+            self.name,
+            {name: ((*_CELL, "rank")[: value.ndim], value) for name, value in rows.items() if name != "token"},
+            coords={"side": (("matrix",), sides), **coords, "token": text.token_words(rows["token"])},
+            units={"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
+            attrs={
+                "projection": self.projection, "threshold": self.threshold,
+                "rank": f"0 = most probable, {config.n_outputs - 1} = least",
+                "null": f"target_rank: {(config.n_outputs - 1) / 2}",
+            },
+        )  # fmt: skip
+        found = text.of_outputs.worded(found, top_word="top_token", bottom_word="bottom_token")
+        writes = (found.side == "delta").values[:, None, None]
+        extreme = np.where(writes, found.bottom_word.values[..., 0], found.top_word.values[..., 0])
+        silent = np.where(found.x.isnull(), "", NO_UPDATE)
+        return found.assign(word=(_CELL, np.where(found.target_rank < 0, silent, extreme)))
+
+
+@dataclass(frozen=True, eq=False)
+class GradientRank(_OfGradients):
+    """How many directions the gradient of each matrix has, prompt by prompt; `gradient_rank` describes the result."""
+
+    tolerance: float | None = None
+    """Share of the largest singular value above which one counts; None = by the dtype of the model."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A forward and a backward pass per batch, and the singular values of the factors."""
+        if self.tolerance is not None and not 0 <= self.tolerance <= 1:
+            raise ValueError(
+                f"tolerance, a share of the largest singular value, must be in [0, 1], got {self.tolerance}"
+            )
+        return super().asked(model)
+
+    def of_matrix(
+        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+    ) -> Mapping[str, Int[Tensor, "b l"]]:
+        """The rank in every layer."""
+        ranks = []
+        for layer in layers:
+            x, delta = found[full_name(layer, matrix)]
+            cut = self.tolerance
+            cut = max(x.shape[-1], delta.shape[-1]) * torch.finfo(x.dtype).eps if cut is None else cut
+            _, s, _ = FactoredMatrix(x.double().mT, delta.double()).svd()
+            ranks.append((s > cut * s[:, :1]).sum(-1))
+        return {"value": torch.stack(ranks, 1)}
+
+    def labelled(
+        self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
+    ) -> xr.Dataset:
+        """The ranks, and how many tokens bound them."""
+        tokens = (rows["token"] >= 0).sum(1)
+        return labelled(
+            self.name,
+            {"value": (("prompt", "matrix", "layer"), rows["value"]), "tokens": (("prompt",), tokens)},
+            coords=coords,
+            attrs={"unit": "singular values above the tolerance"},
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GradientCosines(_OfGradients):
+    """How alike the gradients of two layers are at the last token; `gradient_cosines` describes the result."""
+
+    def of_matrix(
+        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+    ) -> Mapping[str, Float[Tensor, "b l ..."]]:
+        """The cosines of all pairs of layers at the last token."""
+        last = found.batch.last()
+        here = torch.arange(len(last), device=last.device)
+        vectors = torch.stack([wide(found.in_stream(layer, matrix)[here, last]) for layer in layers], 1)
+        unit = vectors / vectors.norm(dim=-1, keepdim=True)
+        return {"value": unit @ unit.mT}
+
+    def labelled(
+        self, rows: Mapping[str, Tensor], coords: Mapping[str, object], config: ModelConfig, text: Text
+    ) -> xr.Dataset:
+        """The cosines, layer by layer."""
+        return labelled(
+            self.name,
+            {"value": (("prompt", "matrix", "layer", "other_layer"), rows["value"])},
+            coords={**coords, "other_layer": coords["layer"]},
+            units="cosine",
+        )
+
+
+@public()
+def backward_lens(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    top: int | None = None,
+    projection: Projection = "normalised",
+    threshold: float = THRESHOLD,
+    rules: Rules = (),
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What a training step towards the answer at the last token would write into each matrix, in words.
+
+    The gradient of -log p(answer) (with `wrong`: of logit(wrong) - logit(answer)) at a matrix is sum_i x_i^T delta_i
+    over tokens i, x_i what it reads and delta_i = d loss / d (x_i W); each prompt's loss is its own. One forward and
+    one backward pass per batch, no weight gradient (`gradient_factors` keeps the factors themselves).
+    Returns Dataset[prompt, matrix, layer, pos]: `x` and `delta`, the lengths of both; `relative_update`, that of their
+    outer product, 1 at the prompt's largest of this matrix over all layers and tokens; `target_rank` of the answer, 0 =
+    most probable, V - 1 = least (an unrelated vector gives (V - 1) / 2 on average over all answers, a level and not
+    chance: the answer is the least probable of the delta of W_out and W_O in a model that nobody trained too); `word`,
+    how the cell is read: the most probable token of x, or the least probable of delta, by the coordinate `side`; and
+    [.., rank] `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`,
+    `bottom_word`.
+    `part`[matrix, layer] names the sublayer of each matrix, `token` is the text of every token. Padding holds NaN, -1
+    and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix, ids
+    and ranks are -1 and the word is "no update": even zero projects to some tokens, those of the final norm's beta.
+    matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; None = all that the model has (of a mixture of experts:
+    attention only).
+    rules: backward rules under which gradients are taken, or a preset of them, as in `interp.attribution_patch`; they
+    are then no gradients of a loss, but what relevance propagation would send back.
+    projection: the vector v as the model would read it out, "final_norm" N_f(v) W_U + b_U with gamma and beta;
+    "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Vocabulary logits are
+    streamed.
+    Caveats: a first-order picture of one SGD step, no optimiser's statistics; it shows where the loss would change the
+    weights, not where the model keeps what it knows.
+    Errors: ValueError for answers that are not one token of the vocabulary, matrices the model does not have, cross-
+    attention, no logits, and edits of what a matrix gives; IndexError for a layer that does not exist.
+
+    Example:
+        >>> found = backward_lens(model, prompt, " Mary", matrices=["W_in", "W_out"])
+        >>> found.word.sel(matrix="W_out", layer=1).values[0, -1]
+        >>> interp.frame(found).query("matrix == 'W_out'").nlargest(3, "relative_update")
+    """
+    question = BackwardLens(answer, wrong, matrices, layers, top, projection, threshold, rules=rules)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def gradient_rank(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    tolerance: float | None = None,
+    rules: Rules = (),
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How many singular values of each prompt's gradient X^T Delta are above the tolerance.
+
+    Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
+    upper bound. In the last block only the last token reaches the loss, so that the gradient of all but W_K and W_V has
+    rank 1 there.
+    answer, wrong, matrices, layers, rules: as in `backward_lens`.
+    tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
+    `torch.linalg.matrix_rank` of the gradient takes it.
+    Errors: those of `backward_lens`, and ValueError for a tolerance outside [0, 1].
+
+    Example:
+        >>> int(gradient_rank(model, prompt, " Mary", matrices=["W_out"]).value[0, 0, -1])
+        1
+    """
+    question = GradientRank(answer, wrong, matrices, layers, tolerance, rules=rules)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def gradient_cosines(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    rules: Rules = (),
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How alike what two layers' gradients hold at the last token is, as a cosine.
+
+    Returns Dataset[prompt, matrix, layer, other_layer] with `value`: of delta for W_out and W_O, of x for the others;
+    both live in the stream, where layers can be compared. NaN where a vector is zero. There is no null: unrelated
+    directions have 0 +- 1 / sqrt(d_model), but the stream carries a gradient past the layers, so that neighbours have
+    about .9 in a model that nobody trained.
+    answer, wrong, matrices, layers, rules: as in `backward_lens`.
+    Errors: those of `backward_lens`.
+
+    Example:
+        >>> found = gradient_cosines(model, prompt, " Mary", matrices=["W_out"])
+        >>> found.value.sel(matrix="W_out", layer=0, other_layer=1)
+    """
+    question = GradientCosines(answer, wrong, matrices, layers, rules=rules)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def norms(found: GradientFactors, matrix: Matrix, layers: Sequence[int]) -> dict[str, Float[Tensor, "b l p"]]:
+    """Lengths of `x` and `delta`, and that of their outer product relative to the prompt's largest; NaN at padding."""
+    pairs, hidden = [found[full_name(layer, matrix)] for layer in layers], ~found.batch.real[:, None]
+    x, delta = (
+        torch.stack([wide(pair[side]).norm(dim=-1) for pair in pairs], 1).masked_fill(hidden, torch.nan)
+        for side in (0, 1)
+    )
+    size = x * delta
+    largest = size.nan_to_num(0.0).amax((1, 2), keepdim=True)
+    tiny = torch.finfo(size.dtype).tiny
+    return {"x": x, "delta": delta, "relative_update": size / largest.clamp_min(tiny)}
+
+
+def _read_off(
+    model: Transformer, vectors: Float[Tensor, "n d"], answers: Int[Tensor, "n"], asked: BackwardLens
+) -> dict[str, Tensor]:
+    """The most and least probable tokens of each vector, in order, and the rank of its answer; a tile at a time."""
+    weights, top = Weights(model), listed(asked.top, 5, model.config.n_outputs)
+    bias = weights.b_U if asked.projection != "raw" and model.config.unembed_bias else None
+    rank = torch.empty(len(vectors), dtype=torch.int64, device=vectors.device)
+    best, worst = (rank.new_empty(len(vectors), top) for _ in range(2))
+    for first, logits in row_tiles(_projected(vectors, model, asked.projection), weights.W_U):
+        if bias is not None:
+            logits += bias
+        here = slice(first, first + len(logits))
+        best[here], worst[here] = logits.topk(top).indices, logits.topk(top, largest=False).indices
+        rank[here] = (logits > logits.gather(1, answers[here, None])).sum(-1)
+    return {"target_rank": rank, "top_token": best, "bottom_token": worst}
+
+
+def _projected(
+    vectors: Float[Tensor, "n d"], model: Transformer, projection: Projection
+) -> Float[Tensor, "n d"]:
+    """Vectors of the stream as the unembedding reads them."""
+    v = wide(vectors)
+    if projection == "raw":
+        return v
+    if projection == "normalised":
+        v = v / v.norm(dim=-1, keepdim=True)
+    norm, head = model.ln_final, model.mlm_head
+    v = norm.linear(v, norm.scale(v))
+    return v if head is None else wide(head(v.to(model.dtype)))

@@ -1,0 +1,164 @@
+"""Several lenses on the same states: how far each is from the model's answer at every depth, and how much is chance.
+
+One pass per batch for all of them. A lens is what states go through before the final norm reads them: nothing (the
+logit lens), a `TunedLens`, a `FittedJacobianLens`. Stability is asked of two fits of one kind, on halves of a corpus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.results import Score, scored
+from interp.core.stats import FEWEST, MaskedMeans, Means, Moments, Partial, over
+from interp.data.batch import Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.lenses.lens import LogitLens, Translators
+from interp.model.edits import Edit
+from interp.model.parts import Part
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+UNITS = {
+    "kl": "nats",
+    "cross_entropy": "nats",
+    "top_agreement": "share of tokens",
+    "stability": "share of tokens",
+}
+FEWEST_DIVERGENCES = 16
+"""Prompts from which the mean of a divergence, which is skewed, gets an interval."""
+
+
+@dataclass(frozen=True, eq=False)
+class CompareLenses(Question):
+    """How far each of several lenses is from the model's answer; `compare_lenses` describes the result."""
+
+    lenses: Mapping[str, Translators | None]
+    """What states go through, by name; None = nothing, the logit lens."""
+    others: Mapping[str, Translators] = field(default_factory=dict)
+    """Another fit of some of them, by the same names: on other prompts, or with another seed."""
+    sites: str | Sequence[str] = "resid_post"
+    """States to read, as in `logit_lens`."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The states, and what every lens makes of them."""
+        if not self.lenses:
+            raise ValueError("lenses requires at least one, by name, got none")
+        if unknown := [name for name in self.others if name not in self.lenses]:
+            raise KeyError(
+                f"another fit of {unknown[0]!r} requires that lens; there are {', '.join(self.lenses)}"
+            )
+        fits, others = (
+            {
+                name: LogitLens(top=1, sites=self.sites, translators=lens).asked(model)
+                for name, lens in some.items()
+            }
+            for some in (self.lenses, self.others)
+        )
+        reads = next(iter(fits.values())).reads
+        return Analysis(
+            self.name,
+            partial(_compute, fits=fits, others=others),
+            MaskedMeans,
+            partial(_finish, name=self.name, names=tuple(self.lenses), sites=[read.site for read in reads]),
+            reads=reads,
+        )
+
+
+@public()
+def compare_lenses(
+    model: Model,
+    data: DataSource | Data,
+    lenses: Mapping[str, Translators | None],
+    *,
+    others: Mapping[str, Translators] | None = None,
+    sites: str | Sequence[str] = "resid_post",
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How far several lenses are from the model's own answer at every depth, on the same prompts.
+
+    Returns Dataset[lens, depth, score]: `value`, the mean over each prompt's tokens and then over prompts, with the
+    ends `low` and `high` of its 95 % interval and `n`. Scores: `kl`, KL(final || lens) in nats, with an interval from
+    16 prompts on; `cross_entropy`, that plus the entropy of the final distribution; `top_agreement`, the share of
+    tokens whose most probable next token is the model's; `stability`, the share where it is that of the lens' other
+    fit (NaN where there is none).
+    lenses: by name, what states go through before the final norm reads them: None (the logit lens), a `TunedLens`, a
+    `FittedJacobianLens`. others: another fit of some of these, on other prompts, by the same names.
+    sites: as in `logit_lens`; a Jacobian lens is of `resid_post`, a tuned lens of the sites it was trained for.
+    Errors: those of `logit_lens`; KeyError for another fit of a lens that is not there.
+
+    Example:
+        >>> fit = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+        >>> compare_lenses(model, prompt, {"logit lens": None, "Jacobian lens": fit}).value.dims
+        ('lens', 'depth', 'score')
+    """
+    question = CompareLenses(dict(lenses), dict(others or {}), sites)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    fits: Mapping[str, Analysis],
+    others: Mapping[str, Analysis],
+) -> Mapping[str, Tensor]:
+    """The scores of every text `[b lens depth]`."""
+    found = [analysis.compute(trace, batch, model) for analysis in fits.values()]
+    kl = torch.stack([each["kl"] for each in found], 1).double()
+    entropy = found[0]["entropy"][:, -1:].double()
+    top = torch.stack([each["top_token"][..., 0] for each in found], 1)
+    real = top[:, :1, -1:] >= 0
+    other = torch.full_like(top, -1)
+    for i, name in enumerate(fits):
+        if name in others:
+            other[:, i] = others[name].compute(trace, batch, model)["top_token"][..., 0]
+    known = real & (other >= 0)
+    return {
+        "kl": _mean(kl, real),
+        "cross_entropy": _mean(kl + entropy[:, None], real),
+        "top_agreement": _mean((top == top[:, :, -1:]).double(), real),
+        "stability": _mean((top == other).double(), known),
+    }
+
+
+def _mean(value_blop: Float[Tensor, "b l o p"], counted: Tensor) -> Float[Tensor, "b l o"]:
+    """The mean over a text's tokens that count; NaN where none does."""
+    counted = counted.expand_as(value_blop)
+    return value_blop.masked_fill(~counted, 0.0).sum(-1) / counted.sum(-1)
+
+
+def _finish(merged: Partial, name: str, names: Sequence[str], sites: Sequence[str]) -> xr.Dataset:
+    assert isinstance(merged, Means)
+    scores = {key: _score(merged.moments[key], key) for key in UNITS}
+    depths = [str(Part.of(site)) for site in sites]
+    interval = f"{over('prompts')}, of kl from {FEWEST_DIVERGENCES} on"
+    return scored(
+        name,
+        scores,
+        ("lens", "depth"),
+        coords={"lens": list(names), "depth": depths},
+        attrs={"interval": interval},
+    )
+
+
+def _score(moments: Moments, name: str) -> Score:
+    found = Score.of(moments, UNITS[name], fewest=FEWEST_DIVERGENCES if name == "kl" else FEWEST)
+    return found._replace(value=found.value.masked_fill(found.n == 0, torch.nan))

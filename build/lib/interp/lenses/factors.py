@@ -1,0 +1,346 @@
+"""The two thin factors of every weight gradient: what a matrix read, and the gradient at what it gave.
+
+A matrix acts as z_i = x_i W on every token i, so dL/dW = sum_i x_i^T delta_i with delta_i = dL/dz_i, the VJP (Katz et
+al. 2024, "Backward Lens", section 4). One forward and one backward pass with frozen parameters give both factors of
+every matrix; no weight gradient is formed. Names are the field's: `blocks.3.mlp.W_in`, `blocks.3.attn.W_Q`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import nearest, public
+from interp.core.stats import Rows, all_finite, wide
+from interp.data.batch import Answers, Batch, Prompts
+from interp.data.stream import prompt_source
+from interp.model.config import MLP, ModelConfig
+from interp.model.edits import Add, Edit
+from interp.model.parts import Part
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Analysis, NotFiniteError, Posed
+from interp.passes.frozen import gradient_before, output_norm
+from interp.passes.observe import Model, Objective, Studied, as_model, observe
+from interp.passes.rules import Rules, under_rules
+from interp.runs.run import reduced_over
+from interp.weights.matrices import between, held, side_by_side
+
+Matrix = Literal["W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O"]
+MATRICES: tuple[Matrix, ...] = get_args(Matrix)
+"""Those of the MLP, then those of attention. A gated MLP is `act(x W_gate) * (x W_in) W_out` (gate, up, down)."""
+WRITERS = ("W_out", "W_O")
+"""The matrices whose output is as wide as the stream; the others read it."""
+_UNSEEN = {
+    **{f"W_{part}": (f"hook_{part.lower()}_input",) for part in "QKV"},
+    "W_O": ("attn.hook_result", "ln1_post.hook_scale", "ln1_post.hook_normalized"),
+    "W_out": ("ln2_post.hook_scale", "ln2_post.hook_normalized"),
+}
+"""Sites between what is recorded of a matrix and the matrix itself."""
+Pair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
+
+
+@dataclass(frozen=True, eq=False)
+class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
+    """x `[b p i]` and delta `[b p o]` of each matrix by its name; what heads read or give stands side by side.
+
+    The gradient of `blocks.3.mlp.W_in` is the sum over rows and tokens of the outer products of both.
+
+    `rearrange(delta, "b p (h e) -> b p h e", e=d_head)` splits delta of W_Q, W_K, W_V (W_K and W_V: key/value heads)
+    and x of W_O. Deltas are those of the row's own loss, 0 at padding.
+    """
+
+    model: Transformer
+    batch: Batch
+    pairs: Mapping[str, Pair]
+    loss: Objective
+    """What was differentiated, a function of the logits at the last token `[b 1 v]`."""
+
+    def __getitem__(self, name: str) -> Pair:
+        if name not in self.pairs:
+            raise KeyError(f"no factors of {name!r} were recorded; {nearest(name, self.pairs)}")
+        return self.pairs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __repr__(self) -> str:
+        rows, n = self.batch.tokens.shape
+        return f"GradientFactors({len(self)} matrices, {rows} rows of {n} tokens: {', '.join(list(self)[:2])}, ...)"
+
+    def recorded(self) -> dict[Matrix, list[int]]:
+        """The layers in which each matrix was recorded."""
+        found: dict[Matrix, list[int]] = {}
+        for name in self.pairs:
+            _, layer, _, matrix = name.split(".")
+            found.setdefault(matrix, []).append(int(layer))  # type: ignore[arg-type]
+        return found
+
+    def in_stream(self, layer: int, matrix: Matrix) -> Float[Tensor, "b p d"]:
+        """The factor of a matrix that lives in the residual stream: delta of W_out and W_O, x of the others."""
+        return self[full_name(layer, matrix)][1 if matrix in WRITERS else 0]
+
+    def reconstruct(self, name: str) -> Float[Tensor, "i o"]:
+        """The gradient of the matrix, sum over rows and tokens of outer(x_i, delta_i), in float32 at least.
+
+        For `z = x W`: the transpose of an `nn.Linear`'s `weight.grad`.
+        """
+        x, delta = self[name]
+        return einsum(wide(x), wide(delta), "b p i, b p o -> i o")
+
+    def error(self, name: str) -> float:
+        """The largest difference between `reconstruct` and autograd's weight gradient, relative to its largest entry.
+
+        Takes a pass of its own, and as much memory as the matrix.
+        """
+        expected, ours = self._autograd(name), self.reconstruct(name)
+        largest = expected.abs().max().clamp_min(torch.finfo(expected.dtype).tiny)
+        return float((ours - expected).abs().max() / largest)
+
+    def _autograd(self, name: str) -> Float[Tensor, "i o"]:
+        """The weight gradient by autograd; the pass runs with a stand-in that shares memory, so nothing is written."""
+        where = held(self.model, name)
+        path = where.parameter
+        stand_in = self.model.get_parameter(path).detach().requires_grad_()
+        batch = self.batch
+        options = {"logits_at": batch.last()[:, None], "keep": batch.keep, "types": batch.types}
+        with torch.enable_grad():
+            logits: Tensor = self.model.with_parameters({path: stand_in})(batch.tokens, **options)
+            (found,) = torch.autograd.grad(self.loss(logits), stand_in)
+        return wide(side_by_side(where.view(found).to(self.model.device), name))
+
+
+@public()
+def gradient_factors(
+    model: Model,
+    data: Prompts,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    rules: Rules = (),
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> GradientFactors:
+    """The two factors x and delta of each weight gradient of -log p(answer) at the last token, of prompts in memory.
+
+    With `wrong` the loss is logit(wrong) - logit(answer); each prompt's loss is its own. None for `matrices` or
+    `layers`: all that the model has. rules: backward rules, as in `backward_lens`. It keeps vectors of every prompt and
+    token, so it is no question for `interp.run`; `backward_lens`, `gradient_rank` and `gradient_cosines` are.
+    Errors: those of `factors`, and ValueError for answers that are not one token, or none.
+
+    Example:
+        >>> found = interp.lenses.gradient_factors(model, prompt, " Mary", matrices=["W_out"])
+        >>> x, delta = found["blocks.1.mlp.W_out"]
+        >>> found.error("blocks.1.mlp.W_out") < 1e-4
+        True
+    """
+    subject = as_model(model, edits)
+    subject = Studied(under_rules(subject.transformer, rules), subject.text)
+    batch = subject.text.batch(data, prepend_bos=prepend_bos).to(subject.transformer.device)
+    posed = Posed.of(subject.text, answer, wrong)
+    if posed is not None and posed.rows not in (None, len(batch)):
+        raise ValueError(
+            f"one answer per prompt is required, got {posed.rows} answers for {len(batch)} prompts"
+        )
+    batch = batch if posed is None else posed(batch)
+    analysis = Analysis("gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows)
+    source = prompt_source(batch, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    total = reduced_over(analysis, subject, source)
+    assert isinstance(total, Rows)
+    names = [name.removesuffix(" x") for name in total.rows if name.endswith(" x")]
+    rows = {name: value.to(batch.tokens.device) for name, value in total.rows.items()}
+    pairs = {name: (rows[f"{name} x"], rows[f"{name} delta"]) for name in names}
+    return GradientFactors(subject.transformer, batch, pairs, answer_loss(batch))
+
+
+def _both_sides(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    matrices: Sequence[Matrix] | None,
+    layers: Sequence[int] | None,
+) -> Mapping[str, Tensor]:
+    found = factors(model, batch, matrices, layers)
+    return {
+        f"{name} {side}": each
+        for name, pair in found.items()
+        for side, each in zip(("x", "delta"), pair, strict=True)
+    }
+
+
+def factors(
+    model: Transformer,
+    batch: Batch,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    *,
+    loss: Objective | None = None,
+) -> GradientFactors:
+    """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
+
+    loss: from the logits at each row's last token `[b 1 v]` to one number, a sum over rows; None = `answer_loss` of the
+    batch. The backward pass goes through the norms, their scales included, as training would. A mixture's experts have
+    no factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16.
+    Errors: ValueError for matrices that the model does not have, cross-attention, no logits, packed rows, a batch
+    without answers, or edits of what a matrix gives; IndexError for a layer that does not exist.
+
+    Example:
+        >>> batch = model.text.batch(prompt).with_answers(torch.tensor([5]), None)
+        >>> found = factors(model.transformer, batch, ["W_in"], [1])
+        >>> found["blocks.1.mlp.W_in"][0].shape[-1] == model.cfg.d_model
+        True
+    """
+    every = chosen(model.config, matrices, layers)
+    check_differentiable(model, every)
+    batch = batch.to(model.device)
+    metric = answer_loss(batch) if loss is None else loss
+    sites = {key: between(model.config, full_name(*key)) for key in every}
+    reads = {key: (Read(given), Read(output, grad=True)) for key, (given, output) in sites.items()}
+    union = list(dict.fromkeys(read for pair in reads.values() for read in pair))
+    where = batch.last()[:, None]
+    trace = observe(model, batch, union, logits_at=where, metric=metric).trace
+    pairs = {}
+    for (layer, matrix), (given, gradient) in reads.items():
+        x, delta = (trace[read].to(model.device).flatten(2) for read in (given, gradient))
+        pairs[full_name(layer, matrix)] = x, _at_output(model, layer, matrix, x, delta)
+    if not all_finite(each for pair in pairs.values() for each in pair):
+        for name, pair in pairs.items():
+            if not all(bool(each.isfinite().all()) for each in pair):
+                raise NotFiniteError(f"the factors of {name}'s gradient are NaN or infinite")
+    return GradientFactors(model, batch, pairs, metric)
+
+
+def answer_loss(batch: Batch) -> Objective:
+    """The sum over rows of -log p(answer) at the last token, in nats.
+
+    With wrong answers: minus theirs, which leaves logit(wrong) - logit(answer).
+    """
+    answer, wrong = batch.answer, batch.wrong
+    if answer is None:
+        raise ValueError(
+            "gradients are those of a loss: an answer for every prompt is required, got none; name it, or bring it "
+            "with the data"
+        )
+
+    def loss(logits: Float[Tensor, "b 1 v"]) -> Float[Tensor, ""]:
+        last = wide(logits[:, -1])
+        if wrong is not None:
+            return (last.gather(1, wrong[:, None]) - last.gather(1, answer[:, None])).sum()
+        return F.cross_entropy(last, answer, reduction="sum")
+
+    return loss
+
+
+def full_name(layer: int, matrix: Matrix) -> str:
+    """The name of a matrix in the field's layout: `blocks.3.mlp.W_in`."""
+    return f"blocks.{layer}.{'mlp' if matrix in MATRICES[:3] else 'attn'}.{matrix}"
+
+
+def present(config: ModelConfig, layers: Sequence[int] | None = None) -> tuple[Matrix, ...]:
+    """The matrices that have factors in each of these layers (None: in all)."""
+    return tuple(matrix for matrix in MATRICES if why_not(config, matrix, layers) is None)
+
+
+def why_not(config: ModelConfig, matrix: Matrix, layers: Sequence[int] | None = None) -> str | None:
+    """Why a model has no factors of a matrix in these layers (None: in all); None if it has."""
+    if config.block.why_not("matrices"):
+        return config.block.unusual
+    if matrix in MATRICES[3:]:
+        for layer in range(config.n_layers) if layers is None else layers:
+            mixer = config.mixers[layer]
+            if matrix != "W_O" and not getattr(mixer.traits, "values" if matrix == "W_V" else "queries"):
+                return f"has no {matrix} in layer {layer}, which mixes positions by {mixer}"
+        return None
+    if config.mlp is None:
+        return "is attention-only"
+    if config.mlp.no_matrices is not None or config.block.unusual is not None:
+        return config.block.unusual or f"has {config.mlp.no_matrices}"
+    gated = isinstance(config.mlp, MLP) and config.mlp.gated
+    return "has an MLP without a gate" if matrix == "W_gate" and not gated else None
+
+
+def part_of(layer: int, matrix: Matrix) -> Part:
+    """The sublayer that a matrix belongs to."""
+    return Part("mlp" if matrix in MATRICES[:3] else "attn", layer)
+
+
+def check_differentiable(model: Transformer, every: Sequence[tuple[int, Matrix]]) -> None:
+    """ValueError for a model that is edited where one of these matrices gives its output: its gradient ends there.
+
+    What is added there changes no gradient.
+    """
+    for layer, matrix in every:
+        _, output = between(model.config, full_name(layer, matrix))
+        inner = {output, *(f"blocks.{layer}.{site}" for site in _UNSEEN.get(matrix, ()))}
+        acting = [edit for edit in model.edits if edit.site in inner and not isinstance(edit.change, Add)]
+        if acting:
+            raise ValueError(
+                f"the factors of {matrix} in layer {layer} require what it gives as it gives it; the edit of "
+                f"{acting[0].name} ({type(acting[0].change).__name__}) changes that"
+            )
+
+
+def chosen(
+    config: ModelConfig, matrices: Sequence[Matrix] | None, layers: Sequence[int] | None
+) -> list[tuple[int, Matrix]]:
+    """The layers and matrices asked for, checked. Errors: those of `factors`."""
+    if config.cross_attention:
+        raise ValueError("a backward lens of a decoder with cross-attention is not defined here")
+    if not config.unembed:
+        raise ValueError("a backward lens requires logits; this model ends in its residual stream")
+    every = range(config.n_layers) if layers is None else layers
+    if bad := [layer for layer in every if not 0 <= layer < config.n_layers]:
+        raise IndexError(f"layers are 0 to {config.n_layers - 1}, got {bad[0]}")
+    if config.block.why_not("matrices"):
+        raise ValueError(f"a backward lens requires known matrices; this model {config.block.unusual}")
+    wanted = present(config, every) if matrices is None else tuple(matrices)
+    if not wanted or not every:
+        raise ValueError(
+            f"at least one matrix and one layer are required, got matrices={wanted} and layers={list(every)}"
+        )
+    for matrix in wanted:
+        if matrix not in MATRICES:
+            hint = nearest(matrix, MATRICES)
+            raise ValueError(f"matrices are {', '.join(MATRICES)}, got {matrix!r}; {hint}")
+        if reason := why_not(config, matrix, every):
+            others = ", ".join(present(config, every))
+            raise ValueError(f"no factors of {matrix}: this model {reason}; it has {others}")
+    return [(layer, matrix) for layer in every for matrix in wanted]
+
+
+def _at_output(
+    model: Transformer,
+    layer: int,
+    matrix: Matrix,
+    x: Float[Tensor, "b p i"],
+    gradient: Float[Tensor, "b p o"],
+) -> Float[Tensor, "b p o"]:
+    """The gradient at the bare output of the matrix, which some families pass through a norm and a factor."""
+    if matrix not in WRITERS:
+        return gradient
+    norm = output_norm(model, layer, "mlp_out" if matrix == "W_out" else "attn_out")
+    gradient = gradient if norm.factor == 1 else gradient * norm.factor
+    if norm.norm is None:
+        return gradient
+    weights = Weights(model).layer(layer)
+    if matrix == "W_out":
+        assert weights.W_out is not None and weights.b_out is not None
+        output = x @ weights.W_out + weights.b_out
+    else:
+        output = x @ weights.W_O.flatten(0, 1) + weights.b_O
+    return gradient_before(norm.norm, wide(gradient), wide(output)).to(gradient.dtype)

@@ -1,0 +1,476 @@
+"""A fitted Jacobian lens: what it reads, the directions of tokens, the edits along them, and its files.
+
+logits_l = unembed(LN_f(J_l x)). How sure a word of it is: the prompts that J was averaged over are kept as means of
+some groups, and groups drawn with replacement make other lenses that the same corpus could have given (the bootstrap
+over groups; deviations are widened by sqrt(g / (g - 1)), what g groups miss of the variance).
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import Count, public, shape_text
+from interp.core.files import regular, write_atomically
+from interp.core.results import check_result
+from interp.core.stats import FEWEST, wide
+from interp.data.batch import Answers, Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.lenses.lens import CHUNK, LogitLens, columns_of
+from interp.lenses.tuned_lens import is_of, sample_of
+from interp.model.edits import Add, Edit
+from interp.model.sites import find, stream_after
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Analysis
+from interp.passes.frozen import final_norm
+from interp.passes.observe import Model, as_model, as_network
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FORMAT = "interp Jacobian lens 1"
+ABOUT = ("skip", "precision", "ended", "left_out", "rules")
+"""What a result says of its fit."""
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class FittedJacobianLens:
+    """J of some layers of one model, as `jacobian_lens` fits it or a file holds it.
+
+    `logit_lens(model, data, sites="resid_post", translators=lens)` reads any data with it.
+    """
+
+    model: Model
+    """The model that it is of."""
+    layers: tuple[int, ...]
+    """The blocks after which the stream is read."""
+    jacobian: Float[Tensor, "l r d"]
+    """J of every layer: a change of the stream `[d]` to one of the final stream, or of the tokens' logits, `[r]`."""
+    prompts: int = 0
+    """How many prompts it is the mean of; 0 = nobody knows."""
+    tokens: tuple[int, ...] | None = None
+    """The tokens of the rows, where it was fitted for some tokens alone."""
+    error: Float[Tensor, "l"] | None = None
+    """The standard error of J over prompts, relative to its norm."""
+    by_group: Float[Tensor, "g l r d"] | None = None
+    """J of each group of prompts."""
+    sizes: Int[Tensor, "g"] | None = None
+    """How many prompts each group has."""
+    about: Mapping[str, str | int | float] = field(default_factory=dict)
+    """How it was fitted, as the attributes of its result say: `skip`, `precision`, `ended`, `left_out`, `rules`."""
+
+    def __post_init__(self) -> None:
+        if self.tokens is not None and not self.tokens:
+            raise ValueError("tokens requires at least one, or None for the whole of J, got none")
+        d = as_network(self.model).config.d_model
+        shape = (len(self.layers), d if self.tokens is None else len(self.tokens), d)
+        if tuple(self.jacobian.shape) != shape:
+            raise ValueError(
+                f"J of shape {shape_text(shape)} is required by these layers of this model, got "
+                f"{shape_text(self.jacobian.shape)}"
+            )
+
+    def __repr__(self) -> str:
+        what = "the whole of J" if self.tokens is None else f"{len(self.tokens)} tokens"
+        error = "" if self.error is None else f", standard error / |J| <= {float(self.error.max()):.3g}"
+        return f"FittedJacobianLens({what}, after blocks {list(self.layers)}, {self.prompts} prompts{error})"
+
+    @classmethod
+    def of_result(cls, result: xr.Dataset, model: Model) -> FittedJacobianLens:
+        """The lens of a result of the question, `interp.run([JacobianLens(...)], model, data)["jacobian_lens"]`.
+
+        Errors: ValueError for another result, or one of a model of another width.
+        """
+        check_result("result", result, ("value", "error", "by_group", "prompts", "layer"), "jacobian_lens")
+        network = as_network(model)
+        like = wide(torch.empty(0, dtype=network.dtype, device=network.device))
+        tensors = {
+            name: torch.from_numpy(result[name].values) for name in ("value", "error", "by_group", "prompts")
+        }
+        tokens = tuple(int(token) for token in result.token.values) if "token" in result.dims else None
+        return cls(
+            model, tuple(int(layer) for layer in result.layer.values), tensors["value"].to(like),
+            int(result.attrs["prompts"]), tokens, tensors["error"], tensors["by_group"].to(like), tensors["prompts"],
+            {name: result.attrs[name] for name in ABOUT if name in result.attrs},
+        )  # fmt: skip
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The states that it reads: the stream after each of its layers."""
+        config = as_network(self.model).config
+        return tuple(stream_after(config, layer) for layer in self.layers)
+
+    def __call__(self, site: str, state: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """J x of the states of a site, in their dtype. KeyError for a site without J."""
+        self._whole()
+        matrix = self.jacobian[self.place(site)]
+        return (state.to(matrix.dtype) @ matrix.mT.to(state.device)).to(state.dtype)
+
+    def check(self, model: Transformer, sites: Sequence[str]) -> None:
+        """ValueError unless this is the model it was fitted on (or a copy in a narrower dtype), KeyError for a site."""
+        self._whole()
+        if not is_of(model, sample_of(as_network(self.model))):
+            raise ValueError("the Jacobian lens is of another model: its parameters differ from this one's")
+        for site in sites:
+            self.place(site)
+
+    # --- what it reads --------------------------------------------------------------------------------------------
+
+    @public()
+    def read(
+        self,
+        data: DataSource | Data,
+        *,
+        answer: Answers | None = None,
+        top: int | None = None,
+        pos: int | Sequence[int] | None = None,
+        resamples: Count = 100,
+        seed: int = 0,
+        prepend_bos: bool = True,
+        batch_size: int = 32,
+    ) -> xr.Dataset:
+        """What the lens reads after each of its layers, at every position, and how sure that is.
+
+        Returns what `logit_lens` does, Dataset[prompt, depth, pos], with three more variables for every listed token
+        [.., rank]: `low` and `high`, the ends of its rank in 95 % of the resampled lenses, and `stays`, the share of
+        them in which it is among the listed ones. A resampled lens is the mean of as many groups of the corpus'
+        prompts as there are, drawn with replacement. The last depth, the model's own answer, is what it is. All three
+        are NaN for fewer than three groups (files of others have none).
+        answer, top, pos: as in `logit_lens`. seed: of the draws.
+        Caveat: they say how much the words depend on which prompts the corpus happened to have, not on what corpus it
+        was.
+        Errors: those of `logit_lens`; ValueError for a lens of some tokens alone, or no resample.
+
+        Example:
+            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+            >>> lens.read("The cat sat on", top=3).stays.dims
+            ('prompt', 'depth', 'pos', 'rank')
+        """
+        if resamples < 1:
+            raise ValueError(f"at least one resample is required, got {resamples}")
+        subject = as_model(self.model)
+        sites = [stream_after(subject.transformer.config, layer) for layer in self.layers]
+        asked = LogitLens(answer, top, sites, pos, self).asked(subject)
+        names = tuple(read.site for read in asked.reads)
+        weights = self.draws(resamples, seed)
+        inner = partial(_with_ranks, inner=asked, lens=self, sites=names, pos=pos, weights=weights)
+        analysis = replace(asked, compute=inner)
+        found = answered(analysis, subject, data, prepend_bos=prepend_bos, batch_size=batch_size)
+        for name in ("low", "high"):
+            found[name].attrs["unit"] = "rank"
+        found["stays"].attrs["unit"] = "share of resamples"
+        return found.assign_attrs(prompts_of_lens=self.prompts, resamples=resamples)
+
+    def directions(self, token: Answers) -> Float[Tensor, "l *n d"]:
+        """The direction of a token in the stream after each layer, J^T u: the mean gradient of its logit there.
+
+        u is the token's column of the unembedding behind the final norm at scale 1 (gamma in, centred if LayerNorm).
+        Of several tokens one each, `[layer token d]`; of one, given as a text or an id, `[layer d]`.
+        Errors: ValueError for what is no single token, or a token that the lens was not fitted for.
+
+        Example:
+            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+            >>> lens.directions(5).shape[-1] == model.cfg.d_model
+            True
+        """
+        subject = as_model(self.model)
+        wanted = subject.text.outputs(token).tolist()
+        if self.tokens is None:
+            found = token_directions(subject.transformer, wanted).to(self.jacobian) @ self.jacobian
+        else:
+            if missing := [each for each in wanted if each not in self.tokens]:
+                raise ValueError(
+                    f"the lens was fitted for the tokens {list(self.tokens)}, not for {missing[0]}"
+                )
+            found = self.jacobian[:, [self.tokens.index(each) for each in wanted]]
+        return found[:, 0] if isinstance(token, str | int) else found
+
+    def steer(self, token: str | int, scale: float, *, layers: Sequence[int] | None = None) -> list[Edit]:
+        """Edits that add a vector of length `scale` along the token's direction after each layer (None: of the lens).
+
+        Example:
+            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+            >>> model.edited(lens.steer(5, 2.0, layers=[0]))(tokens).shape == model(tokens).shape
+            True
+        """
+        found = []
+        for site, (vector,) in self._vectors((token,), layers).items():
+            found.append(Edit(site, Add(vector / vector.norm(), scale)))
+        return found
+
+    def swap(self, a: str | int, b: str | int, *, layers: Sequence[int] | None = None) -> list[Edit]:
+        """Edits that exchange the coordinates of the stream along two tokens' directions after each layer.
+
+        With V = [v_a v_b] and c = V^+ x: x + V (c_b - c_a, c_a - c_b); what is orthogonal to both stays.
+        Errors: ValueError for one token twice, or tokens of one direction.
+
+        Example:
+            >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
+            >>> model.edited(lens.swap(5, 6, layers=[0]))(tokens).shape == model(tokens).shape
+            True
+        """
+        found = []
+        for site, pair in self._vectors((a, b), layers).items():
+            if int(torch.linalg.matrix_rank(pair)) < 2:
+                raise ValueError(f"two tokens of different directions are required, got {a!r} and {b!r}")
+            found.append(Edit(site, Exchange(pair)))
+        return found
+
+    # --- files ----------------------------------------------------------------------------------------------------
+
+    def save(self, path: Path | str) -> None:
+        """Write the lens to a safetensors file, its groups and what its model is recognised by included."""
+        from safetensors.torch import save_file
+
+        tensors = {"jacobian": self.jacobian, "sample": sample_of(as_network(self.model))}
+        more = {"error": self.error, "by_group": self.by_group, "sizes": self.sizes}
+        tensors |= {name: value for name, value in more.items() if value is not None}
+        flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        said = {"layers": self.layers, "prompts": self.prompts, "tokens": self.tokens}
+        header = {"format": FORMAT, "lens": json.dumps({**said, "about": dict(self.about)})}
+        write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
+
+    @classmethod
+    def load(cls, path: Path | str, model: Model) -> FittedJacobianLens:
+        """The lens of a file that `save` wrote. ValueError if it is none, is damaged, or belongs to another model."""
+        from safetensors import SafetensorError, safe_open
+
+        network = as_network(model)
+        try:
+            with safe_open(regular(path), framework="pt", device=str(network.device)) as file:
+                header = file.metadata() or {}
+                if header.get("format") != FORMAT:
+                    raise ValueError(
+                        f"{path}: a file of format {FORMAT!r} is required, got {header.get('format')!r}"
+                    )
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+                said = json.loads(header["lens"])
+            sample, jacobian = tensors.pop("sample"), tensors.pop("jacobian")
+            tokens = None if said["tokens"] is None else tuple(said["tokens"])
+            if not is_of(network, sample):
+                raise ValueError(f"{path} is a Jacobian lens of another model: its parameters differ")
+            layers, prompts = tuple(said["layers"]), said["prompts"]
+            return cls(model, layers, jacobian, prompts, tokens, **tensors, about=said["about"])
+        except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as cause:
+            raise ValueError(f"{path} is not a readable Jacobian lens (truncated?): {cause}") from cause
+
+    def to_neuronpedia(self, path: Path | str, *, dtype: torch.dtype = torch.float16) -> None:
+        """Write J in the format of Neuronpedia's files, which TransformerLens reads; groups and errors are not in it.
+
+        Errors: ValueError for a lens of some tokens alone, or of the last layer only.
+        """
+        self._whole()
+        last = as_network(self.model).config.n_layers - 1
+        kept = {layer: i for i, layer in enumerate(self.layers) if layer != last}
+        if not kept:
+            raise ValueError("a layer before the last is required, whose J is the identity; got none")
+        content = {
+            "J": {layer: self.jacobian[i].detach().cpu().to(dtype) for layer, i in kept.items()},
+            "n_prompts": self.prompts,
+            "source_layers": list(kept),
+            "d_model": self.jacobian.shape[-1],
+        }
+        write_atomically(Path(path), lambda file: torch.save(content, file))
+
+    @classmethod
+    def from_neuronpedia(cls, path: Path | str, model: Model) -> FittedJacobianLens:
+        """The lens of one of Neuronpedia's files; nothing in it is run.
+
+        Caveat: such a file does not say which model it is of beyond layers and width: that is for you to know. It is of
+        the raw weights, as checkpoints hold them.
+        Errors: ValueError for a file that is damaged, of another format, width or depth, not finite, or towards
+        another stream than the final one.
+        """
+        network = as_network(model)
+        last, d = network.config.n_layers - 1, network.config.d_model
+        matrices, prompts = _neuronpedia(_unpickled(Path(path)), path, last)
+        if bad := [layer for layer in matrices if not 0 <= layer < last]:
+            raise ValueError(f"{path}: layers 0 to {last - 1} are possible in this model, got {bad[0]}")
+        if odd := [x for x in matrices.values() if tuple(x.shape) != (d, d)]:
+            raise ValueError(
+                f"{path}: J of shape {shape_text((d, d))} is required, got {shape_text(odd[0].shape)}"
+            )
+        like = wide(torch.empty(0, dtype=network.dtype, device=network.device))
+        layers = tuple(sorted(matrices))
+        jacobian = torch.stack([matrices[layer].to(like) for layer in layers])
+        if not bool(jacobian.isfinite().all()):
+            raise ValueError(f"{path}: finite numbers are required, J holds NaN or infinity")
+        return cls(model, layers, jacobian, prompts)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _whole(self) -> None:
+        if self.tokens is not None:
+            raise ValueError(
+                f"the whole of J is required; this lens was fitted for {len(self.tokens)} tokens alone (tokens=)"
+            )
+
+    def place(self, site: str) -> int:
+        """Which of the matrices a site has: that of the block it leaves, or of the one before the block it enters."""
+        config = as_network(self.model).config
+        _, layer = find(site, config)
+        if layer is not None:
+            entered = layer - 1 if site.endswith(".hook_resid_pre") else None
+            layer = layer if site == stream_after(config, layer) else entered
+        if layer not in self.layers:
+            known = ", ".join(stream_after(config, each) for each in self.layers)
+            raise KeyError(f"no Jacobian of {site!r}; there are: {known} (sites='resid_post')")
+        return self.layers.index(layer)
+
+    def _vectors(
+        self, tokens: Sequence[str | int], layers: Sequence[int] | None
+    ) -> dict[str, Float[Tensor, "n d"]]:
+        """The tokens' directions by site."""
+        wanted = self.layers if layers is None else tuple(layers)
+        if missing := [layer for layer in wanted if layer not in self.layers]:
+            raise ValueError(f"the lens has the layers {list(self.layers)}, not {missing[0]}")
+        config = as_network(self.model).config
+        found = torch.stack([self.directions(token) for token in tokens], 1)
+        return {stream_after(config, layer): found[self.layers.index(layer)] for layer in wanted}
+
+    def draws(self, resamples: int, seed: int) -> Float[Tensor, "n g"] | None:
+        """How much every group weighs in each resampled lens; None for too few groups."""
+        if self.by_group is None or self.sizes is None or len(self.sizes) < FEWEST:
+            return None
+        g = len(self.sizes)
+        drawn = torch.randint(g, (resamples, g), generator=torch.Generator().manual_seed(seed))
+        sizes = self.sizes.cpu().double()
+        counts = torch.zeros(resamples, g, dtype=torch.float64)
+        counts.scatter_add_(1, drawn, torch.ones_like(counts))
+        weights, own = counts * sizes, sizes / sizes.sum()
+        weights = weights / weights.sum(1, keepdim=True)
+        return own + (g / (g - 1)) ** 0.5 * (weights - own)
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """A change of cells: their coordinates along two vectors, exchanged."""
+
+    pair: Float[Tensor, "2 d"]
+
+    def __call__(self, cells: Float[Tensor, "... d"]) -> Float[Tensor, "... d"]:
+        """x + V (c swapped - c), c = V^+ x."""
+        basis = self.pair.to(wide(cells))
+        coordinates = wide(cells) @ torch.linalg.pinv(basis)
+        return (wide(cells) + (coordinates.flip(-1) - coordinates) @ basis).to(cells.dtype)
+
+
+def token_directions(model: Transformer, tokens: Sequence[int]) -> Float[Tensor, "n d"]:
+    """The gradient of each token's logit at the final stream with the final norm's scale at 1, before a soft cap.
+
+    Errors: ValueError for models whose logits are no linear map of the normed stream.
+    """
+    if model.unembed is None or model.mlm_head is not None:
+        raise ValueError("directions of tokens require an unembedding right after the final norm")
+    columns = wide(Weights(model).W_U[:, list(tokens)].detach()).mT * model.config.logit_scale
+    return final_norm(model).back(columns)
+
+
+@torch.no_grad()
+def _with_ranks(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    *,
+    inner: Analysis,
+    lens: FittedJacobianLens,
+    sites: Sequence[str],
+    pos: int | Sequence[int] | None,
+    weights: Float[Tensor, "n g"] | None,
+) -> Mapping[str, Tensor]:
+    """What the lens reads, and the ranks of its words under resampled lenses `[b depth pos rank]`."""
+    values = dict(inner.compute(trace, batch, model))
+    tokens = values["top_token"]
+    nothing = torch.full(tokens.shape, torch.nan, dtype=torch.float64, device=tokens.device)
+    for name in ("low", "high", "stays"):
+        values[name] = nothing.clone()
+    if weights is None:
+        return values
+    columns, real = columns_of(batch, (pos,) if isinstance(pos, int) else pos)
+    if batch.documents is not None:
+        raise ValueError("resampled ranks require one text per row, this batch is packed")
+    row, place = real.nonzero(as_tuple=True)
+    rank = torch.arange(tokens.shape[-1], device=tokens.device).double()
+    for name, own in {"low": rank, "high": rank, "stays": torch.ones_like(rank)}.items():
+        values[name][row, -1, place] = own
+    for depth, site in enumerate(sites[:-1]):
+        state = trace[Read(site)][row, columns[row, place]]
+        found = lens_ranks(model, lens, site, state, tokens[row, depth, place], weights)
+        values["low"][row, depth, place] = found.quantile(0.025, 1, interpolation="lower")
+        values["high"][row, depth, place] = found.quantile(0.975, 1, interpolation="higher")
+        values["stays"][row, depth, place] = (found < tokens.shape[-1]).double().mean(1)
+    return values
+
+
+def lens_ranks(
+    model: Transformer,
+    lens: FittedJacobianLens,
+    site: str,
+    state: Float[Tensor, "c d"],
+    tokens: Int[Tensor, "c k"],
+    weights: Float[Tensor, "n g"],
+) -> Float[Tensor, "c n k"]:
+    """The rank of each state's tokens under lenses that weigh the groups like this.
+
+    J x is linear in J: every group's is computed once.
+    """
+    assert lens.by_group is not None
+    groups = lens.by_group[:, lens.place(site)].to(state.device)
+    arrived = torch.einsum("god,cd->cgo", groups, state.to(groups.dtype))
+    mixed = weights.to(arrived) @ arrived
+    found = []
+    size = max(1, CHUNK // len(weights))
+    for some, listed in zip(mixed.split(size), tokens.split(size), strict=True):
+        logits = wide(model.read_out(some.to(state.dtype)))
+        own = logits.gather(-1, listed[:, None].expand(-1, len(weights), -1))
+        found.append(torch.stack([(logits > own[..., [i]]).sum(-1) for i in range(own.shape[-1])], -1))
+    return torch.cat(found).double()
+
+
+def _unpickled(path: Path) -> object:
+    """What a torch file holds, tensors and plain values alone. ValueError for anything else."""
+    try:
+        return torch.load(regular(path), map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as cause:
+        raise ValueError(
+            f"{path} is refused, and nothing in it was run: it holds more than tensors"
+        ) from cause
+    except Exception as cause:  # of many kinds, and of none in particular: a pickle may be damaged anywhere
+        raise ValueError(f"{path} is not a readable torch file (truncated?): {cause}") from cause
+
+
+def _neuronpedia(content: object, path: Path | str, last: int) -> tuple[dict[int, Tensor], int]:
+    """The matrices by layer and the number of prompts: means (`J`), or the sums of a fit that is going on."""
+    wanted = f"{path}: a Jacobian lens is required, matrices by layer as 'J' (or 'jacobian_sum' and 'n_done')"
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{wanted}, got {type(content).__name__}")
+    summed = "J" not in content
+    matrices = content.get("jacobian_sum" if summed else "J")
+    prompts = content.get("n_done" if summed else "n_prompts", 0)
+    fits = isinstance(matrices, Mapping) and all(
+        isinstance(layer, int) and isinstance(x, Tensor) and x.is_floating_point()
+        for layer, x in matrices.items()
+    )
+    if not fits or not matrices or not isinstance(prompts, int) or prompts < summed:
+        raise ValueError(f"{wanted}, got the keys {', '.join(map(str, content))}")
+    more = content.get("metadata")
+    towards = content.get("target_layer", more.get("target_layer") if isinstance(more, Mapping) else None)
+    if towards not in (None, last):
+        raise ValueError(
+            f"{path}: J towards the stream after layer {last} is required, this one goes to {towards}"
+        )
+    return {layer: x / prompts if summed else x for layer, x in matrices.items()}, prompts

@@ -1,0 +1,74 @@
+"""What one step along a weight gradient does to the tokens it came from, in closed form.
+
+W <- W + eta sum_i x_i^T delta_i, with eta < 0 for descent (Katz et al. 2024, "Backward Lens", sections 5 and 6). Each
+function speaks of the outer product of one token, x^T delta, and of the matrix run again on the same x.
+"""
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.stats import wide
+from interp.model.weights import Weights
+from interp.passes.observe import Model, as_model
+from interp.residual.decomposition import not_linear
+
+
+@public()
+def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b o"]:
+    """By how much x W changes: eta ||x||^2 delta.
+
+    Of W_in: pre-activation j moves by eta ||x||^2 delta[j]; for eta < 0 neurons with delta[j] > 0 answer x less, the
+    others more: x is printed into them. Of W_out: the whole shift of the output, along -delta.
+
+    Example:
+        >>> imprint(torch.tensor([3.0, 4.0]), torch.tensor([1.0]), -0.1)
+        tensor([-2.5000])
+    """
+    x, delta = wide(x), wide(delta)
+    return eta * x.square().sum(-1, keepdim=True) * delta
+
+
+@public()
+def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b i o"]:
+    """By how much each neuron's part of the output changes: eta x[j]^2 delta; over neurons the sum is `imprint`.
+
+    x: what W_out reads, one number per neuron. For eta < 0 every neuron shifts the output along -delta, whatever the
+    sign of its activation. One vector per neuron: ask for single tokens in large models.
+
+    Example:
+        >>> shift(torch.tensor([-2.0, 1.0]), torch.tensor([1.0]), -0.5).flatten().tolist()
+        [-2.0, -0.5]
+    """
+    return eta * einsum(wide(x).square(), wide(delta), "... i, ... o -> ... i o")
+
+
+def logit_vjp(logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b v"]:
+    """The gradient of -log p(answer) at the logits: p_k - 1[k = answer]; sums to 0, negative at the answer only.
+
+    Example:
+        >>> logit_vjp(torch.zeros(4), torch.tensor(2)).tolist()
+        [0.25, 0.25, -0.75, 0.25]
+    """
+    probabilities = wide(logits).softmax(-1)
+    return probabilities - torch.nn.functional.one_hot(answer, logits.shape[-1])
+
+
+def top_vjp(model: Model, logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
+    """The gradient of -log p(answer) at the output of the final norm: sum_k (p_k - 1[k = answer]) u_k.
+
+    u_k: column k of W_U; every unembedding enters with a positive weight but the answer's (Lemma 5.1). The factor on
+    the logits, and the slope 1 - (logit / cap)^2 of a soft cap, are part of it.
+    Errors: ValueError for a model whose logits are not linear in the normed stream, or edited after its last block.
+    """
+    network = as_model(model).transformer
+    if what := not_linear(network.config):
+        raise ValueError(
+            f"the top VJP requires logits that are linear in the normed stream; this model {what}"
+        )
+    found, cap = logit_vjp(logits, answer), network.config.logit_softcap
+    if cap is not None:
+        found = found * (1 - (wide(logits) / cap).square())
+    return (found * network.config.logit_scale) @ Weights(network).W_U.mT.to(found)

@@ -1,0 +1,325 @@
+"""The Jacobian lens: how a small change of the stream after each block arrives at the final stream, on average.
+
+J_l = mean over prompts and over source positions s of sum_t d x_final[t] / d x_l[s], with s and t among the positions
+that count: all but the first `skip` (early positions carry outsize norms) and the last. In the column convention, so
+that the lens reads unembed(LN_f(J_l x)) (Gurnee et al. 2026, transformer-circuits.pub/2026/workspace).
+
+One row of J is one vector-Jacobian product. A prompt runs alone, as many copies of it at a time as rows of J are
+computed together, so that no number depends on the batch; what is kept are sums over groups of prompts, which merge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import Count, public
+from interp.core.results import labelled
+from interp.core.stats import Partial, wide
+from interp.data.batch import Answers, Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource, Stream, prompt_source
+from interp.lenses.fitted_jacobian_lens import FittedJacobianLens, token_directions
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.sites import stream_after
+from interp.model.tap import Read, Tap, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject, as_model
+from interp.passes.rules import Rules, rules_attrs, under_rules
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+FEWEST = 16
+"""Prompts below which J is never precise enough: where a quarter of them has a J ten times as large as the others', a
+fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`)."""
+TOGETHER, TOGETHER_ON_GPU = 2**9, 2**14
+"""Tokens of all copies of a prompt in one pass: more cost a CPU its cache (`experiments/bench/jacobian_lens.py`); the
+second number, for accelerators, is not measured."""
+
+
+@dataclass(frozen=True)
+class JacobianLens(Question):
+    """How a change of the stream after each block arrives at the final one; `jacobian_lens` describes the result."""
+
+    layers: Sequence[int] | None = None
+    """The blocks after which the stream is read; None = all but the last, whose J is the identity."""
+    tokens: Answers | None = None
+    """Only what J says of these tokens, one row for each, as texts or ids; None = the whole of J."""
+    precision: float | None = 0.05
+    """The standard error of J relative to its norm, in every layer, at which no more prompts are asked for; None = all
+    prompts are used."""
+    skip: Count = 16
+    """How many of each prompt's first positions do not count; the last never does."""
+    groups: Count = 16
+    """Into how many groups the prompts go, by their numbers; resampling draws groups."""
+    rules: Rules = ()
+    """Backward rules under which it is differentiated, or the name of a preset; none = as it is."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """A forward and some backward passes per prompt."""
+        config = under_rules(model.transformer, self.rules).config
+        layers = chosen(config, self.layers)
+        if self.skip < 0 or self.groups < 1:
+            raise ValueError(
+                f"skip >= 0 positions and groups >= 1 are required, got skip={self.skip}, groups={self.groups}"
+            )
+        if self.precision is not None and not self.precision > 0:
+            raise ValueError(f"precision, a share of J's norm, must be above 0, got {self.precision}")
+        tokens = None if self.tokens is None else tuple(model.text.outputs(self.tokens).tolist())
+        if tokens is not None:
+            token_directions(model.transformer, tokens)
+        return Analysis(
+            self.name,
+            partial(_compute, layers=layers, tokens=tokens, skip=self.skip, rules=self.rules),
+            JacobianGroups(self.groups),
+            partial(_finish, asked=self, layers=layers, tokens=tokens, text=model.text),
+            enough=None if self.precision is None else partial(_enough, precision=self.precision),
+        )
+
+
+@public()
+def jacobian_lens(
+    model: Model,
+    data: DataSource | Data,
+    layers: Sequence[int] | None = None,
+    tokens: Answers | None = None,
+    precision: float | None = 0.05,
+    *,
+    skip: Count = 16,
+    groups: Count = 16,
+    rules: Rules = (),
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 8,
+) -> FittedJacobianLens:
+    """Fit the Jacobian lens: the mean Jacobian from the stream after each block to the final stream.
+
+    J_l = mean over prompts and source positions s of sum_t d x_final[t] / d x_l[s]; s and t are the positions from
+    `skip` on but for the last. Every prompt counts the same, however long; prompts without a position that counts are
+    left out. `interp.run([JacobianLens(...)], model, data)` gives the same as a Dataset, of data of any size,
+    resumable and in shards, and `FittedJacobianLens.of_result` makes the lens of it.
+    layers: the blocks after which the stream is read; None = all but the last, whose J is the identity.
+    tokens: one vector-Jacobian product for each of these tokens, the gradient of its logit at final norm scale 1,
+    instead of one for each dimension: enough for `directions`, `steer` and `swap`.
+    precision: no more prompts are asked for once the standard error over prompts, sqrt(sum of squares), is this share
+    of J's norm in every layer, looked at after every `batch_size` prompts and from 16 on (in a stream after each of its
+    windows); None = all prompts are used. Where the data end before, `about["ended"]` says so, and `error` how precise
+    it is.
+    rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`.
+    groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws.
+    Memory: 8 layers d^2 bytes for each group, and 4 to 8 for each of `batch_size` prompts.
+    Caveats: a mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts
+    like those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
+    prompt's own if it had.
+    Errors: ValueError if no prompt has a position that counts, for tokens in models without an unembedding; IndexError
+    for a layer that does not exist; NotFiniteError for a prompt whose J is NaN or infinite.
+
+    Example:
+        >>> lens = jacobian_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], skip=1)
+        >>> lens.read("The cat sat on").top_token.dims
+        ('prompt', 'depth', 'pos', 'rank')
+    """
+    subject, question = as_model(model, edits), JacobianLens(layers, tokens, precision, skip, groups, rules)
+    source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    if isinstance(source, Stream) and source is not data:
+        source = replace(source, rows_per_window=batch_size)
+    return FittedJacobianLens.of_result(answered(question, subject, source), subject)
+
+
+def chosen(config: ModelConfig, layers: Sequence[int] | None) -> tuple[int, ...]:
+    """The layers asked for, in order. IndexError for one that does not exist, ValueError for none or one twice."""
+    if layers is None:
+        return tuple(range(max(1, config.n_layers - 1)))
+    if bad := [layer for layer in layers if not 0 <= layer < config.n_layers]:
+        raise IndexError(f"layers are 0 to {config.n_layers - 1}, got {bad[0]}")
+    if not layers or len(set(layers)) < len(layers):
+        raise ValueError(f"at least one layer is required, each once, got {list(layers)}")
+    return tuple(sorted(layers))
+
+
+# --- one prompt ---------------------------------------------------------------------------------------------------
+
+
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    layers: Sequence[int],
+    tokens: Sequence[int] | None,
+    skip: int,
+    rules: Rules,
+) -> Mapping[str, Tensor]:
+    """The Jacobian of every text, and how many of its positions count."""
+    model = under_rules(model, rules)
+    d = model.config.d_model
+    rows = torch.eye(d, device=model.device) if tokens is None else token_directions(model, tokens)
+    texts = list(_texts(batch))
+    counts = [max(0, text.tokens.shape[1] - 1 - skip) for text in texts]
+    nothing = wide(torch.empty(0, dtype=model.dtype)).new_zeros(
+        len(layers), len(rows), d, device=model.device
+    )
+    found = [
+        prompt_jacobian(model, text, layers, rows, skip) if count else nothing
+        for text, count in zip(texts, counts, strict=True)
+    ]
+    return {"jacobian": torch.stack(found), "positions": torch.tensor(counts)}
+
+
+def _texts(batch: Batch) -> Iterator[Batch]:
+    """Each text alone, without padding, in the order of `Batch.identities`."""
+    number = batch.text_numbers
+    for i in range(int(number.max()) + 1):
+        mine = number == i
+        (row,) = mine.any(1).nonzero()[0].tolist()
+        types = None if batch.types is None else batch.types[mine][None]
+        memory = batch.rows(torch.tensor([row])).memory
+        yield Batch(batch.tokens[mine][None], types=types, memory=memory)
+
+
+@torch.enable_grad()
+def prompt_jacobian(
+    model: Transformer, text: Batch, layers: Sequence[int], rows: Float[Tensor, "r d"], skip: int
+) -> Float[Tensor, "l r d"]:
+    """Rows of the Jacobian of one text: mean over source positions s of sum_t rows . d x_final[t] / d x_l[s].
+
+    One forward pass of as many copies as rows are differentiated at once; one backward pass for each such part.
+    """
+    n = text.tokens.shape[1]
+    room = TOGETHER if model.device.type == "cpu" else TOGETHER_ON_GPU
+    parts = -(-len(rows) // max(1, room // n))
+    size = -(-len(rows) // parts)
+    copies = text.rows(torch.zeros(size, dtype=torch.long))
+    reads = [Read(stream_after(model.config, layer), grad=True) for layer in layers]
+    tap = Tap(reads)
+    final = model(
+        copies.tokens, tap, stop=model.config.n_layers, types=copies.types, memory=copies.memory
+    )  # fmt: skip
+    sources, counted = [tap.live[read] for read in reads], slice(skip, n - 1)
+    found = []
+    pieces = rows.to(final).split(size)
+    for piece in pieces:
+        towards = torch.zeros_like(final)
+        towards[: len(piece), counted] = piece[:, None]
+        grads = torch.autograd.grad(final, sources, towards, retain_graph=piece is not pieces[-1])
+        mean = [wide(grad[: len(piece), counted]).mean(1).to(model.device) for grad in grads]
+        found.append(torch.stack(mean))
+    tap.close()
+    return torch.cat(found, 1)
+
+
+# --- many prompts -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class JacobianSums:
+    """Sums of the Jacobians of some prompts by group, in float64, and of their squared norms."""
+
+    group: Int[Tensor, "g"]
+    """The numbers of the groups that have prompts."""
+    prompts: Int[Tensor, "g"]
+    total: Float[Tensor, "g l r d"]
+    squares: Float[Tensor, "l"]
+    """The sum of |J|^2 over prompts."""
+    left_out: Int[Tensor, ""]
+    """Prompts without a position that counts."""
+
+    def merge(self, other: JacobianSums) -> JacobianSums:
+        """The sums over both parts."""
+        group = torch.cat((self.group, other.group)).unique()
+        prompts, total = (
+            self.prompts.new_zeros(len(group)),
+            self.total.new_zeros(len(group), *self.total.shape[1:]),
+        )
+        for part in (self, other):
+            place = torch.searchsorted(group, part.group)
+            prompts.index_add_(0, place, part.prompts)
+            total.index_add_(0, place, part.total)
+        return JacobianSums(
+            group, prompts, total, self.squares + other.squares, self.left_out + other.left_out
+        )
+
+    def mean(self) -> Float[Tensor, "l r d"]:
+        """J."""
+        return self.total.sum(0) / self.prompts.sum()
+
+    def error(self) -> Float[Tensor, "l"]:
+        """The standard error of J over prompts, relative to its norm; NaN for fewer than two prompts."""
+        n, norm = self.prompts.sum().double(), self.mean().square().sum((1, 2))
+        spread = (self.squares - n * norm).clamp_min(0) / (n - 1) / n
+        return (spread / norm).sqrt().masked_fill(n < 2, torch.nan)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class JacobianGroups:
+    """A reduction: sums of Jacobians over groups of prompts, by the prompts' numbers."""
+
+    count: int
+    refuses_nan: ClassVar[bool] = True
+
+    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> JacobianSums:
+        """The sums of one batch; rows without numbers are numbered by their places."""
+        positions, jacobian = values["positions"], values["jacobian"]
+        counts = (positions > 0).to(jacobian.device)
+        number = torch.arange(len(counts)) if rows is None else rows
+        group, place = (number.to(jacobian.device)[counts] % self.count).unique(return_inverse=True)
+        found = jacobian[counts].double()
+        total = found.new_zeros(len(group), *found.shape[1:]).index_add_(0, place, found)
+        prompts = torch.bincount(place, minlength=len(group))
+        return JacobianSums(group, prompts, total, found.square().sum((0, 2, 3)), (~counts).sum())
+
+    def load(self, tensors: Mapping[str, Tensor]) -> JacobianSums:
+        """The sums whose `tensors` these are."""
+        return JacobianSums(**tensors)
+
+
+def _enough(merged: Partial, precision: float) -> bool:
+    assert isinstance(merged, JacobianSums)
+    return int(merged.prompts.sum()) >= FEWEST and float(merged.error().max()) <= precision
+
+
+def _finish(
+    merged: Partial, asked: JacobianLens, layers: Sequence[int], tokens: Sequence[int] | None, text: Text
+) -> xr.Dataset:
+    assert isinstance(merged, JacobianSums)
+    n = int(merged.prompts.sum())
+    if not n:
+        raise ValueError(
+            f"prompts of at least {asked.skip + 2} tokens are required, with skip={asked.skip} of them and the last "
+            "that do not count; got none"
+        )
+    error, precision = merged.error(), asked.precision
+    reached = precision is not None and _enough(merged, precision)
+    row = "out" if tokens is None else "token"
+    cells = ("layer", row, "in")
+    named: dict[str, object] = {} if tokens is None else {
+        "token": list(tokens), "word": ("token", text.of_outputs.pieces(list(tokens))),
+    }  # fmt: skip
+    means = merged.total / merged.prompts[:, None, None, None]
+    return labelled(
+        asked.name,
+        {
+            "value": (cells, merged.mean()), "error": (("layer",), error),
+            "by_group": (("group", *cells), means), "prompts": (("group",), merged.prompts),
+        },
+        coords={"layer": list(layers), "group": merged.group.tolist(), **named},
+        units={"value": "change per change", "by_group": "change per change", "error": "share of the norm of J"},
+        attrs={
+            "prompts": n, "left_out": int(merged.left_out), "skip": asked.skip,
+            "precision": "none asked for" if precision is None else precision,
+            "ended": "precise enough" if reached else "at the end of the data", **rules_attrs(asked.rules),
+        },
+    )  # fmt: skip

@@ -1,0 +1,364 @@
+"""Does the last layer hold the answer back? Its attention and MLP, their heads, and what happens without them.
+
+Lv et al. 2024 (arXiv:2403.19521), "anti-overconfidence": the last layer lowers the probability of the right answer, its
+heads by looking at the first position and copying what stands there, its MLP by pushing the stream towards the average
+token, sum_t p(t) of the token's direction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.attention.heads import last_attention
+from interp.core.boundary import public
+from interp.core.results import Score, scored
+from interp.core.stats import (
+    FEWEST,
+    FEWEST_LOSSES,
+    FEWEST_MASSES,
+    FEWEST_PROBABILITIES,
+    Means,
+    Partial,
+    two_sided_p,
+    wide,
+)
+from interp.data.batch import Answers, Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source
+from interp.lenses.lens import CHUNK
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Zero
+from interp.model.parts import Part
+from interp.model.sites import final_stream
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Analysis, Posed, Question
+from interp.passes.metrics import Metric, Outcome
+from interp.passes.observe import Model, Subject, text_of
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
+from interp.residual.decomposition import not_linear
+from interp.residual.written import check_arrives, reads_of, written_by
+from interp.runs.run import answered, reduced_over
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+PERMUTATIONS = 200
+"""Random assignments of the frequencies to the words, for the null of the cosine."""
+GIVEN = "given"
+"""What results say of frequencies that are not the model's own prediction."""
+RANKS = "ranks"
+SCORES = {
+    "attribution": "logits relative to the vocabulary's mean", "cosine": "cosine", "log_prob_change": "nats",
+    "rank_change": RANKS, "first_attention": "attention mass", "log_prob": "nats", "rank": RANKS,
+}  # fmt: skip
+"""What is measured, each with its unit."""
+FEWEST_PROMPTS = {
+    "attribution": 32, "first_attention": FEWEST_MASSES, "log_prob_change": FEWEST_LOSSES,
+    "log_prob": FEWEST_PROBABILITIES,
+}  # fmt: skip
+"""Prompts below which a score gets no interval, where they are more than usual."""
+
+
+@dataclass(frozen=True, eq=False)
+class LateLayers(Question):
+    """What the last layer does to the right answer; `late_layers` describes the result."""
+
+    answer: Answers | None = None
+    """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
+    frequencies: Float[Tensor, "v"] | None = None
+    """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
+    reference: DataSource | Data | None = None
+    """The prompts over whose tokens the mean prediction is taken, where no frequencies are given."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The last layer's parts, and one planned sweep without each; the mean prediction is looked up beforehand."""
+        network = model.transformer
+        config = network.config
+        _check(config)
+        for group in _groups(config).values():
+            for part in group:
+                check_arrives(part, network)
+        posed = Posed.of(model.text, self.answer)
+        share = self._share(model)
+        given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
+        return Analysis(
+            self.name,
+            partial(_compute, share=share),
+            Means,
+            partial(_finish, name=self.name, config=config, frequencies=given),
+            reads=_reads(config),
+            pose=posed,
+            left=True,
+        )
+
+    def _share(self, model: Subject) -> Float[Tensor, "v"]:
+        """p(t) of every token."""
+        if self.frequencies is not None:
+            return _normalised(self.frequencies, model.transformer.config.n_outputs)
+        if self.reference is None:
+            raise ValueError(
+                "late layers compare with the average token: frequencies of the words are required, or reference "
+                "prompts for the model's own mean prediction, got neither"
+            )
+        return mean_prediction(model, self.reference)
+
+
+@public()
+def late_layers(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    *,
+    frequencies: Float[Tensor, "v"] | None = None,
+    reference: DataSource | Data | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What the last layer does to the right answer at the last token of each prompt, part by part.
+
+    Returns Dataset[part, score]: `value` (the mean over prompts), `low` and `high` (95 %), `null`, `null_sd`, `p` and
+    `n`; NaN where a part has no such score. The last layer's heads `L3H0`, its sublayers `L3.attn`, `L3.mlp` (Macaron:
+    and `L3.mlp_before`) and the whole layer `L3` have
+    `attribution` to the answer, in logits relative to the vocabulary's mean at frozen norms (null 0);
+    `cosine` of the output with the average token (null: under permuted frequencies, with its standard deviation, and
+    `p`, two-sided, the share of the permutations that are as far out; NaN unless frequencies are given, for the model's
+    own prediction is made of what its last layer writes, so that a model nobody trained has p <= .05 in a fifth);
+    `log_prob_change` (nats) and `rank_change` of the answer when the output is replaced by zero (null 0): positive and
+    negative, respectively, where the part held the answer back; heads also
+    `first_attention`, from the last token to the first (`signed_shares` where weights are none).
+    The states `L3.resid`, `L3.resid_mid` (those that the layer has) and the final stream `L3.resid_post` have
+    `log_prob` and `rank` (0 = most probable) of the answer by the logit lens, the last one those of the model itself.
+    Average token: sum_t p(t) W_U[:, t] - mean_t W_U[:, t]; outputs are compared with it as the unembedding reads them,
+    after the final norm's linear part. The mean is removed because any model's words share a direction.
+    frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of `reference`, which
+    is the data itself unless given (then the data are read twice).
+    Ranks have no interval: few prompts decide their mean, which Student's t of 4 to 32 prompts rarely holds.
+    Caveats: zero is off-distribution, and a zeroed attention changes what the MLP after it reads; heads leave out b_O.
+    Errors: ValueError for answers that are not one token, frequencies that do not fit, an iterator without frequencies,
+    models without logits linear in the normed stream, and edits that change what the last layer's parts wrote.
+
+    Example:
+        >>> found = late_layers(model, ["The capital of France is", "The cat sat on"], [" Paris", " the"])
+        >>> found.value.sel(score="log_prob_change").dropna("part").part.values[-3:].tolist()
+        ['L2.attn', 'L2.mlp', 'L2']
+    """
+    source = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+    if frequencies is None and reference is None:
+        reference = source
+    return answered(LateLayers(answer, frequencies, reference), model, source, edits=edits)
+
+
+def mean_prediction(model: Subject, reference: DataSource | Data) -> Float[Tensor, "v"]:
+    """The mean over all real tokens of the model's next-token distribution, in float64.
+
+    Errors: ValueError for an iterator, which could not be read again afterwards.
+    """
+    source = prompt_source(reference, model.text, prepend_bos=True, batch_size=32)
+    if source.windows is None:
+        raise ValueError(
+            "a mean prediction is taken over data that can be read again, a list or files, got an iterator: give "
+            "frequencies"
+        )
+    read = Read(final_stream(model.transformer.config))
+    total = reduced_over(
+        Analysis("mean_prediction", partial(_predicted, read=read), Means, reads=(read,)), model, source
+    )
+    assert isinstance(total, Means)
+    return total.moments["sum"].mean / total.moments["count"].mean
+
+
+@torch.no_grad()
+def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Mapping[str, Tensor]:
+    """The sum of the predictions at each row's tokens, and how many those are."""
+    cells = batch.real.nonzero()
+    state = trace[read][batch.real]
+    total = torch.zeros(len(batch), model.config.n_outputs, dtype=torch.float64, device=state.device)
+    for rows, where in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
+        total.index_add_(0, where, wide(model.read_out(rows)).softmax(-1).double())
+    return {"sum": total, "count": batch.lengths.double()}
+
+
+def _normalised(frequencies: Float[Tensor, "v"], n_outputs: int) -> Float[Tensor, "v"]:
+    """Frequencies as shares that sum to 1. ValueError unless there is one of every word, and some positive."""
+    shape = list(frequencies.shape)
+    if shape != [n_outputs] or not bool((frequencies >= 0).all()) or not float(frequencies.sum()) > 0:
+        raise ValueError(
+            f"frequencies of all {n_outputs} words, none negative, some positive, are required; got {shape}"
+        )
+    return frequencies.double() / frequencies.double().sum()
+
+
+def average_token(model: Transformer, share: Float[Tensor, "*n v"]) -> Float[Tensor, "*n d"]:
+    """sum_t p(t) W_U[:, t] - mean_t W_U[:, t]: where the stream goes when it says the frequent words."""
+    unembedding = wide(Weights(model).W_U)
+    return (share.to(unembedding) - 1 / share.shape[-1]) @ unembedding.mT
+
+
+def _groups(config: ModelConfig) -> dict[Part, tuple[Part, ...]]:
+    """The parts of the last layer, and what each consists of."""
+    last = config.n_layers - 1
+    heads = [Part("head", last, h) for h in range(config.n_heads)]
+    sublayers = [Part(name.removesuffix("_out"), last) for name in config.sublayers]
+    block = {Part("block", last): tuple(sublayers)} if len(sublayers) > 1 else {}
+    return {part: (part,) for part in (*heads, *sublayers)} | block
+
+
+def _check(config: ModelConfig) -> None:
+    if what := not_linear(config):
+        raise ValueError(
+            "a report on late layers requires logits that are linear in the normed stream (no masked-LM head); "
+            f"this model {what}"
+        )
+    if config.cross_attention:
+        raise ValueError("a report on late layers requires a model without cross-attention")
+
+
+def _states(config: ModelConfig) -> tuple[str, ...]:
+    """The sites of the stream before, within and after the last layer."""
+    inner = [name for name in map(config.stream_after, config.sublayers) if name != "hook_resid_post"]
+    names = (f"blocks.{config.n_layers - 1}.{name}" for name in ("hook_resid_pre", *inner))
+    return (*names, final_stream(config))
+
+
+def _reads(config: ModelConfig) -> tuple[Read, ...]:
+    single = dict.fromkeys(part for group in _groups(config).values() for part in group)
+    reads = [read for part in single for read in reads_of(part, config)]
+    reads += [Read(site) for site in _states(config)]
+    return (*dict.fromkeys(reads), last_attention(config, config.n_layers - 1))
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, share: Float[Tensor, "v"]
+) -> Mapping[str, Tensor]:
+    if batch.answer is None:
+        raise ValueError(
+            "late layers require an answer for every prompt, got none: name it, or bring it with the data"
+        )
+    if batch.keep is not None and not bool(batch.keep[:, -1].all()):
+        raise ValueError("late layers require rows that end in the last column (padding on the left)")
+    config, groups = model.config, _groups(model.config)
+    single = dict.fromkeys(part for group in groups.values() for part in group)
+    written = {part: written_by(part, trace, model)[:, -1] for part in single}
+    out = torch.stack([torch.stack([written[p] for p in group]).sum(0) for group in groups.values()], 1)
+    unembedding = wide(Weights(model).W_U)
+    towards = (unembedding.mT[batch.answer] - unembedding.mean(1)) * config.logit_scale
+    states = torch.stack([trace[Read(site)][:, -1] for site in _states(config)], 1)
+    log_prob, rank = _said(model.read_out(states), batch.answer)
+    generator = torch.Generator().manual_seed(0)
+    orders = torch.rand(PERMUTATIONS, len(share), generator=generator).argsort(1).to(share.device)
+    axis, null = (average_token(model, p.to(model.device)) for p in (share, share[orders]))
+    return {
+        "attribution": torch.einsum("bcd,bd->bc", out, towards),
+        "cosine": torch.cosine_similarity(out, axis.to(out)[None, None], dim=-1),
+        "cosine_null": torch.nn.functional.normalize(out, dim=-1)
+        @ torch.nn.functional.normalize(null).to(out).mT,
+        **_without(batch, model, list(groups.values())),
+        "first_attention": _to_first(wide(trace[last_attention(config, config.n_layers - 1)]), batch),
+        "log_prob": log_prob,
+        "rank": rank.to(log_prob.dtype),
+    }  # fmt: skip
+
+
+def _without(batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
+    """By how much log probability and rank of the answer change when the output of each group is zero."""
+    sweep = Sweep(model, batch, [Variant([Edit(part, Zero()) for part in group]) for group in groups])
+    found = {}
+    for name, metric in _METRICS.items():
+        swept = sweep.run(metric)
+        found[f"{name}_change"] = (swept.values - swept.base).mT
+    return found
+
+
+def _answers_said(outcome: Outcome) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
+    """Log probability and rank of each row's answer at the last token."""
+    assert outcome.batch.answer is not None
+    log_prob, rank = _said(outcome.logits(), outcome.batch.answer.to(outcome.stream.device))
+    return log_prob[:, -1], rank[:, -1].to(log_prob)
+
+
+_METRICS = {
+    "log_prob": Metric("log probability", "nats", lambda outcome: _answers_said(outcome)[0]),
+    "rank": Metric("rank", "ranks", lambda outcome: _answers_said(outcome)[1]),
+}
+
+
+def _said(
+    logits: Float[Tensor, "b n v"], answer: Int[Tensor, "b"]
+) -> tuple[Float[Tensor, "b n"], Int[Tensor, "b n"]]:
+    """Log probability and rank of each row's answer."""
+    logp = wide(logits).log_softmax(-1)
+    own = logp.gather(-1, answer[:, None, None].expand(-1, logp.shape[1], 1))
+    return own[..., 0], (logp > own).sum(-1)
+
+
+def _to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b h"]:
+    """Attention to each row's first real token."""
+    if batch.keep is None:
+        return pattern[..., 0]
+    first = batch.keep.int().argmax(1)
+    return pattern.gather(-1, first[:, None, None].expand(-1, pattern.shape[1], 1))[..., 0]
+
+
+def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -> xr.Dataset:
+    assert isinstance(merged, Means)
+    written, states = list(_groups(config)), [Part.of(site) for site in _states(config)]
+    parts, heads = [*written, *states], config.n_heads
+    whose = {
+        "first_attention": range(heads),
+        **dict.fromkeys(("log_prob", "rank"), range(len(written), len(parts))),
+    }
+    nulls = dict.fromkeys(("attribution", "log_prob_change", "rank_change"), 0.0)
+    by_permutation = merged.moments["cosine_null"].mean
+    scores = {}
+    for score, unit in SCORES.items():
+        null = by_permutation.mean(-1) if score == "cosine" else nulls.get(score, torch.nan)
+        scores[score] = _spread(
+            Score.of(merged.moments[score], unit, null, fewest=FEWEST_PROMPTS.get(score, FEWEST)),
+            whose.get(score, range(len(written))),
+            len(parts),
+        )
+    sd, p = torch.full((2, len(parts), len(scores)), torch.nan, dtype=torch.float64)
+    where = slice(len(written)), list(scores).index("cosine")
+    sd[where] = by_permutation.std(-1).cpu()
+    if frequencies == GIVEN:
+        p[where] = two_sided_p(merged.moments["cosine"].mean, by_permutation).cpu()
+    return scored(
+        name,
+        scores,
+        ("part",),
+        coords={"part": [str(part) for part in parts]},
+        others={"null_sd": (("part", "score"), sd), "p": (("part", "score"), p)},
+        attrs={
+            "change": "without the part minus with it; its output is zero", "frequencies": frequencies,
+            "null": f"changes and attribution: 0; cosine: {PERMUTATIONS} permutations of the frequencies",
+            "interval": "95 % over prompts, from as many on as its number needs",
+            "prompts": merged.moments["log_prob"].n,
+        },
+    )  # fmt: skip
+
+
+def _spread(some: Score, where: range, count: int) -> Score:
+    """A score of some of the parts among all of them; NaN, of no prompts, for the others; ranks have no interval."""
+    if some.unit == RANKS:
+        nothing = torch.full_like(some.value, torch.nan)
+        some = some._replace(low=nothing, high=nothing)
+
+    def whole(values: Tensor, nothing: float | int) -> Tensor:
+        every = values.new_full((count,), nothing)
+        every[list(where)] = values
+        return every
+
+    value, low, high, chance = (whole(x, torch.nan) for x in (some.value, some.low, some.high, some.null))
+    return Score(value, low, high, whole(some.n, 0), chance, some.unit)

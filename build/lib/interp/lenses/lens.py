@@ -1,0 +1,433 @@
+"""The logit lens: what the model would answer if it stopped at each depth.
+
+logits_l = LN_f(x_l) W_U, the final norm RECOMPUTED on the state (nostalgebraist 2020); at the last depth these are the
+model's own logits, their factor and soft cap included. It shows what a linear read-out finds, not what later layers
+use.
+
+Some rows of logits are held in whole, in memory that is used again for the next ones. Their products run in tiles of
+the vocabulary, faster than as a whole; every further question about them costs one pass over a tile
+(`experiments/bench/lens.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.boundary import listed, public
+from interp.core.results import Score, check_result, labelled, scored
+from interp.core.stats import FEWEST, FEWEST_PROBABILITIES, Moments, Partial, Rows
+from interp.data.batch import Answers, Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.loss import predicted
+from interp.model.parts import Part
+from interp.model.sites import final_stream, find, full_name, names
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+COLUMNS = 1024
+"""Width of a tile on a CPU: with 128 rows half a MiB in float32. An accelerator gets the vocabulary as one tile."""
+
+
+class LogitTiles:
+    """The logits of up to `rows` states: `values[t, r, c]` is that of token `t * width + c`, in float32 at least.
+
+    Exactly the model's own arithmetic after the stream: final norm, masked-LM head, factor, soft cap, in its dtype.
+    After the last token stands -inf.
+    """
+
+    def __init__(self, model: Transformer, rows: int) -> None:
+        self.model = model
+        size = model.config.n_outputs
+        self.width = min(size, COLUMNS if model.device.type == "cpu" else size)
+        self.count = -(-size // self.width)
+        dtype = torch.promote_types(model.dtype, torch.float32)
+        self._memory = torch.empty(self.count * rows * self.width, dtype=dtype, device=model.device)
+        self.values = self._memory.view(self.count, rows, self.width)
+        self.largest = self.values.new_empty(rows, self.count)
+        """The largest logit of each row in each tile."""
+
+    def fill(self, state: Float[Tensor, "r d"]) -> None:
+        """Compute the logits of these states; those before are overwritten."""
+        rows = len(state)
+        logits_of = self._columns(state)
+        self.values = self._memory[: self.count * rows * self.width].view(self.count, rows, self.width)
+        self.largest = self.largest.new_empty(rows, self.count)
+        for t in range(self.count):
+            part = slice(t * self.width, (t + 1) * self.width)
+            logits = logits_of(part)
+            if logits.shape[1] < self.width:
+                self.values[t].fill_(-torch.inf)
+            self.tile(t).copy_(logits)
+            torch.amax(logits.to(self.largest.dtype), 1, out=self.largest[:, t])
+
+    def tile(self, t: int) -> Float[Tensor, "r c"]:
+        """The logits of one tile, without what stands after the last token."""
+        return self.values[t, :, : self.model.config.n_outputs - t * self.width]
+
+    def of(self, token: Int[Tensor, "r"]) -> Float[Tensor, "r"]:
+        """One logit of every row."""
+        row = torch.arange(len(token), device=token.device)
+        return self.values[token // self.width, row, token % self.width]
+
+    def top(self, k: int) -> tuple[Float[Tensor, "r k"], Int[Tensor, "r k"]]:
+        """The k largest logits of every row in order, and their tokens.
+
+        They lie in the k tiles of the row with the largest maxima; only those are searched.
+        """
+        where = self.largest.topk(min(k, self.count)).indices
+        row = torch.arange(len(where), device=where.device)[:, None]
+        found = self.values[where, row].flatten(1).topk(k)
+        tile = where.gather(1, found.indices // self.width)
+        return found.values, tile * self.width + found.indices % self.width
+
+    def _columns(self, state: Float[Tensor, "r d"]) -> Callable[[slice], Tensor]:
+        """From some tokens to their logits; those of another output layer than an unembedding come all at once."""
+        model = self.model
+        if model.unembed is None:
+            logits = model.read_out(state)
+            return lambda part: logits[:, part]
+        x = model.ln_final(state)
+        x = x if model.mlm_head is None else model.mlm_head(x)
+        weight, bias = model.unembed.weight, model.unembed.bias
+        return lambda part: self._finished(F.linear(x, weight[part], None if bias is None else bias[part]))
+
+    def _finished(self, logits: Float[Tensor, "r c"]) -> Float[Tensor, "r c"]:
+        config = self.model.config
+        if config.logit_scale != 1:
+            logits = logits * config.logit_scale
+        if config.logit_softcap is not None:
+            logits = (logits / config.logit_softcap).tanh_().mul_(config.logit_softcap)
+        return logits
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """The distribution that others are compared with, as `statistics` leaves it: exp(logit - largest) and sums."""
+
+    weights: Float[Tensor, "t r c"]
+    total: Float[Tensor, "r"]
+    entropy: Float[Tensor, "r"]
+
+    @classmethod
+    def like(cls, tiles: LogitTiles) -> "Reference":
+        """Memory for the reference of these rows."""
+        rows = tiles.values.new_zeros(tiles.values.shape[1], dtype=torch.float64)
+        return cls(torch.empty_like(tiles.values), rows, rows.clone())
+
+
+def statistics(
+    tiles: LogitTiles, target: Int[Tensor, "r"], top: int, reference: Reference, *, is_reference: bool = False
+) -> dict[str, Tensor]:
+    """What the logits say, per row; they are overwritten on the way.
+
+    `top_token`, `top_prob`, `entropy` and `kl` = KL(reference || these) in nats, `target_rank` and `target_prob` (-1
+    and NaN where the target is negative). With `is_reference` the reference is written instead of compared with.
+    Sums over the vocabulary: in the logits' dtype within a tile, in float64 over tiles.
+    """
+    known, of_target = target >= 0, tiles.of(target.clamp_min(0))[:, None]
+    best, tokens = tiles.top(top)
+    largest = best[:, :1]
+    scratch, weight = torch.empty_like(tiles.values[0]), torch.empty_like(tiles.values[0])
+    above, total, dot, cross = torch.zeros(4, len(target), dtype=torch.float64, device=target.device)
+    for t in range(tiles.count):
+        logits = tiles.tile(t)
+        used = slice(0, logits.shape[1])
+        space, other = scratch[:, used], reference.weights[t, :, used]
+        own = other if is_reference else weight[:, used]
+        above += torch.gt(logits, of_target, out=space).sum(-1)
+        torch.exp(logits.sub_(largest), out=own)
+        total += own.sum(-1)
+        dot += torch.mul(own, logits, out=space).sum(-1)
+        if not is_reference:
+            cross += torch.mul(other, logits, out=space).sum(-1)
+    entropy = total.log() - dot / total
+    if is_reference:
+        reference.total.copy_(total)
+        reference.entropy.copy_(entropy)
+        kl = torch.zeros_like(entropy)
+    else:
+        kl = (total.log() - cross / reference.total - reference.entropy).clamp_min(0.0)
+    values = {
+        "top_prob": (best - largest).exp() / total[:, None],
+        "entropy": entropy,
+        "kl": kl,
+        "target_prob": ((of_target - largest).exp()[:, 0] / total).masked_fill(~known, torch.nan),
+    }
+    narrow = {name: value.to(tiles.values.dtype) for name, value in values.items()}
+    return {**narrow, "top_token": tokens, "target_rank": above.long().masked_fill(~known, -1)}
+
+
+CHUNK = 128
+"""Rows of logits held at a time: 25 MiB at a vocabulary of 50 257."""
+STATES = (
+    "resid_pre", "resid_pre_attn", "resid_mid", "resid_mid_cross", "resid_post", "normalized_resid_post",
+)  # fmt: skip
+"""The sites that hold the whole residual stream."""
+
+
+@runtime_checkable
+class Translators(Protocol):
+    """What a state goes through before the final norm reads it; a `TunedLens` is one, or a `FittedJacobianLens`."""
+
+    def __call__(self, site: str, state: Float[Tensor, "r d"]) -> Float[Tensor, "r d"]:
+        """The state of a site in the terms of the last one."""
+        ...
+
+    def check(self, model: Transformer, sites: Sequence[str]) -> None:
+        """ValueError unless it was made for this model, KeyError unless for all these sites."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogitLens(Question):
+    """What the model would answer at every depth and position; `logit_lens` describes the result."""
+
+    answer: Answers | None = None
+    """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
+    token."""
+    top: int | None = None
+    """How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary."""
+    sites: str | Sequence[str] = "resid_pre"
+    """States to read in every block, of `STATES`, or full names such as `blocks.3.hook_resid_mid`. The last depth is
+    always the model's own answer."""
+    pos: int | Sequence[int] | None = None
+    """Which of each prompt's tokens, negative from its end; None = all."""
+    translators: Translators | None = None
+    """A `TunedLens` or a `FittedJacobianLens`, and the result is that of this lens."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The states to read and what to make of them."""
+        config = model.transformer.config
+        top = listed(self.top, 10, config.n_outputs)
+        if not config.unembed:
+            raise ValueError("a lens requires an unembedding; this model ends in its residual stream")
+        states = lens_sites(config, self.sites)
+        if self.translators is not None:
+            self.translators.check(model.transformer, states[:-1])
+        chosen = (self.pos,) if isinstance(self.pos, int) else None if self.pos is None else tuple(self.pos)
+        if chosen is not None and not chosen:
+            raise ValueError("at least one position is required, got none")
+        posed = Posed.of(model.text, self.answer)
+        return Analysis(
+            self.name,
+            partial(_compute, sites=states, positions=chosen, translators=self.translators, top=top),
+            Rows,
+            partial(_finish, name=self.name, config=config, sites=states, positions=chosen, text=model.text),
+            reads=tuple(Read(site) for site in states),
+            pose=posed,
+        )
+
+
+@public()
+def logit_lens(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    answer: Answers | None = None,
+    top: int | None = None,
+    sites: str | Sequence[str] = "resid_pre",
+    pos: int | Sequence[int] | None = None,
+    translators: Translators | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What the model would answer if it stopped at each depth, at every position.
+
+    Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
+    KL(final || depth) in nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every
+    position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded
+    positions hold NaN. Depths are parts: `L0.resid` is the stream that enters layer 0, and the last one the model's own
+    answer. `token` is the text of every token read.
+    sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
+    their norm), or full names such as `blocks.3.hook_resid_mid`.
+    pos: which of each prompt's tokens, negative from its end; None = all. Their numbers become the coordinate.
+    translators: a `TunedLens`, and the result is that of the tuned lens; or a `FittedJacobianLens`, with
+    `sites="resid_post"`.
+    No more than 128 rows of logits, and as many of the last depth's, exist at a time. Caveat: in float32 `kl` is exact
+    to about 1e-6 nats.
+    Errors: ValueError for a site that does not hold the stream, translators of another model, or a model without an
+    unembedding; KeyError for a site that the model lacks; IndexError for a position that a prompt lacks.
+
+    Example:
+        >>> interp.logit_lens(model, "The capital of France is", answer=" Paris")
+        >>> interp.logit_lens(model, prompt, sites=("resid_pre", "resid_mid"), pos=-1).depth.values[1]
+        'L0.resid_mid'
+    """
+    question = LogitLens(answer, top, sites, pos, translators)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ...]:
+    """Full names of the states that a lens reads, in the order of the pass; the last is the model's final stream.
+
+    Errors: ValueError for a site that does not hold the stream, KeyError for one the model lacks.
+    """
+    asked: set[str] = set()
+    for name in [sites] if isinstance(sites, str) else sites:
+        if name.rpartition("hook_")[2] not in STATES:
+            raise ValueError(
+                f"a lens reads the whole residual stream: {', '.join(STATES)} or a full name of one is required, "
+                f"got {name!r} (what a head or an MLP writes: output_lens)"
+            )
+        layers = range(config.n_layers)
+        asked |= {name} if "hook_" in name else {full_name(name, layer) for layer in layers}
+    for name in asked:
+        find(name, config)
+    final = final_stream(config)
+    return (*(name for name in names(config) if name in asked and name != final), final)
+
+
+@public()
+def by_depth(result: xr.Dataset) -> xr.Dataset:
+    """The lens of many prompts as curves over depth: the mean over each prompt's positions, then over prompts.
+
+    Returns Dataset[depth, score]: `value`, `low` and `high` (95 % over prompts; NaN for fewer than three, for
+    `target_prob` than 512) and `n` of `kl`, `entropy` (nats) and `target_prob`. Positions without the number (padding,
+    no target) and prompts that have none are left out.
+
+    Example:
+        >>> by_depth(interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])).value.sel(score="kl")
+    """
+    check_result("result", result, ("prompt", "depth", "pos", "kl", "entropy", "target_prob"), "logit_lens")
+    scores: dict[str, Score] = {}
+    for name in ("kl", "entropy", "target_prob"):
+        rows = torch.from_numpy(result[name].transpose("prompt", "depth", "pos").values).nanmean(-1)
+        fewest = FEWEST_PROBABILITIES if name == "target_prob" else FEWEST
+        moments = Moments.of(rows[~rows.isnan().any(1)])
+        scores[name] = Score.of(moments, result[name].attrs["unit"], fewest=fewest)
+    interval = f"95 % over prompts, of target_prob from {FEWEST_PROBABILITIES} on"
+    attrs = {**result.attrs, "interval": interval}
+    depths = [str(depth) for depth in result.depth.values]
+    return scored("lens_by_depth", scores, ("depth",), coords={"depth": depths}, attrs=attrs)
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    sites: tuple[str, ...],
+    positions: Sequence[int] | None,
+    translators: Translators | None,
+    top: int,
+) -> Mapping[str, Tensor]:
+    columns, real = columns_of(batch, positions)
+    cells = real.flatten().nonzero()[:, 0]
+    row, column = cells // columns.shape[1], columns.flatten()[cells]
+    target = targets(batch, model.config)[row, column]
+    chunks: list[dict[str, Tensor]] = []
+    tiles = LogitTiles(model, min(CHUNK, len(cells)))
+    for part in torch.arange(len(cells), device=cells.device).split(CHUNK):
+        states = {site: trace[Read(site)][row[part], column[part]] for site in sites}
+        if not all(bool(state.isfinite().all()) for state in states.values()):
+            raise NotFiniteError("the residual stream of some prompt is NaN or infinite")
+        if translators is not None:
+            states |= {site: translators(site, state) for site, state in states.items() if site != sites[-1]}
+        chunks.append(_read_out(list(states.values()), target[part], tiles, top))
+    out = {}
+    for name in chunks[0]:
+        value = torch.cat([chunk[name] for chunk in chunks], 1)
+        nothing = torch.nan if value.is_floating_point() else -1
+        every = value.new_full((len(sites), real.numel(), *value.shape[2:]), nothing)
+        every[:, cells] = value
+        out[name] = every.unflatten(1, tuple(real.shape)).movedim(0, 2)
+    out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
+    if batch.documents is not None:
+        out = {
+            name: batch.by_text(value, real, torch.nan if value.is_floating_point() else -1)
+            for name, value in out.items()
+        }
+    return {name: value if name == "token" else value.movedim(2, 1) for name, value in out.items()}
+
+
+def _read_out(
+    states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, "r"], tiles: LogitTiles, top: int
+) -> dict[str, Tensor]:
+    """Every depth's statistics for some rows; the last state is the reference of the KL."""
+    tiles.fill(states[-1])
+    reference = Reference.like(tiles)
+    found = [statistics(tiles, target, top, reference, is_reference=True)]
+    for state in reversed(states[:-1]):
+        tiles.fill(state)
+        found.append(statistics(tiles, target, top, reference))
+    return {name: torch.stack([each[name] for each in reversed(found)]) for name in found[0]}
+
+
+def columns_of(
+    batch: Batch, positions: Sequence[int] | None
+) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+    """The column of every position asked for, and whether there is a token."""
+    tokens = batch.tokens
+    keep = batch.real
+    if positions is None:
+        return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), keep
+    if batch.documents is not None:
+        raise ValueError("chosen positions require one text per row, this batch is packed")
+    lengths, wanted = batch.lengths, torch.tensor(list(positions), device=tokens.device)
+    index = torch.where(wanted < 0, lengths[:, None] + wanted, wanted)
+    if bool(((index < 0) | (index >= lengths[:, None])).any()):
+        raise IndexError(
+            f"positions that every prompt has are required, the shortest has {int(lengths.min())} tokens; "
+            f"got {list(positions)}"
+        )
+    real_first = (~keep).int().argsort(dim=1, stable=True)
+    return real_first.gather(1, index), torch.ones_like(index, dtype=torch.bool)
+
+
+def targets(batch: Batch, config: ModelConfig) -> Int[Tensor, "b p"]:
+    """The answer everywhere, or each position's next token; -1 where there is none, or where outputs are no tokens."""
+    if batch.answer is not None:
+        return batch.answer[:, None].expand_as(batch.tokens)
+    target = torch.full_like(batch.tokens, -1)
+    if config.d_vocab_out is not None:
+        return target
+    target[:, :-1] = batch.tokens[:, 1:]
+    known = predicted(batch.keep, batch.documents)
+    if known is not None:
+        target[:, :-1][~known] = -1
+    return target
+
+
+def _finish(
+    merged: Partial,
+    name: str,
+    config: ModelConfig,
+    sites: tuple[str, ...],
+    positions: Sequence[int] | None,
+    text: Text,
+) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    dims, rows = ("prompt", "depth", "pos"), dict(merged.rows)
+    token = rows.pop("token")
+    chosen = {} if positions is None else {"pos": list(positions)}
+    found = labelled(
+        name,
+        {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in rows.items()},
+        coords={
+            "depth": [str(Part.of(site)) for site in sites],
+            "token": text.token_words(token),
+            **chosen,
+        },
+        units={"entropy": "nats", "kl": "nats", "top_prob": "probability", "target_prob": "probability"},
+        attrs={"kl": "KL(final || depth)"},
+    )
+    return text.of_outputs.worded(found, word="top_token")

@@ -1,0 +1,173 @@
+"""The output lens: what one head, MLP, attention layer or neuron wrote at each position, in words.
+
+The part's write is carried to the logits by the linear part of every norm on its way, at the scale that norm really had
+(a lens of a whole state recomputes the norm, a part of a state may not). So the logits of all parts and the biases sum
+to the model's: it is direct logit attribution to every word of the vocabulary at once. Geva et al. 2022; Elhage et al.
+2021. It shows what a part says directly, not what later parts make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import listed, public
+from interp.core.results import labelled
+from interp.core.stats import Partial, Rows
+from interp.core.tiles import row_tiles
+from interp.data.batch import Answers, Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.lenses.lens import targets
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Named, Part
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Analysis, Posed, Question
+from interp.passes.observe import Model, Subject
+from interp.residual.decomposition import not_linear
+from interp.residual.written import as_writer, check_arrives, reads_of, written_by
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True, eq=False)
+class OutputLens(Question):
+    """What one part of the model says at every position; `output_lens` describes the result."""
+
+    part: Named
+    """A head, a neuron or a whole sublayer."""
+    answer: Answers | None = None
+    """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
+    token."""
+    top: int | None = None
+    """How many of the most promoted and of the most suppressed tokens are listed; None = 10, or all of fewer."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The part's activations, and the scale of every norm on its way."""
+        network = model.transformer
+        config = network.config
+        top = listed(self.top, 10, config.n_outputs)
+        if what := not_linear(config):
+            raise ValueError(
+                "an output lens requires logits that are linear in the normed stream (no masked-LM head); "
+                f"this model {what}"
+            )
+        part = as_writer(self.part, config)
+        check_arrives(part, network)
+        posed = Posed.of(model.text, self.answer)
+        return Analysis(
+            self.name,
+            partial(_compute, part=part, top=top),
+            Rows,
+            partial(_finish, name=self.name, config=config, part=part, text=model.text),
+            reads=reads_of(part, config),
+            pose=posed,
+        )
+
+
+@public()
+def output_lens(
+    model: Model,
+    data: DataSource | Data,
+    part: Named,
+    *,
+    answer: Answers | None = None,
+    top: int | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What one part of the model says at each position, in logits relative to their mean over the vocabulary.
+
+    Returns Dataset[prompt, pos]: `norm` of the write as the unembedding reads it, `target_logit` (of `answer`, else of
+    the next token; NaN where there is none), `vocabulary_mean` (what was subtracted), and [.., rank] `top_token`,
+    `top_logit`, `bottom_token`, `bottom_logit` (what it promotes and what it suppresses, strongest first) with the
+    texts `top_word`, `bottom_word`. `token` is the text of every token. Padded positions hold NaN and token -1.
+    part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases); of the MLP before
+    attention in Macaron blocks `L3B17`, `L3.mlp_before`; of cross-attention `L3X2`, `L3.cross_attn`.
+    answer: one token for all prompts or one each; None = the data's answers, else the next tokens.
+    target_logit + vocabulary_mean at the last position is the part's number in `attribute`. Logits are those before a
+    soft cap, norms frozen at their real scale.
+    Errors: KeyError or IndexError for a part that the model lacks; ValueError for one that does not write on its own,
+    without logits linear in the stream, and under edits that change what the part wrote on its way.
+
+    Example:
+        >>> found = output_lens(model, "When Mary and John went to the shop, John gave a drink to", "L2H3")
+        >>> words = found.top_word.values[0, -1]
+    """
+    question = OutputLens(part, answer, top)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@torch.no_grad()
+def _compute(trace: Trace, batch: Batch, model: Transformer, part: Part, top: int) -> Mapping[str, Tensor]:
+    written = written_by(part, trace, model)
+    keep = batch.real
+    found = spoken(written[keep], model, targets(batch, model.config)[keep], top)
+    out = {"token": batch.tokens.masked_fill(~keep, -1)}
+    for name, value in found.items():
+        nothing = torch.nan if value.is_floating_point() else -1
+        every = value.new_full((*keep.shape, *value.shape[1:]), nothing)
+        every[keep] = value
+        out[name] = every
+    return out
+
+
+def spoken(
+    written: Float[Tensor, "n d"], model: Transformer, target: Tensor, top: int
+) -> dict[str, Float[Tensor, "n ..."] | Tensor]:
+    """The vocabulary's logits of writes that stand before the unembedding, and what `output_lens` says of them.
+
+    No more than 64 MiB of logits exist at a time.
+    """
+    unembedding = Weights(model).W_U
+    chunks: list[dict[str, Tensor]] = []
+    for first, logits in row_tiles(written * model.config.logit_scale, unembedding):
+        own = target[first : first + len(logits)]
+        mean = logits.mean(-1, keepdim=True)
+        logits -= mean
+        best, worst = logits.topk(top), logits.topk(top, largest=False)
+        of_target = logits.gather(1, own.clamp_min(0)[:, None])[:, 0]
+        chunks.append(
+            {
+                "top_token": best.indices, "top_logit": best.values,
+                "bottom_token": worst.indices, "bottom_logit": worst.values,
+                "vocabulary_mean": mean[:, 0], "target_logit": of_target.masked_fill(own < 0, torch.nan),
+            }
+        )  # fmt: skip
+    found = {name: torch.cat([chunk[name] for chunk in chunks]) for name in chunks[0]}
+    return {**found, "norm": written.norm(dim=-1)}
+
+
+def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: Text) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    dims, rows = ("prompt", "pos", "rank"), dict(merged.rows)
+    token = text.token_words(rows.pop("token"))
+    unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
+    relative = f"{unit}, relative to their mean over the vocabulary"
+    order = sorted(rows, key=lambda each: rows[each].ndim)  # the table is of positions
+    found = labelled(
+        name,
+        {each: (dims[: rows[each].ndim], rows[each]) for each in order},
+        coords={"token": token},
+        units={
+            **dict.fromkeys(("top_logit", "bottom_logit", "target_logit"), relative),
+            "vocabulary_mean": unit, "norm": "norm",
+        },
+        attrs={
+            "part": str(part), "unit": relative, "norms": "frozen at their real scale",
+            "null": "0: the part says nothing about the token",
+        },
+    )  # fmt: skip
+    return text.of_outputs.worded(found, top_word="top_token", bottom_word="bottom_token")

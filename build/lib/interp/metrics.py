@@ -1,0 +1,23 @@
+"""What is watched while something is changed: metrics of the answer's logits, and any function of logits as one."""
+
+from interp.passes.metrics import (
+    Metric,
+    answer_loss,
+    answer_probability,
+    choice_difference,
+    kl_divergence,
+    logit_difference,
+    next_token_loss,
+    of_logits,
+)
+
+__all__ = [
+    "Metric",
+    "answer_loss",
+    "answer_probability",
+    "choice_difference",
+    "kl_divergence",
+    "logit_difference",
+    "next_token_loss",
+    "of_logits",
+]

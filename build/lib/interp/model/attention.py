@@ -1,0 +1,645 @@
+"""Multi-head attention (grouped or not) with every part a site: who may see whom, the kernel, the module.
+
+Masks are built from what is said of padding and documents, never from tokens. `attend` is the only place that picks a
+kernel: fused unless scores or pattern are observed; both give the same `z` (a contract test holds them together), and
+a query that may see nothing, as in left padding, gets 0. The mixers of `interp.lab` are `Attention` with another way
+from queries, keys and values to z.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+
+from interp.model.kv_cache import Past
+from interp.model.norm import HeadNorm, Normalize
+from interp.model.position import Rotation
+from interp.model.records import Record
+from interp.model.rules import NO_RULES, Rule, halves, held
+from interp.model.tap import Scope, at
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
+
+
+def picked(x: Shaped[Tensor, "b p *rest"], columns: Int[Tensor, "b n"]) -> Shaped[Tensor, "b n *rest"]:
+    """These columns of each row."""
+    return x[torch.arange(len(x), device=x.device)[:, None], columns]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the rows of a pass are laid out: which columns are real, and which document each belongs to."""
+
+    keep: Bool[Tensor, "b k"] | None = None
+    """True at real tokens; None = no padding."""
+    documents: Int[Tensor, "b k"] | None = None
+    """An id per column; neighbours with the same id are one text, which sees nothing of the others. None = one text."""
+
+    def to(self, device: torch.device) -> "Layout":
+        """The same on another device."""
+        moved = (None if x is None else x.to(device) for x in (self.keep, self.documents))
+        return Layout(*moved)
+
+    def positions(self, n: int, past: int, device: torch.device) -> Int[Tensor, "b n"]:
+        """Position of the last `n` tokens: the column, or the count of kept tokens of its text before it."""
+        if self.keep is None and self.documents is None:
+            return torch.arange(past, past + n, device=device)[None]
+        if self.documents is None:
+            assert self.keep is not None
+            return (self.keep.cumsum(1) - 1).clamp_min(0)[:, past:]
+        kept = torch.ones_like(self.documents) if self.keep is None else self.keep.int()
+        before = kept.cumsum(1) - kept
+        starts = torch.ones_like(self.documents, dtype=torch.bool)
+        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return (before - before.masked_fill(~starts, 0).cummax(1).values)[:, past:]
+
+
+@dataclass(frozen=True)
+class Mask:
+    """What each query may see, in the cheapest form that says it, and what is added to its scores."""
+
+    causal: bool
+    """The plain triangle, which the fused kernel knows without a matrix; then `allowed` is None."""
+    allowed: Bool[Tensor, "b 1 q k"] | None
+    """The joined mask (causal, window, padding); None with `causal=False` means everybody sees everything."""
+    bias: Float[Tensor, "b h q k"] | None = None
+    """Added to the scores (ALiBi, T5)."""
+
+    def matrix(self, n_query: int, n_key: int, device: torch.device) -> Bool[Tensor, "b 1 q k"] | None:
+        """`allowed`, written out also for the plain triangle; None if nothing is hidden."""
+        if not self.causal:
+            return self.allowed
+        return torch.ones(n_query, n_key, dtype=torch.bool, device=device).tril()[None, None]
+
+    @cached_property
+    def blind(self) -> Bool[Tensor, "b 1 q 1"] | None:
+        """Queries that may see nothing, whose attention is 0; None where there cannot be any."""
+        return None if self.allowed is None else ~self.allowed.any(-1, keepdim=True)
+
+    def with_bias(self, bias: Float[Tensor, "b h q k"]) -> "Mask":
+        """The same with an addition to the scores, as one matrix that hides what the mask hides.
+
+        Blind queries keep finite scores (their attention is set to 0 afterwards), for the sake of the gradients.
+        """
+        allowed = self.matrix(bias.shape[-2], bias.shape[-1], bias.device)
+        if allowed is not None:
+            bias = bias.masked_fill(~allowed & allowed.any(-1, keepdim=True), -torch.inf)
+        return Mask(causal=False, allowed=allowed, bias=bias)
+
+    def queries(self, columns: Int[Tensor, "b n"], n_query: int, n_key: int) -> "Mask":
+        """The same for these queries of each row only."""
+        rows = columns[:, None, :, None]
+        given = (self.matrix(n_query, n_key, columns.device), self.bias)
+        allowed, bias = (
+            None if x is None else x.expand(len(columns), -1, -1, -1).take_along_dim(rows, 2) for x in given
+        )
+        return Mask(causal=False, allowed=allowed, bias=bias)
+
+    def to(self, device: torch.device) -> "Mask":
+        """The same on another device."""
+        moved = [None if x is None else x.to(device) for x in (self.allowed, self.bias)]
+        return Mask(self.causal, moved[0], moved[1])
+
+
+def attention_mask(
+    config: ModelConfig, n: int, past: int, layout: Layout, device: torch.device, *, local: bool
+) -> Mask:
+    """The mask for the last `n` of `past + n` positions, for layers with the window (`local`) or without.
+
+    Padding hides keys, so a padded query row may see nothing. The window counts kept positions, so a padded row sees
+    what the unpadded one would.
+    """
+    total, keep, documents = past + n, layout.keep, layout.documents
+    window = total if config.window is None or not local else min(config.window, total)
+    windowed = window < total
+    if keep is None and documents is None and not windowed:
+        if not config.causal or n == 1:
+            return Mask(causal=False, allowed=None)
+        if past == 0:
+            return Mask(causal=True, allowed=None)
+    columns = torch.arange(total, device=device)
+    allowed = torch.ones(1, n, total, dtype=torch.bool, device=device)
+    if config.causal:
+        allowed = allowed & (columns[None, None, :] <= columns[None, past:, None])
+    if windowed:
+        place = layout.positions(total, 0, device)
+        distance = place[:, past:, None] - place[:, None, :]
+        allowed = allowed & (distance.abs() < window)
+    if documents is not None:
+        allowed = allowed & (documents[:, past:, None] == documents[:, None, :])
+    if keep is not None:
+        allowed = allowed & keep[:, None, :]
+    return Mask(causal=False, allowed=allowed[:, None])
+
+
+class Sparsity(Record):
+    """Which keys a query sees under a fixed pattern, as a question about their positions.
+
+    Positions count the kept tokens of a text, so that a padded row sees what the unpadded one does. A definition
+    reaches both ways; a causal model sees the part of it up to the query. The question is asked of a run of queries: of
+    a run of one it is the mask itself, of a block of queries it says which keys to gather.
+    """
+
+    def run_sees(
+        self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
+    ) -> Bool[Tensor, "..."]:
+        """Whether one of the queries at positions `first` to `last` sees the key, causality aside; shapes broadcast."""
+        raise NotImplementedError
+
+
+def visible(kind: Sparsity, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"]) -> Bool[Tensor, "#b q k"]:
+    """Whether the query at a position sees the key at a position, causality aside."""
+    each = query[..., None]
+    return kind.run_sees(each, each, key[:, None])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A run of queries, the keys that one of them sees, and who sees which."""
+
+    queries: slice
+    keys: Int[Tensor, "k"]
+    allowed: Bool[Tensor, "q k"]
+
+
+def pieces(
+    kind: Sparsity, n_query: int, n_key: int, device: torch.device, *, causal: bool, run: int = 64
+) -> tuple[Piece, ...]:
+    """The pattern of the last `n_query` of `n_key` positions, one text without padding, as runs of queries.
+
+    Its size follows the number of keys that runs see; a matrix `[n_query, n_key]` is never made.
+    """
+    key = torch.arange(n_key, device=device)
+    found = []
+    for start in range(n_key - n_query, n_key, run):
+        query = key[start : start + run]
+        before = key[: start + run] if causal else key
+        keys = before[kind.run_sees(query[0], query[-1], before)]
+        allowed = visible(kind, query[None], keys[None])[0]
+        if causal:
+            allowed &= keys <= query[:, None]
+        begin = start - n_key + n_query
+        found.append(Piece(slice(begin, begin + len(query)), keys, allowed))
+    return tuple(found)
+
+
+def attend(
+    q: Float[Tensor, "b q h r"],
+    k: Float[Tensor, "b k g r"],
+    v: Float[Tensor, "b k g e"],
+    mask: Mask,
+    scale: float,
+    tap: Scope | None,
+    *,
+    name: str = "attn",
+    softcap: float | None = None,
+    sinks: Float[Tensor, "h"] | None = None,
+    rules: frozenset[Rule] = NO_RULES,
+) -> Float[Tensor, "b q h e"]:
+    """softmax(scale * q k^T + bias + mask) v per head, `[batch, pos, head, d_head]`; key/value heads may be grouped.
+
+    Queries and keys may have another width than values.
+    softcap: cap tanh(score / cap) before bias and mask. sinks: a further score per head whose value is zero, so that
+    the pattern's rows sum to less than 1.
+    """
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    observed = tap is not None and tap.wants(f"{name}.hook_attn_scores", f"{name}.hook_pattern")
+    if observed or softcap is not None:
+        z = _explicit(q, k, v, mask, scale, tap, name, softcap, sinks, rules)
+    else:
+        q, k = (held(halves(x, rules), rules) for x in (q, k))
+        if sinks is not None:
+            k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])
+        width = v.shape[-1]
+        if width < q.shape[-1]:  # where widths differ the fused kernel falls back to a slow form
+            v = F.pad(v, (0, q.shape[-1] - width))  # 192 and 128, 1024 tokens on a CPU: 0.06 s for 0.13 s
+        z = F.scaled_dot_product_attention(
+            q, k, v,
+            attn_mask=mask.allowed if mask.bias is None else mask.bias,
+            is_causal=mask.causal,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+        )[..., :width]  # fmt: skip
+        if mask.bias is not None and mask.blind is not None:
+            z = z.masked_fill(mask.blind, 0.0)
+        z = halves(z, rules)
+    return z.transpose(1, 2)
+
+
+def attend_pieces(
+    q: Float[Tensor, "b q h e"],
+    k: Float[Tensor, "b k g e"],
+    v: Float[Tensor, "b k g e"],
+    pieces: Iterable[Piece],
+    scale: float,
+) -> Float[Tensor, "b q h e"]:
+    """`attend` under a sparse mask: each run of queries against the keys that one of them sees, gathered.
+
+    Time and memory follow the share of (run, key) pairs that are seen (experiments/bench/sparse_attention.py). Not
+    torch's flex_attention: on a CPU (torch 2.13, 8 heads of 64, a window of 256 in 8 192 tokens) it takes 0.21 s for
+    this function's 0.11 s, 15 to 60 s to compile and 0.8 s to make its mask, whose cost is quadratic, and has no
+    backward pass.
+    """
+    found = []
+    for piece in pieces:
+        keys, values = (x.index_select(1, piece.keys).transpose(1, 2) for x in (k, v))
+        found.append(
+            F.scaled_dot_product_attention(
+                q[:, piece.queries].transpose(1, 2), keys, values,
+                attn_mask=piece.allowed, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
+            ).transpose(1, 2)
+        )  # fmt: skip
+    return torch.cat(found, 1)
+
+
+def _with_sink(
+    k: Float[Tensor, "b g k r"],
+    v: Float[Tensor, "b g k e"],
+    mask: Mask,
+    sinks: Float[Tensor, "h"],
+    n_query: int,
+) -> tuple[Tensor, Tensor, Mask]:
+    """Keys, values and mask with one column more, a key and value of zeros whose score is the sink's."""
+    allowed = mask.matrix(n_query, k.shape[2], k.device)
+    bias = k.new_zeros(1, 1, n_query, k.shape[2]) if mask.bias is None else mask.bias
+    if allowed is not None:
+        bias = bias.masked_fill(~allowed, -torch.inf)
+    rows = bias.shape[0]
+    sink = rearrange(sinks, "h -> 1 h 1 1").to(bias.dtype).expand(rows, -1, n_query, -1)
+    bias = torch.cat((bias.expand(-1, len(sinks), -1, -1), sink), -1)
+    k, v = (torch.cat((x, torch.zeros_like(x[:, :, :1])), 2) for x in (k, v))
+    return k, v, Mask(causal=False, allowed=None, bias=bias)
+
+
+def _explicit(
+    q: Float[Tensor, "b h q r"],
+    k: Float[Tensor, "b g k r"],
+    v: Float[Tensor, "b g k e"],
+    mask: Mask,
+    scale: float,
+    tap: Scope | None,
+    name: str,
+    softcap: float | None,
+    sinks: Float[Tensor, "h"] | None,
+    rules: frozenset[Rule],
+) -> Float[Tensor, "b h q e"]:
+    """The same with scores and pattern as sites; the softmax runs in float32 at least."""
+    group = q.shape[1] // k.shape[1]
+    if group > 1:
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scores = halves((q * scale) @ k.mT, rules)
+    return attend_scores(scores, v, mask, tap, name=name, softcap=softcap, sinks=sinks, rules=rules)
+
+
+def attend_scores(
+    scores_bhqk: Float[Tensor, "#b h q k"],
+    v: Float[Tensor, "b h k e"],
+    mask: Mask,
+    tap: Scope | None,
+    *,
+    name: str = "attn",
+    softcap: float | None = None,
+    sinks: Float[Tensor, "h"] | None = None,
+    rules: frozenset[Rule] = NO_RULES,
+) -> Float[Tensor, "b h q e"]:
+    """softmax(scores + bias + mask) v with scores and pattern as sites, from raw scores however they were made.
+
+    The scores are the caller's own tensor and are written to.
+    """
+    scores_bhqk = at(tap, f"{name}.hook_attn_scores", hidden_scores(scores_bhqk, mask, softcap))
+    pattern_bhqk = held(row_softmax(scores_bhqk, mask, sinks).to(v.dtype), rules)
+    return halves(at(tap, f"{name}.hook_pattern", pattern_bhqk) @ v, rules)
+
+
+def hidden_scores(
+    scores_bhqk: Float[Tensor, "b h q k"], mask: Mask, softcap: float | None = None
+) -> Float[Tensor, "b h q k"]:
+    """Capped scores with their bias, -inf where the mask forbids; the caller's own tensor, which is written to."""
+    if softcap is not None:
+        scores_bhqk = softcap * (scores_bhqk / softcap).tanh()
+    if mask.bias is not None:
+        scores_bhqk = scores_bhqk + mask.bias
+    allowed = mask.matrix(scores_bhqk.shape[2], scores_bhqk.shape[3], scores_bhqk.device)
+    return scores_bhqk if allowed is None else scores_bhqk.masked_fill_(~allowed, -torch.inf)
+
+
+def row_softmax(
+    scores_bhqk: Float[Tensor, "b h q k"], mask: Mask, sinks: Float[Tensor, "h"] | None = None
+) -> Float[Tensor, "b h q k"]:
+    """The softmax of hidden scores, in float32 at least; zeros for a query that may see nothing."""
+    if mask.blind is None:
+        return _softmax(scores_bhqk, sinks)
+    return _softmax(scores_bhqk.masked_fill(mask.blind, 0.0), sinks).masked_fill(mask.blind, 0.0)
+
+
+def _softmax(
+    scores_bhqk: Float[Tensor, "b h q k"], sinks: Float[Tensor, "h"] | None
+) -> Float[Tensor, "b h q k"]:
+    wide = torch.promote_types(scores_bhqk.dtype, torch.float32)
+    if sinks is None:
+        return scores_bhqk.softmax(-1, dtype=wide)
+    sink = rearrange(sinks, "h -> 1 h 1 1").to(wide).expand(*scores_bhqk.shape[:3], 1)
+    return torch.cat((scores_bhqk.to(wide), sink), -1).softmax(-1)[..., :-1]
+
+
+T = TypeVar("T")
+SPLIT_INPUTS = {"q": "hook_q_input", "k": "hook_k_input", "v": "hook_v_input"}
+
+
+@dataclass(frozen=True)
+class View:
+    """What one kind of layers shares in a pass: whom its queries see, and how they are rotated."""
+
+    mask: Mask
+    rotation: Rotation | None
+
+    def to(self, device: torch.device) -> "View":
+        """The same on another device."""
+        return View(self.mask.to(device), None if self.rotation is None else self.rotation.to(device))
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What cross-attention reads: the final states of an encoder, and which of them are real."""
+
+    states: Float[Tensor, "b s d"]
+    keep: Bool[Tensor, "b s"] | None = None
+
+    def mask(self) -> Mask:
+        """Every query sees every real state."""
+        return Mask(causal=False, allowed=None if self.keep is None else self.keep[:, None, None, :])
+
+    def to(self, device: torch.device) -> "Memory":
+        """The same on another device."""
+        return Memory(self.states.to(device), None if self.keep is None else self.keep.to(device))
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What all blocks of one forward pass share."""
+
+    everywhere: View
+    local: View
+    """For layers with the sliding window."""
+    cache: Past | None
+    memory: Memory | None = None
+    layout: Layout = field(default_factory=Layout)
+    """Padding and documents of everything seen, the cached columns first."""
+    positions: Int[Tensor, "#b p"] | None = None
+    """Of the columns of this pass."""
+    left: dict[int | tuple[int, str], tuple[Tensor, ...]] = field(default_factory=dict)
+    """States that mixers leave; the cache takes them over once the pass is done."""
+    _made: dict[Hashable, object] = field(default_factory=dict)
+
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gives, made by the first block that asks for it in this pass."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]  # type: ignore[return-value]
+
+    def to(self, device: torch.device) -> "Pass":
+        """The same on another device; the cache keeps each layer where it is."""
+        memory = None if self.memory is None else self.memory.to(device)
+        positions = None if self.positions is None else self.positions.to(device)
+        return replace(
+            self,
+            everywhere=self.everywhere.to(device),
+            local=self.local.to(device),
+            memory=memory,
+            layout=self.layout.to(device),
+            positions=positions,
+            _made={},
+        )
+
+
+class Attention(nn.Module):
+    """Attention of one block. Queries, keys and values come from one fused matrix, rows ordered q, k, v."""
+
+    name = "attn"
+    rules = NO_RULES
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.local = config.is_local(layer)
+        traits = config.mixers[layer].traits
+        self.rotated = traits.queries and traits.rotated
+        self.heads = [config.n_heads, config.kv_heads, config.kv_heads]
+        self.d_head = self._width(config)
+        self.scale = config.score_scale(layer)
+        self.softcap = config.attn_softcap
+        self.out = nn.Linear(config.n_heads * self.d_head, config.d_model, bias=config.out_bias)
+        self._build(config)
+        self.sinks = nn.Parameter(torch.zeros(config.n_heads)) if config.sinks else None
+        self.q_norm, self.k_norm = (self._head_norm(config, part) for part in "qk")
+
+    def _width(self, config: ModelConfig) -> int:
+        """Width of a head's z."""
+        return config.mixers[self.layer].z_width(config)
+
+    def _head_norm(self, config: ModelConfig, part: str) -> HeadNorm | None:
+        found = config.mixers[self.layer].qk_norm(config)
+        if found is None:
+            return None
+        norm, kind = found
+        return HeadNorm(norm, self.heads["qk".index(part)], self.d_head, f"{self.name}.{part}_norm", kind)
+
+    def _build(self, config: ModelConfig) -> None:
+        """The matrices that queries, keys and values come from."""
+        self.qkv = nn.Linear(config.d_model, sum(self.heads) * self.d_head, bias=config.qkv_bias)
+
+    def forward(
+        self,
+        x: Float[Tensor, "b p d"],
+        source: tuple[Float[Tensor, "b p d"], Normalize],
+        shared: Pass,
+        tap: Scope | None,
+        only: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """z W_O + b_O. `source` is the residual stream and the norm that `x` came from, for the split inputs.
+
+        only: the columns of each row whose output is wanted.
+        """
+        return self._output(*self._normed(x, source, tap), x, shared, tap, only)
+
+    def _output(
+        self,
+        q: Float[Tensor, "b p h e"],
+        k: Float[Tensor, "b p g k"],
+        v: Float[Tensor, "b p g v"],
+        x: Float[Tensor, "b p *h d"],
+        shared: Pass,
+        tap: Scope | None,
+        only: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n d"]:
+        """z W_O + b_O, from queries, keys and values as `_normed` gives them; `x` is what queries were made from."""
+        view = shared.local if self.local else shared.everywhere
+        q, k = self._placed(q, k, view, shared, tap)
+        z = self._mix(q, k, v, view.mask, shared, tap, only)
+        z = self._finished(z, x if only is None else picked(x, only), tap)
+        return self._write(at(tap, "attn.hook_z", z), tap)
+
+    def _finished(
+        self, z: Float[Tensor, "b n h e"], x: Float[Tensor, "b n *h d"], tap: Scope | None
+    ) -> Float[Tensor, "b n h e"]:
+        """z as it is written, after any norm or gate; `x` is what the queries were made from."""
+        return z
+
+    def _placed(
+        self,
+        q: Float[Tensor, "b p h e"],
+        k: Float[Tensor, "b p g k"],
+        view: View,
+        shared: Pass,
+        tap: Scope | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys rotated to their positions, where positions are rotations and the mixer has them."""
+        if view.rotation is None or not self.rotated:
+            return q, k
+        q = at(tap, "attn.hook_rot_q", view.rotation.apply(q))
+        return q, at(tap, "attn.hook_rot_k", view.rotation.apply(k))
+
+    def _mix(
+        self,
+        q: Float[Tensor, "b p h r"],
+        k: Float[Tensor, "b k g r"],
+        v: Float[Tensor, "b k g e"],
+        mask: Mask,
+        shared: Pass,
+        tap: Scope | None,
+        only: Int[Tensor, "b n"] | None,
+    ) -> Float[Tensor, "b n h e"]:
+        """z of the wanted columns, from queries, keys and values of this pass and what the cache keeps of earlier ones.
+
+        The one method that a mixer other than softmax attention must have.
+        """
+        k, v = self._with_earlier(k, v, shared)
+        if only is not None:
+            mask = mask.queries(only, q.shape[1], k.shape[1])
+            q = picked(q, only)
+        return self._attended(q, k, v, mask, tap)
+
+    def _attended(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, tap: Scope | None
+    ) -> Float[Tensor, "b p h e"]:
+        return attend(
+            q, k, v, mask, self.scale, tap, name=self.name, softcap=self.softcap, sinks=self.sinks, rules=self.rules
+        )  # fmt: skip
+
+    def score_factor(self, seen: Int[Tensor, "#b q"], like: Tensor) -> Float[Tensor, "#b #q"]:
+        """What the products of queries that see so many keys are multiplied by to become raw scores."""
+        return like.new_full((1, 1), self.scale)
+
+    def _with_earlier(
+        self, k: Float[Tensor, "b p g r"], v: Float[Tensor, "b p g e"], shared: Pass
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values with those of the columns that the cache keeps before them."""
+        return (k, v) if shared.cache is None else shared.cache.append(self.layer, k, v)
+
+    def _normed(
+        self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `[b p h|g e]`, queries and keys after their norms where there are any."""
+        q, k, v = self._project(x, source, tap)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q, tap), self.k_norm(k, tap)
+        return q, k, v
+
+    def _project(
+        self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values `[b p h|g e]`, each a site."""
+        qkv = rearrange(self.qkv(x), "b p (n e) -> b p n e", e=self.d_head)
+        heads = dict(zip("qkv", qkv.split(self.heads, 2), strict=True))
+        if tap is not None:
+            heads = {part: self._from_split(part, head, *source, tap) for part, head in heads.items()}
+        q, k, v = (at(tap, f"attn.hook_{part}", heads[part]) for part in "qkv")
+        return q, k, v
+
+    def _from_split(
+        self, part: str, x: Float[Tensor, "b p h e"], resid: Tensor, norm: Normalize, tap: Scope
+    ) -> Float[Tensor, "b p h e"]:
+        """Recompute one of q, k, v from per-head copies of the residual, if those are edited or differentiated."""
+        site = SPLIT_INPUTS[part]
+        if not tap.wants(site):
+            return x
+        copies = resid.unsqueeze(2).expand(-1, -1, x.shape[2], -1)
+        alters = tap.alters(site)
+        if alters and tap.alters(f"{norm.name}.hook_normalized", f"{norm.name}.hook_scale"):
+            raise ValueError(
+                f"{site} and the sites of {norm.name} cannot be edited or differentiated in the same pass and layer"
+            )
+        copies = at(tap, site, copies)
+        if not alters:
+            return x
+        weight, bias = self.part(part)
+        out = einsum(norm(copies), weight, "b p h d, h e d -> b p h e")
+        return out if bias is None else out + bias
+
+    def _write(self, z: Float[Tensor, "b p h e"], tap: Scope | None) -> Float[Tensor, "b p d"]:
+        """z @ W_O + b_O; per-head results only where somebody asks for them."""
+        site = f"{self.name}.hook_result"
+        if tap is not None and tap.wants(site):
+            weight = rearrange(self.out.weight, "d (h e) -> h d e", e=self.d_head)
+            result = at(tap, site, einsum(z, weight, "b p h e, h d e -> b p h d"))
+            if tap.alters(site):
+                summed = result.sum(2)
+                return summed if self.out.bias is None else summed + self.out.bias
+        return self.out(rearrange(z, "b p h e -> b p (h e)"))
+
+    def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
+        """Weight `[h e d]` and bias `[h e]` of "q", "k" or "v" as views of the fused matrix."""
+        return self._cut(self.qkv, self.heads, "qkv".index(name))
+
+    def _cut(self, fused: nn.Linear, heads: list[int], i: int) -> tuple[Tensor, Tensor | None]:
+        weight = rearrange(fused.weight, "(n e) d -> n e d", e=self.d_head).split(heads)[i]
+        if fused.bias is None:
+            return weight, None
+        return weight, rearrange(fused.bias, "(n e) -> n e", e=self.d_head).split(heads)[i]
+
+
+class CrossAttention(Attention):
+    """Queries from the decoder's stream, keys and values from the memory: matrices `q`, and `kv` with rows k, v."""
+
+    name = "cross_attn"
+
+    def _width(self, config: ModelConfig) -> int:
+        return config.head_width
+
+    def _build(self, config: ModelConfig) -> None:
+        self.q = nn.Linear(config.d_model, self.heads[0] * self.d_head, bias=config.qkv_bias)
+        self.kv = nn.Linear(config.d_model, sum(self.heads[1:]) * self.d_head, bias=config.qkv_bias)
+
+    def forward(  # type: ignore[override]
+        self, x: Float[Tensor, "b p d"], shared: Pass, tap: Scope | None
+    ) -> Float[Tensor, "b p d"]:
+        """z W_O + b_O, from the normed stream and the memory."""
+        assert shared.memory is not None
+        q = rearrange(self.q(x), "b p (h e) -> b p h e", e=self.d_head)
+        q = at(tap, "cross_attn.hook_q", q)
+        cached = None if shared.cache is None else shared.cache.crossed.get(self.layer)
+        if cached is None:
+            kv = rearrange(self.kv(shared.memory.states), "b s (n e) -> b s n e", e=self.d_head)
+            k, v = kv.split(self.heads[1:], 2)
+            if shared.cache is not None:
+                shared.cache.crossed[self.layer] = (k, v)
+        else:
+            k, v = cached
+        k, v = at(tap, "cross_attn.hook_k", k), at(tap, "cross_attn.hook_v", v)
+        z = self._attended(q, k, v, shared.memory.mask(), tap)
+        return self._write(at(tap, "cross_attn.hook_z", z), tap)
+
+    def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
+        """Weight `[h e d]` and bias `[h e]` of "q", "k" or "v" as views of their matrices."""
+        if name == "q":
+            return self._cut(self.q, self.heads[:1], 0)
+        return self._cut(self.kv, self.heads[1:], "kv".index(name))

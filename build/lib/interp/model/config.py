@@ -1,0 +1,431 @@
+"""What a Transformer is, as data: one frozen record, whose alternatives are small records of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from interp.model.block import MLP, Activation, UsualBlock
+from interp.model.delta import GatedDelta
+from interp.model.experts import MoE, Router
+from interp.model.latent import Latent
+from interp.model.mamba2 import Mamba2
+from interp.model.norm import Heads, LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
+from interp.model.position import (
+    Alibi,
+    Buckets,
+    DynamicScaling,
+    Learned,
+    LinearScaling,
+    Llama3Scaling,
+    LongScaling,
+    NoPosition,
+    Position,
+    Rotary,
+    Scaling,
+    Sinusoidal,
+    YarnScaling,
+)
+from interp.model.records import (
+    AnyMLP,
+    FullSoftmax,
+    Json,
+    Mixer,
+    Output,
+    Record,
+    fields_as_json,
+    from_json,
+    positive,
+    requires,
+)
+from interp.model.short_conv import ShortConv
+from interp.model.softmax import Softmax
+
+__all__ = [
+    "MLP",
+    "MLPS",
+    "WITH_HEADS",
+    "Activation",
+    "Alibi",
+    "AnyConfig",
+    "Buckets",
+    "DynamicScaling",
+    "EncoderDecoderConfig",
+    "FullSoftmax",
+    "GatedDelta",
+    "Json",
+    "Latent",
+    "LayerNorm",
+    "Learned",
+    "LinearScaling",
+    "Llama3Scaling",
+    "LongScaling",
+    "Mamba2",
+    "Mixer",
+    "MoE",
+    "ModelConfig",
+    "NoNorm",
+    "NoPosition",
+    "Norm",
+    "NormPlace",
+    "Position",
+    "RMSNorm",
+    "Rotary",
+    "Router",
+    "Scaling",
+    "ShortConv",
+    "Sinusoidal",
+    "Softmax",
+    "UsualBlock",
+    "YarnScaling",
+]  # fmt: skip
+
+MLPS = ("mlp_before_out", "mlp_out")
+"""The sublayers of a block (`ModelConfig.sublayers`) that are MLPs."""
+WITH_HEADS = ("attn_out", "cross_attn_out")
+"""Those that are sums over heads."""
+MOST_LAYERS = 10_000
+"""Layers beyond which a number of layers is taken for a mistake; the deepest published Transformers have a thousand."""
+
+
+@dataclass(frozen=True)
+class ModelConfig(Record):
+    """Everything that decides the arithmetic of a Transformer; no device, no dtype, no tokenizer."""
+
+    n_layers: int
+    d_model: int
+    n_heads: int
+    n_ctx: int
+    d_vocab: int
+    d_head: int | None = None
+    """Width of one head (of its values and of z, where its queries and keys have another); None = d_model / n_heads."""
+    n_kv_heads: int | None = None
+    """Key/value heads (grouped-query attention); None = n_heads. Query head h reads h // (n_heads / n_kv_heads)."""
+    mlp: AnyMLP | None = None
+    """None = attention-only."""
+    mixer: Mixer | tuple[Mixer, ...] = Softmax()
+    """What mixes positions. Several take turns: layer l has the l-th of them, counted round."""
+    position: Position = Learned()
+    norm: Norm = LayerNorm()
+    norm_place: NormPlace = "pre"
+    """Where each block norms: what a sublayer reads, what it adds, both, or the sum."""
+    embed_norm: bool = False
+    """Whether the same norm stands after the embeddings (BLOOM, BERT)."""
+    final_norm: bool = True
+    """Whether the same norm stands before the unembedding."""
+    block: UsualBlock = UsualBlock()
+    """What else a block has, or does in another order (`interp.lab.Macaron`)."""
+    parallel: bool = False
+    """True: attention and MLP of a block read the same residual and are added together (NeoX)."""
+    shared_norm: bool = False
+    """True: attention and MLP of a parallel block read through one norm, ln1 (GPT-J, Phi)."""
+    causal: bool = True
+    """False: every position sees every other (encoders)."""
+    window: int | None = None
+    """Sliding window: a query sees itself and the `window - 1` positions before it."""
+    local_layers: tuple[int, ...] | None = None
+    """The layers that have the window; None = all of them."""
+    local_position: Rotary | None = None
+    """Rotary positions of the layers with the window, where they differ (Gemma 3)."""
+    attn_scale: float | None = None
+    """Factor on the scores; None = 1/sqrt(width of queries and keys), which is d_head but in `Latent`."""
+    scale_by_layer: bool = False
+    """Additionally divide the scores of layer l by l + 1 (a GPT-2 option)."""
+    attn_softcap: float | None = None
+    """Scores become cap tanh(score / cap), before the mask (Gemma 2)."""
+    sinks: bool = False
+    """A trained score per head that takes part in the softmax and belongs to no token (GPT-OSS)."""
+    qk_norm: Heads | None = None
+    """Queries and keys normed before rotation: each head alone (`head`: Qwen3; `each`, by a gamma of its own: Cohere),
+    or all heads as one vector (`width`: OLMo-2)."""
+    qkv_bias: bool = True
+    out_bias: bool = True
+    cross_attention: bool = False
+    """Whether every block also attends to a memory, the states of an encoder."""
+    embed_scale: float = 1.0
+    """Factor on the token embeddings (Gemma: sqrt(d_model))."""
+    residual_scale: float = 1.0
+    """Factor on what every sublayer adds (Granite)."""
+    n_token_types: int = 0
+    """Rows of a table of token types added to the embedding (BERT)."""
+    unembed: bool = True
+    """False: the model ends in its residual stream, without logits."""
+    output: Output = FullSoftmax()
+    """How the final stream becomes probabilities, in a model with `unembed`."""
+    d_vocab_out: int | None = None
+    """How many outputs a position has, where they are not the tokens (a classifier); None = a logit for each token."""
+    unembed_bias: bool = False
+    tied: bool = False
+    """Whether the unembedding is the embedding matrix itself."""
+    mlm_head: Activation | None = None
+    """A dense layer, this activation and a norm before the unembedding (BERT)."""
+    logit_scale: float = 1.0
+    """Factor on the logits."""
+    logit_softcap: float | None = None
+    """Logits become cap tanh(logit / cap) (Gemma 2)."""
+
+    EARLIER = ("macaron",)
+    """Fields of earlier versions, which files may still have."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        requires(self._given, f"a mixer or several, got {self.mixer!r}")
+        if self.d_head is None:
+            requires(self.n_heads >= 1, f"n_heads >= 1, got {self.n_heads}")
+            requires(
+                self.d_model % self.n_heads == 0,
+                f"n_heads to divide d_model when d_head is not given, got {self.n_heads} and {self.d_model}",
+            )
+            object.__setattr__(self, "d_head", self.d_model // self.n_heads)
+        if self.n_kv_heads is None:
+            object.__setattr__(self, "n_kv_heads", self.n_heads)
+        if self.d_vocab_out == self.d_vocab:
+            object.__setattr__(self, "d_vocab_out", None)
+        for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
+            requires(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
+        requires(self.n_layers <= MOST_LAYERS, f"n_layers <= {MOST_LAYERS}, got {self.n_layers}")
+        positive(
+            self,
+            "attn_scale",
+            "attn_softcap",
+            "embed_scale",
+            "residual_scale",
+            "logit_scale",
+            "logit_softcap",
+        )
+        fits = self.n_heads % self.kv_heads == 0
+        requires(fits, f"n_kv_heads to divide n_heads, got {self.kv_heads} and {self.n_heads}")
+        requires(self.window is None or self.window >= 1, f"window >= 1, got {self.window}")
+        most = max(mixer.query_width(self) for mixer in self._given)
+        for rotary in (self.position, self.local_position):
+            if isinstance(rotary, Rotary):
+                rotated = self.head_width if rotary.dim is None else rotary.dim
+                requires(
+                    rotated % 2 == 0 and 0 < rotated <= most,
+                    f"an even rotary dim in [2, {most}], got {rotated}",
+                )
+        for mixer in self._given:
+            self._check_mixer(mixer)
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        if self.local_layers is not None:
+            requires(self.window is not None, f"a window for local_layers, got {self.local_layers}")
+            bad = [layer for layer in self.local_layers if not 0 <= layer < self.n_layers]
+            requires(not bad, f"local_layers in [0, {self.n_layers - 1}], got {bad[:1]}")
+        rounded = isinstance(self.position, Alibi) and self.position.rounded
+        requires(self.causal or not rounded, f"a causal model for {self.position}")
+        requires(self.local_position is None or self.window is not None, "a window for local_position")
+        plain = self.norm_place == "pre" and self.mlp is not None and not self.cross_attention
+        requires(not self.parallel or plain, "norm_place 'pre', an MLP and no cross-attention for parallel")
+        requires(not self.shared_norm or self.parallel, "parallel blocks for shared_norm")
+        special = self.cross_attention and (self.sinks or self.qk_norm or self.attn_softcap is not None)
+        requires(not special, "no sinks, qk_norm, attn_softcap for cross_attention")
+        requires(self.n_token_types >= 0, f"n_token_types >= 0, got {self.n_token_types}")
+        head = self.tied or self.unembed_bias or self.mlm_head or self.logit_softcap
+        requires(self.unembed or not head, "unembed for tied, unembed_bias, mlm_head or logit_softcap")
+        if self.d_vocab_out is not None:
+            requires(self.d_vocab_out >= 1, f"d_vocab_out >= 1, got {self.d_vocab_out}")
+            plain = self.unembed and not self.tied and self.output == FullSoftmax()
+            requires(
+                plain, "an unembedding of its own, not tied and without another output layer, for d_vocab_out"
+            )
+        for record in self.records:
+            record.check(self)
+        if isinstance(self.mixer, Mixer):  # of layers that take turns each option is for those that have it
+            kind, traits = type(self.mixer).__name__, self.mixer.traits
+            scaled = self.attn_scale is not None or self.scale_by_layer
+            requires(
+                traits.scaled or not scaled,
+                f"no attn_scale and no scale_by_layer under {kind}: it has no scale",
+            )
+            turned = isinstance(self.position, Rotary) and traits.queries and not traits.rotated
+            requires(not turned, f"no rotary positions under {kind} in every layer, which does not rotate")
+
+    def _check_mixer(self, mixer: Mixer) -> None:
+        """Refuse options that a mixer does not have."""
+        name, traits = type(mixer).__name__, mixer.traits
+        if not traits.softmax:
+            plain = self.window is None
+            requires(plain, f"no window under {name}: a window is an option of softmax attention")
+            plain = not self.sinks and self.attn_softcap is None
+            requires(plain, f"no sinks and no attn_softcap under {name}")
+        biased, place = isinstance(self.position, Alibi | Buckets), type(self.position).__name__
+        requires(traits.scored or not biased, f"positions other than {place} under {name}")
+        placed = traits.queries or traits.rotated or not isinstance(self.position, Rotary)
+        requires(  # of layers that take turns those with queries have them
+            isinstance(self.mixer, tuple) or (placed and (traits.queries or self.qk_norm is None)),
+            f"no qk_norm and no rotary positions under {name}, which has no queries and keys",
+        )
+        fits = traits.grouped or self.kv_heads == self.n_heads
+        requires(fits, f"as many value heads as heads under {name}")
+        requires(traits.softmax or not traits.stateful or self.causal, f"a causal model under {name}")
+
+    @property
+    def _given(self) -> tuple[Mixer, ...]:
+        return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
+
+    @property
+    def records(self) -> tuple[Record, ...]:
+        """The records that say something of a block or the output: its form, its mixers, its MLP, the output layer."""
+        mlp = () if self.mlp is None else (self.mlp,)
+        return (self.block, *self._given, *mlp, self.output)
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixer of every layer."""
+        return tuple(self._given[layer % len(self._given)] for layer in range(self.n_layers))
+
+    @property
+    def qk_norms(self) -> frozenset[Heads]:
+        """How queries and keys are normed in the layers where they are."""
+        found = [mixer.qk_norm(self) for mixer in self.mixers]
+        return frozenset(each[1] for each in found if each is not None and not isinstance(each[0], NoNorm))
+
+    def at_layer(self, layer: int) -> ModelConfig:
+        """The same with the mixer and the MLP of one layer in all of them; itself where they do not differ."""
+        mlp = None if self.mlp is None else self.mlp.at_layer(layer)
+        if isinstance(self.mixer, Mixer) and mlp is self.mlp:
+            return self
+        return dataclasses.replace(self, mixer=(self.mixers[layer],), mlp=mlp)
+
+    @property
+    def stateful(self) -> bool:
+        """Whether any layer keeps a state, so that a pass cannot go on from an arbitrary column of an earlier one."""
+        return not self.pointwise or any(mixer.traits.stateful for mixer in self._given)
+
+    @property
+    def pointwise(self) -> bool:
+        """Whether no MLP sees other tokens than the one that it maps."""
+        return self.mlp is None or self.mlp.pointwise
+
+    @property
+    def normed(self) -> bool:
+        """Whether there are norms."""
+        return not isinstance(self.norm, NoNorm)
+
+    @property
+    def mlp_width(self) -> int:
+        """Columns that the matrices of one token's MLP have together; 0 without MLP."""
+        return 0 if self.mlp is None else self.mlp.width
+
+    @property
+    def head_width(self) -> int:
+        """d_head as a plain int."""
+        assert self.d_head is not None
+        return self.d_head
+
+    @property
+    def kv_heads(self) -> int:
+        """n_kv_heads as a plain int."""
+        assert self.n_kv_heads is not None
+        return self.n_kv_heads
+
+    @property
+    def n_outputs(self) -> int:
+        """How many logits a position has: `d_vocab_out`, or one for each token."""
+        return self.d_vocab if self.d_vocab_out is None else self.d_vocab_out
+
+    def require_tokens(self, what: str) -> None:
+        """ValueError for `what` unless the outputs are the tokens, so that a logit says what comes next."""
+        if self.d_vocab_out is not None:
+            raise ValueError(
+                f"{what} requires a model that predicts tokens; this one has {self.d_vocab_out} outputs of its own "
+                f"beside {self.d_vocab} tokens"
+            )
+
+    @property
+    def rotary_dim(self) -> int:
+        """How many leading dimensions of a head are rotated; 0 without rotary positions."""
+        if not isinstance(self.position, Rotary):
+            return 0
+        return self.head_width if self.position.dim is None else self.position.dim
+
+    @property
+    def sublayers(self) -> tuple[str, ...]:
+        """What each block adds to the stream, in order: `mlp_before_out`, `attn_out`, `cross_attn_out`, `mlp_out`."""
+        return tuple(self.block.sublayers(self))
+
+    @property
+    def mlps(self) -> tuple[str, ...]:
+        """The MLPs of a block, in order: `mlp_before`, `mlp`."""
+        return tuple(name.removesuffix("_out") for name in self.sublayers if name in MLPS)
+
+    def stream_after(self, sublayer: str) -> str:
+        """The site of the stream after a sublayer was added, before any norm of the sum."""
+        return self.block.sublayers(self)[sublayer]
+
+    def factor(self, sublayer: str) -> float:
+        """What the output of a sublayer (`attn_out`, ...) is multiplied by before it is added to the stream."""
+        return self.block.factor(sublayer, self)
+
+    @property
+    def mlp_in_words(self) -> str:
+        """What kind of MLP the blocks have, as errors name it."""
+        return "attention-only" if self.mlp is None else self.mlp.words
+
+    @property
+    def position_embedded(self) -> bool:
+        """Whether positions are vectors added to the embedding."""
+        return isinstance(self.position, Learned | Sinusoidal)
+
+    def is_local(self, layer: int) -> bool:
+        """Whether attention of `layer` has the sliding window."""
+        return self.window is not None and (self.local_layers is None or layer in self.local_layers)
+
+    def score_scale(self, layer: int) -> float:
+        """The factor between q . k and the attention score of `layer`."""
+        width = self.mixers[layer].query_width(self)
+        scale = width**-0.5 if self.attn_scale is None else self.attn_scale
+        return scale / (layer + 1) if self.scale_by_layer else scale
+
+    def to_dict(self) -> Json:
+        """A JSON-ready dict; nested records carry their class name under `kind`."""
+        return fields_as_json(self)
+
+    @classmethod
+    def from_dict(cls, values: Json) -> ModelConfig:
+        """The config that `to_dict` described; ValueError for any key this version does not know."""
+        return from_json(cls, values)
+
+    @classmethod
+    def today(cls, values: Json) -> Json:
+        """`macaron` is a form of block now."""
+        now = {name: value for name, value in values.items() if name not in cls.EARLIER}
+        return now | ({"block": {"kind": "Macaron"}} if values.get("macaron") else {})
+
+
+@dataclass(frozen=True)
+class EncoderDecoderConfig(Record):
+    """Two Transformers: an encoder, and a decoder whose blocks also attend to the encoder's final states."""
+
+    encoder: ModelConfig
+    decoder: ModelConfig
+    start_token: int = 0
+    """The token that every target begins with."""
+    shared_embedding: bool = True
+    """Whether both sides read the same embedding matrix."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        encodes = not self.encoder.causal and not self.encoder.unembed
+        requires(encodes, "an encoder: not causal, no unembedding")
+        attends = self.decoder.causal and self.decoder.cross_attention
+        requires(attends, "a causal decoder with cross-attention")
+        widths = (self.encoder.d_model, self.decoder.d_model)
+        requires(widths[0] == widths[1], f"one d_model on both sides, got {widths[0]} and {widths[1]}")
+        vocabularies = (self.encoder.d_vocab, self.decoder.d_vocab)
+        same = vocabularies[0] == vocabularies[1]
+        requires(same or not self.shared_embedding, f"one vocabulary to share, got {vocabularies}")
+
+    def to_dict(self) -> Json:
+        """A JSON-ready dict."""
+        return fields_as_json(self)
+
+    @classmethod
+    def from_dict(cls, values: Json) -> EncoderDecoderConfig:
+        """The config that `to_dict` described; ValueError for any key this version does not know."""
+        return from_json(cls, values)
+
+
+AnyConfig = ModelConfig | EncoderDecoderConfig

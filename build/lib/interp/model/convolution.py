@@ -1,0 +1,57 @@
+"""A depthwise convolution over the tokens of a text, with padding, packed texts and a cache."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.model.attention import Pass, picked
+
+
+def convolved(
+    x: Float[Tensor, "b p f"],
+    kernel: Float[Tensor, "t f"],
+    shared: Pass,
+    key: tuple[int, str],
+    bias: Float[Tensor, "f"] | None = None,
+) -> Float[Tensor, "b p f"]:
+    """sum_t kernel_t x_(i - T + 1 + t) + bias over the kept tokens of each text, the own token's weights last.
+
+    Padded columns are stepped over, whatever they hold. key: where a cache keeps the last columns for the next pass.
+    """
+    n, back, cache = x.shape[1], len(kernel) - 1, shared.cache
+    keep, documents = shared.layout.keep, shared.layout.documents
+    order: Int[Tensor, "b p"] | None = None
+    if keep is not None:
+        keep = keep[:, -n:]
+        order = (~keep).int().argsort(dim=1, stable=True)
+        x = picked(x, order)
+        documents = None if documents is None else picked(documents, order)
+    before = () if cache is None else cache.states.get(key, ())
+    past = torch.cat((before[0] if before else x.new_zeros(len(x), back, x.shape[2]), x), 1)
+    if cache is not None:
+        shared.left[key] = (_last(past, back, keep, n),)
+    found = kernel[back] * x if bias is None else bias + kernel[back] * x
+    for t in range(1, back + 1):
+        earlier = past[:, back - t : back - t + n]
+        if documents is not None:
+            earlier = earlier.masked_fill(_other_text(documents, t)[..., None], 0)
+        found = found + kernel[back - t] * earlier
+    return found if order is None else picked(found, order.argsort(1))
+
+
+def _last(
+    past: Float[Tensor, "b k f"], back: int, keep: Bool[Tensor, "b p"] | None, n: int
+) -> Float[Tensor, "b t f"]:
+    """The last `back` kept columns; the kept ones of the last `n` stand before the others."""
+    if keep is None:
+        return past[:, n:]
+    return picked(past, keep.sum(1, keepdim=True) + torch.arange(back, device=past.device))
+
+
+def _other_text(documents: Int[Tensor, "b p"], t: int) -> Bool[Tensor, "b p"]:
+    """Whether the column `t` places before belongs to another text, or to none."""
+    other = torch.ones_like(documents, dtype=torch.bool)
+    other[:, t:] = documents[:, t:] != documents[:, :-t]
+    return other

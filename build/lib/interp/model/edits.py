@@ -1,0 +1,478 @@
+"""Interventions as data: what is changed where, in one record that every pass understands.
+
+An `Edit` names cells (a part or site, and indices along its axes) and a change. The closed changes below say what they
+touch and what they need, so a thousand of them can be planned as one sweep, written to JSON, shown on a page and
+printed as Python. Any function of the cells is a change too; nobody can plan it, so it runs where it is put.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from types import MappingProxyType
+from typing import Literal, Protocol, get_args, runtime_checkable
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from interp.core.boundary import describe, nearest, public, shape_text, shown
+from interp.core.stats import wide
+from interp.model import sites
+from interp.model.parts import Part
+
+Over = Literal["position", "template", "reference"]
+Index = int | tuple[int, ...]
+Rows = tuple[int, ...]
+COLUMNS = ("p", "q")
+"""The axes of a site that run over the columns of a pass."""
+ANSWERS = "answers"
+"""Where the memory of a pass holds the answers to its reads so far, by `Read`."""
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class Set:
+    """Put these values in place of the cells.
+
+    values: a number, or a tensor that broadcasts against the cells; or a whole value of the site, `[1 or example,
+    *axes]`, of which the same cells are taken. first: the row of `values` that belongs to the first example, where it
+    holds several values per example.
+    """
+
+    values: Shaped[Tensor, "..."] | float
+    first: int = 0
+
+    def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
+        """The values."""
+        assert own is not None
+        return own.to(cells).expand(cells.shape)
+
+
+@dataclass(frozen=True)
+class Zero:
+    """Put 0: the part says nothing, its mean included (of a whole sublayer: its bias included)."""
+
+    def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
+        """Zeros."""
+        return torch.zeros_like(cells)
+
+
+@public(renamed={"freeze_patterns": "freeze_patterns, an argument of ablate"})
+@dataclass(frozen=True)
+class Mean:
+    """Put what the part says on average over the reference prompts, or over the prompts of the experiment.
+
+    over: "position" takes the mean at each column apart; "template" also for each group of prompts apart; "reference"
+    one mean over all columns (BOS included) of reference prompts that must be given.
+    """
+
+    over: Over = "position"
+
+    def __post_init__(self) -> None:
+        if self.over not in get_args(Over):
+            raise ValueError(f"over must be one of {', '.join(get_args(Over))}, got {self.over!r}")
+
+
+@public(renamed={"freeze_patterns": "freeze_patterns, an argument of ablate"})
+@dataclass(frozen=True)
+class Resample:
+    """Put what the part says on another prompt: the reference prompt of the same row, or some other row of its group.
+
+    All parts of one row take their values from the same other prompt. seed: of the draw of the other row, where no
+    reference is given.
+    """
+
+    seed: int = 0
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class Add:
+    """Add `scale` times a vector (or a number, or whatever broadcasts against the cells): steering, for one."""
+
+    values: Shaped[Tensor, "..."] | float
+    scale: float = 1.0
+
+    def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
+        """The cells with the values added."""
+        assert own is not None
+        return cells + self.scale * own.to(cells)
+
+
+@public()
+@dataclass(frozen=True)
+class Scale:
+    """Multiply by a factor."""
+
+    factor: float
+
+    def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
+        """The cells times the factor."""
+        return cells * self.factor
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class Project:
+    """Remove what lies along some directions (rows `[k, d]`, or one vector), or with `keep` everything else.
+
+    x - x Q^T Q, or x Q^T Q, for an orthonormal basis Q of the directions' span.
+    """
+
+    directions: Float[Tensor, "*k d"]
+    keep: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_basis", orthonormal(self.directions))
+
+    def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
+        """The projected cells."""
+        along = onto(cells, self._basis)  # type: ignore[attr-defined]
+        return along if self.keep else cells - along
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class Swap:
+    """Put these values inside a subspace, and leave the rest: x + (values - x) Q^T Q (an interchange intervention).
+
+    directions: rows that span the subspace. values and first: as in `Set`.
+    """
+
+    directions: Float[Tensor, "*k d"]
+    values: Shaped[Tensor, "..."] | float
+    first: int = 0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_basis", orthonormal(self.directions))
+
+    def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
+        """The cells with the values' part in the subspace."""
+        assert own is not None
+        return cells + onto(own.to(cells) - cells, self._basis)  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Detach:
+    """Leave the value and cut its gradient."""
+
+    def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
+        """The same numbers outside the graph."""
+        return cells.detach()
+
+
+Ready = Set | Zero | Add | Scale | Project | Swap | Detach
+"""Changes that say all there is to say."""
+Closed = Ready | Mean | Resample
+"""Changes that are data; a mean and a resampled value have to be looked up in a model first."""
+Function = Callable[[Tensor], Tensor]
+
+
+@runtime_checkable
+class Placed(Protocol):
+    """A function that wants to know where it acts, and to remember something for the rest of one pass."""
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Function:
+        """The function for this site in this pass.
+
+        `memory` is the pass's own, empty at its beginning but for the answers to its reads so far (`ANSWERS`).
+        """
+        ...
+
+
+Change = Closed | Function | Placed
+
+
+@public(renamed={"site": "where"}, unchecked=("where", "change", "at", "rows"))
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """Change some cells of a part or site in a pass.
+
+    where: a part (`"L3H5"`, `"L2.mlp"`, `(3, 5)`) or the full name of a site.
+    change: a closed change, such as `Zero()`, `Add(vector)` or `Set(values)`; or a function that gets a private copy of
+    the cells (it may write into it) and returns the same shape.
+    at: indices along the site's other axes, by dim: `{"pos": 3}`, `{"pos": (3, 4), "head": 1}`, `{"query": -1, "key":
+    0}`; all cells along what is not named. Negative ones count from the end; positions are columns of the batch.
+    rows: the batch rows concerned; None = all.
+
+    Errors: KeyError for a part, dim or site that does not exist; where it is used, IndexError for an index outside.
+
+    Example:
+        >>> edit = Edit("L1H2", Zero(), at={"pos": -1})
+        >>> steered = model.edited([edit, Edit("L2.resid", Add(torch.ones(24), scale=2.0))])
+        >>> steered(tokens).shape == model(tokens).shape
+        True
+    """
+
+    where: Part | str
+    change: Change
+    at: Mapping[str, Index] = field(default_factory=lambda: MappingProxyType({}))
+    rows: Rows | None = None
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.where, str) and "hook_" in self.where):
+            object.__setattr__(self, "where", Part.of(self.where))
+        known = isinstance(self.change, Closed | Placed) or callable(self.change)
+        if isinstance(self.change, type) or not known:
+            raise ValueError(
+                f"a change is required, such as Zero(), Set(values), Add(vector) or a function of the cells, "
+                f"got {self.change!r}"
+            )
+        if not isinstance(self.at, Mapping):
+            raise ValueError(f"at must be indices by dim, such as {{'pos': 3}}, got {shown(self.at)}")
+        if self.rows is not None and not (isinstance(self.rows, tuple) and all(map(_is_index, self.rows))):
+            raise ValueError(f"rows must be a tuple of the rows' numbers or None, got {shown(self.rows)}")
+        object.__setattr__(self, "_cells", self._named_cells())
+
+    @property
+    def site(self) -> str:
+        """The full name of the site."""
+        return self.where.site if isinstance(self.where, Part) else self.where
+
+    @property
+    def name(self) -> str:
+        """The part that is changed, in its one spelling; a site that is no part by its own name."""
+        return str(self.where)
+
+    @property
+    def cells(self) -> Mapping[str, Index]:
+        """The indices by axis letter, the part's own included."""
+        found: Mapping[str, Index] = self._cells  # type: ignore[attr-defined]
+        return found
+
+    @property
+    def planned(self) -> bool:
+        """Whether the change is data, so that a sweep knows what it touches."""
+        return isinstance(self.change, Ready)
+
+    def singly(self) -> list[Edit]:
+        """The same as edits that name one index per axis."""
+        many = {dim: i for dim, i in self.at.items() if isinstance(i, tuple)}
+        if not many:
+            return [self]
+        cells = product(*many.values())
+        return [replace(self, at={**self.at, **dict(zip(many, cell, strict=True))}) for cell in cells]
+
+    def _named_cells(self) -> dict[str, Index]:
+        """Checked as far as that takes no model."""
+        given = dict(self.where.at) if isinstance(self.where, Part) else {}
+        found: dict[str, Index] = dict(given)
+        if not self.at:
+            return found
+        axes = sites.axes_of(_own_name(self.site)).split()[1:]
+        possible = {sites.WORDS[axis]: axis for axis in axes if axis in sites.WORDS}
+        for dim, index in self.at.items():
+            if dim not in possible or possible[dim] in given:
+                left = [word for word, axis in possible.items() if axis not in given]
+                raise KeyError(
+                    f"{self.name} has the dims {', '.join(left)}, not {dim!r}; {nearest(dim, left)}"
+                )
+            found[possible[dim]] = _checked_index(dim, index)
+        object.__setattr__(self, "at", {dim: found[possible[dim]] for dim in self.at})
+        return found
+
+
+def _is_index(given: object) -> bool:
+    return isinstance(given, int) and not isinstance(given, bool)
+
+
+SIDES = ("encoder.", "decoder.")
+"""What the sites of an encoder-decoder begin with."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which columns a pass computes: `past` before it are known, `past + new` there are in all."""
+
+    past: int = 0
+    new: int | None = None
+    """None: as many as the value at hand has."""
+    grows: bool = False
+    """Whether later passes have more columns, so that a column beyond the end is one that is not there yet."""
+    memory: dict[str, object] = field(default_factory=dict, compare=False)
+    """What functions keep from one site of this pass to another."""
+
+
+def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
+    """The value of a site after an edit; the given tensor is left alone.
+
+    Errors: IndexError for cells or rows that the value does not have; ValueError for a change that returns another
+    shape, or stands for values nobody looked up; RuntimeError from whatever a function raises.
+    """
+    index = index_of(edit, value.shape, span)
+    if index is None:
+        return value
+    rows = None if edit.rows is None else _row_index(edit, value)
+    part = value.clone() if rows is None else value.index_select(0, rows)
+    for cell in index:
+        part = _written(edit, part, cell, span)
+    part = part.to(value.dtype)
+    return part if rows is None else value.index_copy(0, rows, part)
+
+
+def _written(edit: Edit, part: Tensor, index: Where, span: Span) -> Tensor:
+    """The private copy with some of its cells changed."""
+    whole = len(index) == 1
+    cells = part if whole else part[index].clone()
+    change = edit.change
+    if isinstance(change, Ready):
+        own = own_values(edit, part.shape, index, span)
+        new = _fitting(edit, lambda: change(cells, own), cells)
+    elif isinstance(change, Mean | Resample):
+        raise ValueError(
+            f"{type(change).__name__}() at {edit.name} stands for values that only a model and reference prompts give: "
+            "hand it to model.edited(...) or an analysis, which look them up"
+        )
+    else:
+        function = change.at_site(edit.site, span.memory) if isinstance(change, Placed) else change
+        new = _fitting(edit, lambda: function(cells), cells)
+    if whole:
+        return new.clone() if isinstance(change, Set) else new
+    part[index] = new.to(part.dtype)
+    return part
+
+
+Where = tuple[slice | int | Tensor, ...]
+"""What a value of a site is indexed with, the rows' slice first."""
+
+
+def index_of(edit: Edit, shape: Sequence[int], span: Span) -> list[Where] | None:
+    """What to index a value of this shape with, one entry per combination of several indices; None if nothing is here.
+
+    Errors: IndexError for an index outside the site.
+    """
+    letters = sites.axes_of(_own_name(edit.site)).split()[1:]
+    if len(shape) != len(letters) + 1:
+        raise ValueError(f"{edit.name} holds {describe(' '.join(('b', *letters)))}, got {shape_text(shape)}")
+    found: list[list[int] | None] = []
+    for axis, size in zip(letters, shape[1:], strict=True):
+        if axis not in edit.cells:
+            found.append(None)
+            continue
+        kept = _present(edit, axis, size, span)
+        if not kept:
+            return None
+        found.append(kept)
+    if sum(each is not None and len(each) > 1 for each in found) > 1:
+        named = [each if each is not None else [None] for each in found]
+        return [(slice(None), *(slice(None) if i is None else i for i in cell)) for cell in product(*named)]
+    return [(slice(None), *(_entry(each) for each in found))] if any(found) else [(slice(None),)]
+
+
+def _entry(indices: list[int] | None) -> slice | int | Tensor:
+    if indices is None:
+        return slice(None)
+    return indices[0] if len(indices) == 1 else torch.tensor(indices)
+
+
+def _present(edit: Edit, axis: str, size: int, span: Span) -> list[int]:
+    """The indices along an axis that are in this pass, counted in it."""
+    given = edit.cells[axis]
+    every = (given,) if isinstance(given, int) else given
+    past = span.past if axis in COLUMNS else 0
+    total, kept = past + size, []
+    for i in every:
+        place = i + total if i < 0 else i
+        if not 0 <= place < total:
+            if span.grows and axis in (*COLUMNS, "k") and i >= 0:
+                continue
+            raise IndexError(f"{edit.name} has {total} along {sites.WORDS[axis]!r}, got index {i}")
+        if place >= past:
+            kept.append(place - past)
+    return kept
+
+
+def own_values(edit: Edit, shape: Sequence[int], index: Where, span: Span) -> Tensor | None:
+    """The values that a change brings for these cells; None for one that brings none."""
+    values = getattr(edit.change, "values", None)
+    if values is None:
+        return None
+    if not isinstance(values, Tensor):
+        return torch.tensor(values)
+    if values.ndim < len(shape):
+        return values
+    values = _rows_of(edit, values, shape[0])
+    letters = sites.axes_of(_own_name(edit.site)).split()[1:]
+    for place, axis in enumerate(letters, 1):
+        if axis in COLUMNS and span.past:
+            values = values.narrow(place, span.past, values.shape[place] - span.past)
+        if values.shape[place] > shape[place] and axis in (*COLUMNS, "k"):
+            values = values.narrow(place, 0, shape[place])
+    if values.shape[1:] != tuple(shape[1:]):
+        raise ValueError(
+            f"values for {edit.name} must be a whole {describe(sites.axes_of(_own_name(edit.site)))} of shape "
+            f"{shape_text(shape)} (or one row of it) or broadcast against its cells, got {shape_text(values.shape)}"
+        )
+    return values[tuple(i.to(values.device) if isinstance(i, Tensor) else i for i in index)]
+
+
+def _rows_of(edit: Edit, values: Tensor, rows: int) -> Tensor:
+    if len(values) == 1:
+        return values.expand(rows, *values.shape[1:])
+    first = getattr(edit.change, "first", 0)
+    if edit.rows is not None and len(values) != rows:
+        return values[list(edit.rows)]
+    if not 0 <= first <= len(values) - rows:
+        raise ValueError(f"values for {edit.name} are required for 1 or {rows} rows, got {len(values)}")
+    return values[first : first + rows]
+
+
+def _fitting(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Tensor:
+    """What a change makes of the cells, if it has their shape."""
+    try:
+        new = make()
+    except Exception as cause:
+        raise RuntimeError(
+            f"the edit of {edit.name} failed on shape {shape_text(cells.shape)}: {cause}"
+        ) from cause
+    if not isinstance(new, Tensor) or new.shape != cells.shape:
+        got = shape_text(new.shape) if isinstance(new, Tensor) else type(new).__name__
+        axes = describe(sites.axes_of(_own_name(edit.site)))
+        raise ValueError(
+            f"the edit of {edit.name} must return shape {shape_text(cells.shape)}, cells of {axes}, got {got}"
+        )
+    return new
+
+
+def orthonormal(directions: Float[Tensor, "*k d"]) -> Float[Tensor, "r d"]:
+    """Rows that span what the directions span, in float64. ValueError if that is nothing, or not finite."""
+    if not directions.numel():
+        raise ValueError(
+            f"directions of at least one number are required, got shape {shape_text(directions.shape)}"
+        )
+    rows = directions.detach().double().reshape(-1, directions.shape[-1])
+    if not bool(rows.isfinite().all()) or not bool(rows.any()):
+        raise ValueError("directions of finite numbers, not all 0, are required")
+    _, sizes, basis = torch.linalg.svd(rows, full_matrices=False)
+    return basis[sizes > sizes[0] * max(rows.shape) * torch.finfo(torch.float64).eps]
+
+
+def onto(x: Float[Tensor, "... d"], basis: Float[Tensor, "r d"]) -> Float[Tensor, "... d"]:
+    """The part of x in the span of an orthonormal basis, computed in float32 at least."""
+    q = basis.to(wide(x))
+    return ((wide(x) @ q.mT) @ q).to(x)
+
+
+def _checked_index(dim: str, index: object) -> Index:
+    if isinstance(index, int) and not isinstance(index, bool):
+        return index
+    if isinstance(index, Sequence | Tensor | range) and not isinstance(index, str):
+        found = tuple(int(i) for i in index)
+        if found and len(set(found)) == len(found):
+            return found[0] if len(found) == 1 else found
+    raise ValueError(f"{dim!r} requires an index, or several that differ, got {index!r}")
+
+
+def _own_name(site: str) -> str:
+    """The name of a site inside its stack."""
+    return site.split(".", 1)[1] if site.startswith(SIDES) else site
+
+
+def _row_index(edit: Edit, value: Tensor) -> Tensor:
+    assert edit.rows is not None
+    n = value.shape[0]
+    if not edit.rows or min(edit.rows) < 0 or max(edit.rows) >= n or len(set(edit.rows)) < len(edit.rows):
+        raise ValueError(f"the edit of {edit.name} names rows {edit.rows}, the batch has rows 0 to {n - 1}")
+    return torch.tensor(edit.rows, device=value.device)

@@ -1,0 +1,128 @@
+"""An encoder and a decoder that attends to it; one tap observes both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from interp.core.boundary import public
+from interp.model import sites
+from interp.model.attention import Memory
+from interp.model.config import AnyConfig, EncoderDecoderConfig
+from interp.model.kv_cache import KVCache
+from interp.model.tap import Edit, Read, Tap
+from interp.model.transformer import Transformer
+
+SIDES = ("encoder", "decoder")
+
+
+class EncoderDecoder(nn.Module):
+    """Two Transformers: `encode` a source into a memory, `decode` a target that attends to it.
+
+    Sites are those of a Transformer with the side before them: `encoder.blocks.0.attn.hook_pattern`,
+    `decoder.blocks.1.cross_attn.hook_z`. Either side alone is a Transformer like any other.
+    """
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder = Transformer(config.encoder)
+        self.decoder = Transformer(config.decoder)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make shared matrices one: both embeddings, and the unembedding where it is tied."""
+        if self.config.shared_embedding:
+            self.encoder.embed.weight = self.decoder.embed.weight
+        self.decoder.tie()
+
+    def forward(
+        self,
+        source: Int[Tensor, "b s"],
+        target: Int[Tensor, "b p"],
+        tap: Tap | None = None,
+        *,
+        source_keep: Bool[Tensor, "b s"] | None = None,
+        target_keep: Bool[Tensor, "b p"] | None = None,
+    ) -> Float[Tensor, "b p v"]:
+        """Logits at every position of the target, which begins with the start token and is read as given.
+
+        Errors: ValueError for ids, masks or lengths that do not fit; KeyError for sites without a side.
+        """
+        taps = {side: None if tap is None else _side(tap, side) for side in SIDES}
+        memory = self.encode(source, taps["encoder"], keep=source_keep)
+        logits = self.decode(target, memory, taps["decoder"], keep=target_keep)
+        if tap is not None:
+            _gather(tap, taps)
+        return logits
+
+    def encode(
+        self, source: Int[Tensor, "b s"], tap: Tap | None = None, *, keep: Bool[Tensor, "b s"] | None = None
+    ) -> Memory:
+        """The encoder's final states, normed where it ends in a norm."""
+        return Memory(self.encoder(source, tap, keep=keep), keep)
+
+    def decode(
+        self,
+        target: Int[Tensor, "b p"],
+        memory: Memory,
+        tap: Tap | None = None,
+        *,
+        keep: Bool[Tensor, "b p"] | None = None,
+        cache: KVCache | None = None,
+        logits_at: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b p v"]:
+        """Logits of the target given a memory; with a cache, of the tokens that are new."""
+        return self.decoder(target, tap, keep=keep, cache=cache, logits_at=logits_at, memory=memory)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embeddings are."""
+        return self.decoder.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return self.decoder.dtype
+
+
+@public()
+def build(config: AnyConfig) -> Transformer | EncoderDecoder:
+    """The freshly initialised model of a config of either kind."""
+    return EncoderDecoder(config) if isinstance(config, EncoderDecoderConfig) else Transformer(config)
+
+
+def names(config: EncoderDecoderConfig, *, on_demand: bool = False) -> tuple[str, ...]:
+    """Every site of both sides in the order of the forward pass."""
+    return tuple(
+        f"{side}.{name}" for side in SIDES for name in sites.names(getattr(config, side), on_demand=on_demand)
+    )
+
+
+def _side(tap: Tap, side: str) -> Tap:
+    """The part of a tap that concerns one side, without the side in its names."""
+    asked: Iterable[Read | Edit] = (*tap.reads, *tap.edits)
+    if bad := [item.site for item in asked if item.site.partition(".")[0] not in SIDES]:
+        raise KeyError(f"sites of an encoder-decoder begin with encoder. or decoder., got {bad[0]!r}")
+    prefix = f"{side}."
+    reads = [Read(r.site.removeprefix(prefix), r.via, r.grad) for r in tap.reads if r.site.startswith(prefix)]
+    edits = [replace(e, where=e.site.removeprefix(prefix)) for e in tap.edits if e.site.startswith(prefix)]
+    return Tap(reads, edits)
+
+
+def _gather(tap: Tap, taps: dict[str, Tap | None]) -> None:
+    """Put the answers of both sides under the reads of the whole."""
+    tap.values, tap.live = {}, {}
+    for read in tap.reads:
+        side, _, name = read.site.partition(".")
+        part = taps[side]
+        assert part is not None
+        inner = Read(name, read.via, read.grad)
+        if inner in part.values:
+            tap.values[read] = part.values[inner]
+        if inner in part.live:
+            tap.live[read] = part.live[inner]

@@ -1,0 +1,162 @@
+"""Keys and values of the tokens already seen, so that generation computes each token once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
+
+
+@runtime_checkable
+class Past(Protocol):
+    """What a pass needs of the tokens before it."""
+
+    length: int
+    """How many there are."""
+    crossed: dict[int, tuple[Tensor, Tensor]]
+    """Keys and values of a memory by layer, computed by the first pass that needs them."""
+    states: dict[int | tuple[int, str], tuple[Tensor, ...]]
+    """What a stateful mixer keeps of the tokens before, by layer; a stateful MLP by `(layer, "mlp")`."""
+
+    def room(self, rows: int, n: int) -> None:
+        """ValueError unless a pass of this shape can go on from here."""
+        ...
+
+    def extended_keep(
+        self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
+    ) -> Bool[Tensor, "b k"] | None:
+        """The keep-mask of everything seen once `n` more tokens are in; None as long as nothing is padded."""
+        ...
+
+    def append(
+        self, layer: int, k: Float[Tensor, "b n g r"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g r"], Float[Tensor, "b k g e"]]:
+        """One layer's keys and values of everything seen, these new ones last."""
+        ...
+
+    def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
+        """Count `n` tokens as seen, once every layer has them."""
+        ...
+
+
+class KVCache:
+    """Room for `n_max` tokens of every layer, filled from the front; keys are stored rotated.
+
+    `keep` says which of them are real (None: all). The buffers are allocated once and written in place; `crossed`
+    holds the keys and values of a memory, computed by the first pass; `states` what stateful mixers keep instead.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        rows: int,
+        n_max: int,
+        *,
+        device: torch.device | Sequence[torch.device],
+        dtype: torch.dtype,
+    ) -> None:
+        if not config.causal:
+            raise ValueError("a key/value cache requires a causal model: here earlier tokens see later ones")
+        devices = [device] * config.n_layers if isinstance(device, torch.device) else device
+        self.rows, self.n_max = rows, n_max
+        tokens = [n_max if mixer.traits.keyed else 0 for mixer in config.mixers]
+        widths = (
+            [mixer.query_width(config) for mixer in config.mixers],
+            [config.head_width] * config.n_layers,
+        )
+        self.keys, self.values = (
+            [
+                torch.empty((rows, n, config.kv_heads, width), device=where, dtype=dtype)
+                for n, width, where in zip(tokens, each, devices, strict=True)
+            ]
+            for each in widths
+        )
+        self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
+        self.length = 0
+        self.keep: Bool[Tensor, "b k"] | None = None
+
+    def room(self, rows: int, n: int) -> None:
+        """ValueError unless `n` more tokens of this many rows fit."""
+        if rows != self.rows:
+            raise ValueError(f"the cache was made for {self.rows} rows, the batch has {rows}")
+        if self.length + n > self.n_max:
+            raise ValueError(f"the cache holds {self.length} of {self.n_max} tokens; {n} more do not fit")
+
+    def extended_keep(
+        self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
+    ) -> Bool[Tensor, "b k"] | None:
+        """The keep-mask of everything seen once `n` more tokens are in; None as long as nothing is padded."""
+        if keep is None and self.keep is None:
+            return None
+        ones = torch.ones(rows, max(n, self.length), dtype=torch.bool, device=self.keys[0].device)
+        past = ones[:, : self.length] if self.keep is None else self.keep
+        return torch.cat((past, ones[:, :n] if keep is None else keep), 1)
+
+    def append(
+        self, layer: int, k: Float[Tensor, "b n g r"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g r"], Float[Tensor, "b k g e"]]:
+        """Write one layer's new keys and values; returns views of everything seen so far."""
+        end = self.length + k.shape[1]
+        keys, values = self.keys[layer][:, :end], self.values[layer][:, :end]
+        keys[:, self.length :], values[:, self.length :] = k, v
+        return keys, values
+
+    def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
+        """Count `n` tokens as seen, once every layer has them."""
+        self.length += n
+        self.keep = keep
+
+
+class Prefix:
+    """The first `length` columns of a finished run, from which any number of variants of its rows go on.
+
+    The rows of a pass are `copies` times the run's rows in order. Nothing is kept of what a pass appends, so every
+    block may be run by itself.
+    """
+
+    def __init__(
+        self, run: KVCache, length: int, copies: int, *, keep: Bool[Tensor, "b p"] | None = None
+    ) -> None:
+        self.length, self.copies = length, copies
+        self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
+        self._run = run
+        self._keep = None if keep is None else keep[:, :length].repeat(copies, 1)
+
+    def room(self, rows: int, n: int) -> None:
+        """ValueError unless the rows are copies of the run's."""
+        if rows != self.copies * self._run.rows:
+            raise ValueError(
+                f"{self.copies} copies of {self._run.rows} rows are required, the batch has {rows}"
+            )
+
+    def extended_keep(
+        self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
+    ) -> Bool[Tensor, "b k"] | None:
+        """The keep-mask of prefix and new tokens."""
+        if keep is None or self._keep is None:
+            return None
+        return torch.cat((self._keep, keep), 1)
+
+    def append(
+        self, layer: int, k: Float[Tensor, "b n g r"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g r"], Float[Tensor, "b k g e"]]:
+        """The prefix's keys and values followed by these."""
+        return self._joined(self._run.keys[layer], k), self._joined(self._run.values[layer], v)
+
+    def _joined(self, before: Float[Tensor, "run p g e"], new: Float[Tensor, "b n g e"]) -> Tensor:
+        rows, n, *rest = new.shape
+        out = new.new_empty(self.copies, rows // self.copies, self.length + n, *rest)
+        out[:, :, : self.length] = before[:, : self.length]
+        out[:, :, self.length :] = new.unflatten(0, (self.copies, -1))
+        return out.flatten(0, 1)
+
+    def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
+        """Nothing: the next pass begins at the same column."""

@@ -1,0 +1,115 @@
+"""The language-model loss, in nats, with padding and packed texts left out."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.boundary import public, shape_text
+from interp.model.transformer import Transformer
+
+IGNORED = -100
+"""A target that counts for nothing in `F.cross_entropy`."""
+
+
+@public()
+def next_token_loss(
+    logits: Float[Tensor, "b p v"],
+    tokens: Int[Tensor, "b p"],
+    keep: Bool[Tensor, "b p"] | None = None,
+    documents: Int[Tensor, "b p"] | None = None,
+) -> Float[Tensor, "b p-1"]:
+    """Cross-entropy in nats of each token given those before it; 0 where nothing predicts it (see `predicted`).
+
+    Column i is the loss of token i + 1; ValueError for a single column, which predicts nothing. For a mean divide
+    the sum by `predicted(keep, documents).sum()`.
+    """
+    if tokens.shape[1] < 2:
+        raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
+    if logits.shape[:2] != tokens.shape:
+        raise ValueError(
+            f"logits of every token, {shape_text(tokens.shape)}, are required, got {shape_text(logits.shape)}"
+        )
+    for name, mask in {"keep": keep, "documents": documents}.items():
+        if mask is not None and mask.shape != tokens.shape:
+            raise ValueError(
+                f"{name} must have the shape {shape_text(tokens.shape)}, got {shape_text(mask.shape)}"
+            )
+    if tokens.device.type == "cpu" and int(tokens[:, 1:].max()) >= logits.shape[-1]:
+        raise ValueError(
+            f"a next-token loss requires a logit for each token, got {logits.shape[-1]} and the token "
+            f"{int(tokens[:, 1:].max())}"
+        )
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    target = F.pad(
+        tokens[:, 1:], (0, 1), value=IGNORED
+    )  # the last column predicts nothing: no logits are copied
+    flat = F.cross_entropy(
+        logits.to(wide).flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="none"
+    )
+    loss = flat.view(tokens.shape)[:, :-1]
+    counted = predicted(keep, documents)
+    return loss if counted is None else loss * counted
+
+
+@public()
+def next_token_loss_of(
+    model: Transformer,
+    stream: Float[Tensor, "b p d"],
+    tokens: Int[Tensor, "b p"],
+    keep: Bool[Tensor, "b p"] | None = None,
+    documents: Int[Tensor, "b p"] | None = None,
+) -> Float[Tensor, "b p-1"]:
+    """`next_token_loss` from the final stream, `model(tokens, stop=n_layers)`, before the final norm.
+
+    Adaptive and hierarchical output layers compute the targets' probabilities alone, never a row of the vocabulary.
+    Errors: ValueError as there, and for a model that ends in its residual stream.
+    """
+    if not model.config.unembed:
+        raise ValueError("a loss requires logits; this model ends in its residual stream")
+    model.config.require_tokens("a next-token loss")
+    wanted = (*tokens.shape, model.config.d_model)
+    if stream.shape != wanted:
+        raise ValueError(f"stream must have the shape {shape_text(wanted)}, got {shape_text(stream.shape)}")
+    if stream.dtype != model.dtype:
+        raise ValueError(f"stream must be of the model's dtype {model.dtype}, got {stream.dtype}")
+    if model.output is None:
+        return next_token_loss(model.read_out(stream), tokens, keep, documents)
+    if tokens.shape[1] < 2:
+        raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
+    x = model.ln_final(stream[:, :-1])
+    loss = model.output.loss(x.flatten(0, 1), tokens[:, 1:].flatten()).unflatten(0, x.shape[:2])
+    counted = predicted(keep, documents)
+    return loss if counted is None else loss * counted
+
+
+@public()
+def mean_next_token_loss(
+    logits: Float[Tensor, "b p v"],
+    tokens: Int[Tensor, "b p"],
+    keep: Bool[Tensor, "b p"] | None = None,
+    documents: Int[Tensor, "b p"] | None = None,
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy in nats per predicted token; ValueError if nothing is predicted."""
+    loss, counted = next_token_loss(logits, tokens, keep, documents), predicted(keep, documents)
+    if counted is None:
+        return loss.mean()
+    if not bool(counted.any()):
+        raise ValueError("a loss requires two neighbouring real tokens; the keep-mask leaves none")
+    return loss.sum() / counted.sum()
+
+
+def predicted(
+    keep: Bool[Tensor, "b p"] | None, documents: Int[Tensor, "b p"] | None = None
+) -> Bool[Tensor, "b p-1"] | None:
+    """Which of the tokens from the second on are predicted: they and their predecessor are real and of one text.
+
+    None = all of them.
+    """
+    counted = None if keep is None else keep[:, 1:] & keep[:, :-1]
+    if documents is None:
+        return counted
+    same = documents[:, 1:] == documents[:, :-1]
+    return same if counted is None else counted & same

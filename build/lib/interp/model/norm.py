@@ -1,0 +1,197 @@
+"""LayerNorm, RMSNorm and the identity, with the scale they divide by as a site."""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from interp.model.records import Record, not_negative
+from interp.model.rules import NO_RULES, kept
+from interp.model.tap import Scope, at
+
+Trained = Literal["gamma and beta", "gamma", "nothing"]
+
+
+@dataclass(frozen=True)
+class LayerNorm(Record):
+    """Mean removed, divided by the biased standard deviation, scaled by gamma, shifted by beta."""
+
+    eps: float = 1e-5
+    trained: Trained = "gamma and beta"
+    """Which of its two vectors the norm has: Cohere and MPT have no beta, OLMo-1 has neither."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "eps")
+
+
+@dataclass(frozen=True)
+class RMSNorm(Record):
+    """Divided by the root mean square, scaled by gamma; no mean, no shift."""
+
+    eps: float = 1e-6
+    unit_offset: bool = False
+    """True: what is stored is gamma - 1 (Gemma)."""
+    trained: Literal["gamma", "nothing"] = "gamma"
+    """Whether the norm has its vector: queries and keys of Llama 4 are normed by none."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_negative(self, "eps")
+
+
+@dataclass(frozen=True)
+class NoNorm(Record):
+    """The identity: blocks read the residual stream as it is."""
+
+
+Norm = LayerNorm | RMSNorm | NoNorm
+NormPlace = Literal["pre", "post", "sandwich", "output"]
+"""`pre` norms what a sublayer reads, `output` what it adds, `sandwich` both; `post` norms the sum (BERT)."""
+
+
+class Normalize(nn.Module):
+    """One norm of the model. Fused, unless its scale is edited or differentiated.
+
+    Under the norm rule it has the derivative of `linear` at its scale.
+
+    Formula: LayerNorm `(x - mean x) / sqrt(var x + eps) * gamma + beta` (biased variance, eps inside the root);
+    RMSNorm `x / sqrt(mean x^2 + eps) * gamma`. Statistics are computed in float32 for half precision inputs.
+    """
+
+    rules = NO_RULES
+
+    def __init__(self, norm: Norm, d_model: int, name: str, heads: int | None = None) -> None:
+        """heads: each of so many heads has a gamma of its own, one after another in `weight`; None = one for all."""
+        super().__init__()
+        self.kind = norm
+        self.name = name
+        self.width, self.heads = d_model, heads
+        trained = "nothing" if isinstance(norm, NoNorm) else norm.trained
+        plain = trained == "nothing"
+        self.unit_offset = isinstance(norm, RMSNorm) and norm.unit_offset
+        size = d_model * (heads or 1)
+        stored = torch.zeros(size) if self.unit_offset else torch.ones(size)
+        self.weight = None if plain else nn.Parameter(stored)
+        self.bias = nn.Parameter(torch.zeros(d_model)) if trained == "gamma and beta" else None
+
+    def forward(self, x: Float[Tensor, "*b d"], tap: Scope | None = None) -> Float[Tensor, "*b d"]:
+        """The normalised input; sites `<name>.hook_scale` and `<name>.hook_normalized`."""
+        if isinstance(self.kind, NoNorm):
+            return x
+        return at(tap, f"{self.name}.hook_normalized", self.divided(x, tap))
+
+    def divided(self, x: Float[Tensor, "*b d"], tap: Scope | None) -> Float[Tensor, "*b d"]:
+        """The normalised input, with the scale as the only site."""
+        if tap is None:
+            return self._fused(x)
+        scale_site = f"{self.name}.hook_scale"
+        if tap.alters(scale_site):
+            scale = self.scale(x)
+            return self.linear(x, at(tap, scale_site, scale.detach() if "norm" in self.rules else scale))
+        if tap.wants(scale_site):
+            at(tap, scale_site, self._observed_scale(x))
+        return self._fused(x)
+
+    @property
+    def gamma(self) -> Float[Tensor, "*h d"] | None:
+        """What the normed input is multiplied by, in float32 at least where it is stored as gamma - 1; None = by 1."""
+        stored = self.weight
+        if stored is None:
+            return None
+        stored = stored if self.heads is None else rearrange(stored, "(h e) -> h e", h=self.heads)
+        return 1 + stored.to(torch.promote_types(stored.dtype, torch.float32)) if self.unit_offset else stored
+
+    def _fused(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        assert not isinstance(self.kind, NoNorm)
+        gamma, each = self.gamma, self.heads is not None
+        fused = None if each else gamma  # the kernel takes one gamma for all heads
+        if isinstance(self.kind, LayerNorm):
+            normed = F.layer_norm(x, (self.width,), fused, self.bias, self.kind.eps)
+        else:
+            wide = x if gamma is None else x.to(gamma.dtype)
+            normed = F.rms_norm(wide, (self.width,), fused, self.kind.eps)
+        normed = (normed * gamma if each and gamma is not None else normed).to(x.dtype)
+        if "norm" not in self.rules or not x.requires_grad:
+            return normed
+        return kept(normed, self.linear(x, self.scale(x).detach()))
+
+    @torch.no_grad()
+    def _observed_scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
+        """`scale` for a reader only: the fused kernel's own statistic, a tenth of the time of a variance, no gradient.
+
+        Recording everything on GPT-2 small's shape drops by 4 % (`experiments/bench/cache.py`).
+        """
+        if not isinstance(self.kind, LayerNorm):
+            return self.scale(x)
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        inverse = torch.native_layer_norm(wide, wide.shape[-1:], None, None, self.kind.eps)[2]
+        return inverse.reciprocal().to(x.dtype)
+
+    def scale(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b 1"]:
+        """What the norm divides by: the root of variance (or mean square) plus eps."""
+        if isinstance(self.kind, NoNorm):
+            return torch.ones_like(x[..., :1])
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        square = self.centred(wide).square().mean(-1, keepdim=True)  # torch.var takes six times as long
+        return (square + self.kind.eps).sqrt().to(x.dtype)
+
+    def centred(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """`x` minus its mean for LayerNorm, `x` itself otherwise."""
+        return x - x.mean(-1, keepdim=True) if isinstance(self.kind, LayerNorm) else x
+
+    def linear(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*b 1"]) -> Float[Tensor, "*b d"]:
+        """The norm with its scale given: an affine map of `x`."""
+        normed = self.frozen(x, scale)
+        return normed if self.bias is None else normed + self.bias.to(normed.device)
+
+    def frozen(self, x: Float[Tensor, "*b d"], scale: Float[Tensor, "*#b 1"]) -> Float[Tensor, "*b d"]:
+        """The linear part of the norm at a frozen scale, without beta: what one part of a sum becomes.
+
+        Applied to the parts of a residual stream it gives parts that sum to `linear(whole) - beta`.
+        """
+        if isinstance(self.kind, NoNorm):
+            return x
+        divided, gamma = self.centred(x) / scale, self.gamma
+        return (divided if gamma is None else divided * gamma.to(x.device)).to(x.dtype)
+
+    def pull_back(
+        self, direction: Float[Tensor, "*b d"], scale: Float[Tensor, "*#b 1"]
+    ) -> Float[Tensor, "*b d"]:
+        """The transpose of `frozen`: `part . pull_back(u)` equals `frozen(part) . u`."""
+        if isinstance(self.kind, NoNorm):
+            return direction
+        gamma = self.gamma
+        return self.centred(direction if gamma is None else direction * gamma.to(direction.device)) / scale
+
+
+Heads = Literal["head", "each", "width"]
+"""How queries and keys are normed: each head alone by one gamma, each by a gamma of its own, or all as one vector."""
+
+
+class HeadNorm(nn.Module):
+    """The norm of queries or keys before rotation: of each head, or of all heads as one vector.
+
+    Where each head has a gamma of its own, `[head, d_head]`, there is no beta (StableLM, Cohere).
+    """
+
+    def __init__(self, norm: Norm, n_heads: int, d_head: int, name: str, kind: Heads) -> None:
+        super().__init__()
+        self.whole, self.d_head, self.name = kind == "width", d_head, name
+        if kind == "each" and isinstance(norm, LayerNorm):
+            norm = replace(norm, trained="gamma")
+        rows = n_heads if kind == "each" else None
+        self.norm = Normalize(norm, n_heads * d_head if self.whole else d_head, name, rows)
+
+    def forward(self, x: Float[Tensor, "b p h e"], tap: Scope | None = None) -> Float[Tensor, "b p h e"]:
+        """The normed heads; sites `<name>.hook_scale` (one per head, or one for all) and `<name>.hook_normalized`."""
+        if self.whole:
+            flat = rearrange(x, "b p h e -> b p 1 (h e)")
+            normed = rearrange(self.norm.divided(flat, tap), "b p 1 (h e) -> b p h e", e=self.d_head)
+        else:
+            normed = self.norm.divided(x, tap)
+        return at(tap, f"{self.name}.hook_normalized", normed)

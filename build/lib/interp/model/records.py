@@ -1,0 +1,301 @@
+"""What a config holds: small frozen records, and what the model and the analyses ask of those that are open.
+
+One file holds all there is of an alternative: its record, what the record refuses, the sites it adds, and the module
+that it builds. A record is known to config files from its class statement on; those that nobody loads are in
+`interp.lab`, and anybody may write one more.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from interp.core import late
+from interp.core.boundary import check_fields, hints_of, nearest
+
+if TYPE_CHECKING:
+    from interp.model.attention import Attention
+    from interp.model.config import ModelConfig
+    from interp.model.norm import Heads, Norm
+    from interp.model.sites import Site
+
+Json = dict[str, object]
+"""A JSON object, as `to_dict` writes it and `from_dict` reads it."""
+
+
+MOST = 10**8
+"""The largest width, vocabulary, context or other number of things: a matrix of two such has a size of 64 bits."""
+
+
+class Record:
+    """A piece of a config. In JSON its fields, with its class name under `kind`."""
+
+    own_sites: ClassVar[tuple["Site", ...]] = ()
+    """The sites that it may add to a block, each with the row that it stands before (`Site.before`)."""
+
+    def __post_init__(self) -> None:
+        """ValueError for a field of another kind than its annotation says; a record's own checks follow this one."""
+        check_fields(self)
+        hints = hints_of(type(self))  # type: ignore[arg-type]
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, counts = getattr(self, field.name), hints.get(field.name) in (int, int | None)
+            if counts and value is not None and field.name != "seed" and abs(value) > MOST:
+                raise ValueError(f"{type(self).__name__} requires {field.name} up to {MOST}, got {value}")
+
+    @classmethod
+    def today(cls, values: Json) -> Json:
+        """The fields in a file of an earlier version, as they are now."""
+        return values
+
+    @classmethod
+    def any_sites(cls) -> tuple["Site", ...]:
+        """The sites that it adds to some model."""
+        return cls.own_sites
+
+    def sites(self, config: "ModelConfig") -> tuple["Site", ...]:
+        """The sites that it adds to the blocks of this model."""
+        return self.own_sites
+
+    def check(self, config: "ModelConfig") -> None:
+        """ValueError for a config that it does not fit into (`requires`)."""
+
+
+R = TypeVar("R", bound=Record)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What a mixer has of the things that the config, the model and the analyses rely on."""
+
+    queries: bool = True
+    """Matrices W_Q and W_K."""
+    values: bool = True
+    """A matrix W_V."""
+    valued: bool = True
+    """Values of every key/value head, which are a site."""
+    reads_by_qkv: bool = True
+    """Queries, keys and values, linear in the normed stream, are all that its heads read of it: no gate, no memory, no
+    other scores, no norm on the way."""
+    bilinear: bool = False
+    """Its weights come from q . k: there is a QK circuit."""
+    rotated: bool = True
+    """Rotary positions rotate its queries and keys."""
+    scaled: bool = True
+    """`attn_scale` and `scale_by_layer` are factors on its scores."""
+    scored: bool = False
+    """Scores that a softmax turns into the pattern."""
+    softmax: bool = False
+    """It takes the options of softmax attention: a window, sinks, a soft cap."""
+    patterned: bool = True
+    """An effective pattern: `[query, key]` weights of the values, whatever the kernel computes."""
+    distribution: bool = False
+    """Rows of the pattern are shares: never negative, of sum 1 (with sinks less, without any similarity 0)."""
+    additive: bool = True
+    """z = pattern @ values and nothing before or after it, so that heads split by source."""
+    grouped: bool = True
+    """Heads may share keys and values."""
+    keyed: bool = True
+    """A cache keeps keys and values of every token for it."""
+    separable: bool = False
+    """A score is one product of queries and keys at the positions of the config, times a factor that the number of keys
+    of the query decides: parts on both sides sum to it."""
+    stateful: bool = False
+    """It keeps a state of the past, so that a pass cannot go on from an arbitrary column of an earlier one."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether what a head moves is one linear map of the normed stream: there is an OV circuit."""
+        return self.additive and self.values
+
+
+class Mixer(Record):
+    """What mixes the positions of a block."""
+
+    def __str__(self) -> str:
+        """Its name and what is not as usual: `Softmax(gate=True)`."""
+        usual = {f.name: f.default for f in dataclasses.fields(self)}  # type: ignore[arg-type]
+        given = [f"{name}={getattr(self, name)!r}" for name in usual if getattr(self, name) != usual[name]]
+        return f"{type(self).__name__}({', '.join(given)})" if given else type(self).__name__
+
+    @property
+    def traits(self) -> Traits:
+        """What others may rely on."""
+        return Traits()
+
+    def qk_norm(self, config: "ModelConfig") -> "tuple[Norm, Heads] | None":
+        """The norm of its queries and keys before rotation, and of which heads together: what the config says."""
+        return None if config.qk_norm is None or not self.traits.queries else (config.norm, config.qk_norm)
+
+    def query_width(self, config: "ModelConfig") -> int:
+        """Width of a head's queries and keys; that of its values is `d_head`."""
+        return config.head_width
+
+    def z_width(self, config: "ModelConfig") -> int:
+        """Width of a head's z: `d_head`, but in layers that are wider or narrower than attention."""
+        return config.head_width
+
+    def build(self, config: "ModelConfig", layer: int) -> "Attention":
+        """The module of a layer: an `Attention` with its own `_mix`, matrices (`_build`) or `_project`."""
+        raise NotImplementedError
+
+
+class AnyMLP(Record):
+    """What a block has for an MLP."""
+
+    d_mlp: int
+    words: ClassVar[str]
+    """What it is, as errors name it."""
+    no_matrices: ClassVar[str | None] = None
+    """Why no W_in, W_gate, W_out map every token by itself, with "has"; None if they do."""
+    pointwise: ClassVar[bool] = True
+    """Whether every token is mapped by itself; else it keeps a state of the past."""
+
+    @property
+    def width(self) -> int:
+        """Multiplications of one token, in units of d_model."""
+        raise NotImplementedError
+
+    def at_layer(self, layer: int) -> "AnyMLP":
+        """What a layer has, where layers differ."""
+        return self
+
+    def build(self, d_model: int, layer: int, name: str) -> nn.Module:
+        """The module, whose sites begin with `name`."""
+        raise NotImplementedError
+
+
+class OutputLayer(nn.Module):
+    """What stands in the place of an unembedding."""
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b v"]:
+        """Log-probabilities of all tokens."""
+        raise NotImplementedError
+
+    def loss(self, x: Float[Tensor, "n d"], target: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
+        """-log p(target) in nats, of the targets alone."""
+        raise NotImplementedError
+
+
+class Output(Record):
+    """How the final stream becomes probabilities."""
+
+    def build(self, config: "ModelConfig") -> OutputLayer | None:
+        """The output layer of a model that has another one than an unembedding."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FullSoftmax(Output):
+    """A logit for each token: one matrix, the unembedding."""
+
+    def build(self, config: "ModelConfig") -> None:
+        """Nothing: the unembedding is the model's."""
+
+
+_LACKS = {
+    "additive": "z = pattern @ values; {} makes no pattern of the values, or clips them",
+    "values": "a matrix W_V that makes values of the normed stream; there is none in {}",
+    "separable": "scores that are one product of queries and keys, linear in the normed stream; not so of {}",
+    "distribution": "weights that are shares; those of {} may be negative or sum to anything",
+}
+
+
+def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
+    """ValueError for `what` unless all of these mixers have a trait: `additive`, `values`, `separable`, `distribution`.
+
+    The one refusal of analyses that multiply patterns and values, split scores, or read a pattern's rows as shares.
+    """
+    for mixer in mixers:
+        if not getattr(mixer.traits, trait):
+            raise ValueError(f"{what} requires {_LACKS[trait].format(mixer)}")
+
+
+def requires(condition: object, what: str) -> None:
+    """ValueError for a config that lacks something."""
+    if not condition:
+        raise ValueError(f"ModelConfig requires {what}")
+
+
+def at_least_one(record: object, *names: str) -> None:
+    """ValueError unless these fields are 1 or more."""
+    for name in names:
+        if getattr(record, name) < 1:
+            raise ValueError(f"{type(record).__name__} requires {name} >= 1, got {getattr(record, name)}")
+
+
+def positive(record: object, *names: str) -> None:
+    """ValueError unless these fields are finite and above 0, or None where that is allowed."""
+    for name in names:
+        value = getattr(record, name)
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{type(record).__name__} requires {name} finite and above 0, got {value!r}")
+
+
+def not_negative(record: object, *names: str) -> None:
+    """ValueError unless these fields are finite and 0 or more."""
+    for name in names:
+        if not 0 <= getattr(record, name) < math.inf:
+            raise ValueError(
+                f"{type(record).__name__} requires {name} finite and 0 or more, got {getattr(record, name)!r}"
+            )
+
+
+def known() -> dict[str, type[Record]]:
+    """Every record that has been defined, by the name under which a config file keeps it."""
+    late.fill("records")
+    found: dict[str, type[Record]] = {}
+    todo: list[type[Record]] = [Record]
+    while todo:
+        kind = todo.pop(0)
+        todo += kind.__subclasses__()
+        if dataclasses.is_dataclass(kind):
+            found[kind.__name__] = kind
+    return found
+
+
+def fields_as_json(record: object) -> Json:
+    """The fields of a record, ready for JSON."""
+    return {f.name: _plain(getattr(record, f.name)) for f in dataclasses.fields(record)}  # type: ignore[arg-type]
+
+
+def from_json(cls: type[R], values: Json) -> R:
+    """The record that `fields_as_json` described.
+
+    Errors: ValueError for a key that the record has not, for one that is missing, and for an unknown record.
+    """
+    return _from_json(cls, values, known())
+
+
+def _from_json(cls: type[R], values: Json, kinds: Mapping[str, type[Record]]) -> R:
+    values = cls.today(values)
+    fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    if unknown := set(values) - fields:
+        name = sorted(unknown)[0]
+        raise ValueError(f"{cls.__name__} has no field {name!r}; {nearest(name, fields)}")
+    needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
+    if missing := [name for name in needed if name not in values]:
+        raise ValueError(f"{cls.__name__} requires {', '.join(missing)}")
+    return cls(**{name: _record(f"{cls.__name__}: {name}", value, kinds) for name, value in values.items()})
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return value
+    return {"kind": type(value).__name__, **fields_as_json(value)}
+
+
+def _record(where: str, value: object, kinds: Mapping[str, type[Record]]) -> object:
+    if isinstance(value, list):
+        return tuple(_record(where, item, kinds) for item in value)
+    if not isinstance(value, dict):
+        return value
+    kind = value.get("kind")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise ValueError(f"{where}: unknown record {kind!r}; {nearest(str(kind), kinds)}")
+    return _from_json(kinds[str(kind)], {k: v for k, v in value.items() if k != "kind"}, kinds)

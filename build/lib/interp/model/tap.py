@@ -1,0 +1,215 @@
+"""Questions and interventions as data, and the collector that carries them through one forward pass.
+
+A `Read` says what to record, an `Edit` what to change. A `Tap` holds both for ONE pass; modules call
+`at(tap, site, value)`, which applies the edits first and then answers the reads. Nothing is stored on the model, so
+nothing can leak into the next pass.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from interp.core.boundary import nearest, public
+from interp.model import sites
+from interp.model.edits import ANSWERS, Span, edited
+from interp.model.edits import Edit as Edit
+
+if TYPE_CHECKING:
+    from interp.model.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Read:
+    """Record `via(value)` at a site, or the metric's gradient there.
+
+    `via` runs at the site, so a reduction keeps only its result: `[batch, head]` instead of `[batch, head, q, k]`.
+    With `grad=True` the answer is d metric / d value (passed through `via`), given by `passes.observe`.
+    """
+
+    site: str
+    via: Callable[[Tensor], Tensor] | None = None
+    grad: bool = False
+
+
+@dataclass(frozen=True)
+class Trace(Mapping[Read, Tensor]):
+    """The answers of one pass: indexed by `Read`, or by site name where only one read asks for it."""
+
+    answers: Mapping[Read, Tensor]
+
+    def __getitem__(self, key: Read | str) -> Tensor:
+        if isinstance(key, Read):
+            if key in self.answers:
+                return self.answers[key]
+            raise KeyError(f"nobody asked for {key}; asked: {sorted({r.site for r in self.answers})}")
+        matches = [read for read in self.answers if read.site == key]
+        if len(matches) == 1:
+            return self.answers[matches[0]]
+        if matches:
+            raise KeyError(f"{len(matches)} reads of {key!r}: index by the Read itself")
+        hint = nearest(key, {r.site for r in self.answers})
+        raise KeyError(f"nothing was read at {key!r}; {hint}")
+
+    def __iter__(self) -> Iterator[Read]:
+        return iter(self.answers)
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+
+class Scope:
+    """The part of a tap that concerns one layer (or the parts outside the layers)."""
+
+    def __init__(self, tap: Tap, prefix: str) -> None:
+        self._tap = tap
+        self._prefix = prefix
+        self._edits: dict[str, list[Edit]] = defaultdict(list)
+        self._reads: dict[str, list[Read]] = defaultdict(list)
+
+    def add(self, item: Read | Edit) -> None:
+        """File a read or an edit under its site."""
+        site = item.site.removeprefix(self._prefix)
+        if isinstance(item, Edit):
+            self._edits[site].append(item)
+        else:
+            self._reads[site].append(item)
+
+    def wants(self, *names: str) -> bool:
+        """Whether any of these sites is read or edited in this scope."""
+        return any(name in self._reads or name in self._edits for name in names)
+
+    def alters(self, *names: str) -> bool:
+        """Whether any of these sites is edited, or differentiated, so that its value must carry the computation."""
+        return any(
+            name in self._edits or any(read.grad for read in self._reads.get(name, ())) for name in names
+        )
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of this pass is wanted any more."""
+        return self._tap.finished
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        """Apply this site's edits to `value`, answer its reads, and return what the forward pass goes on with."""
+        for edit in self._edits.get(name, ()):
+            value = edited(edit, value, self._tap.span)
+        for read in self._reads.get(name, ()):
+            value = self._tap.answer(read, value)
+        return value
+
+
+@public()
+class Tap:
+    """Reads and edits of one forward pass; `values` holds the answers afterwards.
+
+    answers_only: the pass's output is not wanted, so the pass ends once every read is answered, inside a block if need
+    be, and what it returns has no meaning. Edits after the last read then do not run; they could change no answer.
+    grows: later passes see more columns (a text is being generated), so that an edit may name one not there yet.
+
+    Example:
+        >>> tap = Tap(reads=[Read("blocks.0.attn.hook_pattern")])
+        >>> logits = model(tokens, tap)
+        >>> tap.values[tap.reads[0]].shape
+        torch.Size([1, 8, 12, 12])
+    """
+
+    def __init__(
+        self,
+        reads: Iterable[Read] = (),
+        edits: Iterable[Edit] = (),
+        *,
+        answers_only: bool = False,
+        grows: bool = False,
+    ) -> None:
+        self.reads = tuple(dict.fromkeys(reads))
+        self.edits = tuple(edits)
+        self.answers_only = answers_only
+        self.span = Span(grows=grows)
+        """Which columns the pass computes, once it is open."""
+        self.values: dict[Read, Tensor] = {}
+        self.live: dict[Read, Tensor] = {}
+        """Tensors in the graph, one for each `Read(grad=True)`."""
+        self._scopes: dict[int | None, Scope] = {}
+        self._home: torch.device | None = None
+
+    def open(
+        self,
+        config: ModelConfig,
+        start: int,
+        stop: int | None,
+        home: torch.device | None = None,
+        *,
+        past: int = 0,
+        standing: Sequence[Edit] = (),
+    ) -> None:
+        """Check every site against the model and the layers that will run; refuse what could not be answered.
+
+        home: where the answers go, if layers are spread over devices. past: how many columns are known before those of
+        this pass. standing: the model's own edits, which run first; those of layers that do not run are left out.
+        """
+        self._home = home
+        self._scopes, self.values, self.live = {}, {}, {}
+        self.span = replace(self.span, past=past, memory={ANSWERS: self.values})
+        mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
+        asked: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
+        for item in asked:
+            _, layer = sites.find(item.site, config)
+            if not _will_run(item.site, layer, start, stop, config):
+                last = "the logits" if stop is None else f"the residual entering block {stop}"
+                raise ValueError(
+                    f"{type(item).__name__} of {item.site!r} would never run: this pass goes from "
+                    f"block {start} to {last}"
+                )
+            prefix = "" if layer is None else f"blocks.{layer}."
+            self._scopes.setdefault(layer, Scope(self, prefix)).add(item)
+        if any(read.grad for read in self.reads) and not torch.is_grad_enabled():
+            raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
+
+    def close(self) -> None:
+        """Let go of the answers at once: tap and scopes refer to each other, so they would wait for collection."""
+        for kept in (self._scopes, self.values, self.live):
+            kept.clear()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the pass may end here: all reads are answered, and nobody wants its output."""
+        return self.answers_only and len(self.values) == len(self.reads)
+
+    def scope(self, layer: int | None = None) -> Scope | None:
+        """What concerns one layer (None: outside the blocks), or None where nobody asks for anything."""
+        return self._scopes.get(layer)
+
+    def answer(self, read: Read, value: Tensor) -> Tensor:
+        """Store the answer to one read; returns the value to go on with (a leaf, if it starts the graph)."""
+        if read.grad:
+            # An alias of its own: the gradient is that of what follows the site, not of the tensor's other uses
+            # (`hook_mlp_in` is also the stream that the MLP's output is added to).
+            value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
+            self.live[read] = value
+        else:
+            seen = value.detach()
+            answer = compact(seen if read.via is None else read.via(seen))
+            self.values[read] = answer if self._home is None else answer.to(self._home)
+        return value
+
+
+def at(tap: Scope | None, name: str, value: Tensor) -> Tensor:
+    """Pass `value` through the site `name`: the only line a module needs to make a tensor observable."""
+    return value if tap is None else tap.visit(name, value)
+
+
+def compact(value: Tensor) -> Tensor:
+    """The tensor itself, or a copy where it is a view that would keep a larger tensor alive."""
+    return value.clone() if value.untyped_storage().nbytes() > value.nbytes else value
+
+
+def _will_run(site: str, layer: int | None, start: int, stop: int | None, config: ModelConfig) -> bool:
+    if layer is not None:
+        return start <= layer < (config.n_layers if stop is None else stop)
+    return start == 0 if site in sites.EMBEDDING_SITES else stop is None

@@ -1,0 +1,517 @@
+"""The model: ordinary PyTorch whose forward takes one optional argument, `tap`.
+
+What a forward pass requires of its inputs is checked first: every error comes before any arithmetic.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
+
+from interp.core.boundary import public, shape_text, shown
+from interp.model import sites
+from interp.model.attention import Layout, Memory, Pass, View, attention_mask, picked
+from interp.model.block import ACTIVATIONS, Block
+from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
+from interp.model.edits import Edit
+from interp.model.kv_cache import KVCache, Past
+from interp.model.mapped import MappedFile
+from interp.model.norm import Normalize
+from interp.model.parts import Part
+from interp.model.position import Rotation, ScoreBias, depends_on_length, sinusoids, table
+from interp.model.rules import NO_RULES, Rule, secant
+from interp.model.tap import Scope, Tap, at
+
+ID_TYPES = (torch.int64, torch.int32)
+"""What token ids may be stored in: what an embedding takes."""
+
+
+def check_pass(
+    config: ModelConfig,
+    tokens: Tensor,
+    layers: tuple[int, int],
+    keep: Tensor | None,
+    cache: Past | None,
+    documents: Tensor | None,
+) -> None:
+    """ValueError for tokens, layers, masks or a cache that do not fit the model or each other."""
+    if not isinstance(tokens, Tensor):
+        raise ValueError(f"token ids in a Tensor, shape [batch, pos], are required, got {shown(tokens)}")
+    start, last = layers
+    if not 0 <= start <= last <= config.n_layers:
+        raise ValueError(f"requires 0 <= start <= stop <= {config.n_layers} layers, got {start} and {last}")
+    _check_tokens(config, tokens, start)
+    n = tokens.shape[1] + (0 if cache is None else cache.length)
+    if n > config.n_ctx:
+        raise ValueError(f"the context holds {config.n_ctx} tokens, got {n}")
+    if keep is not None and keep.dtype != torch.bool:
+        raise ValueError(f"keep must be boolean, True at real tokens, got {keep.dtype}")
+    for name, given in (("keep", keep), ("documents", documents)):
+        if given is not None and given.shape != tokens.shape[:2]:
+            wanted = shape_text(tokens.shape[:2])
+            raise ValueError(
+                f"{name} must have the shape {wanted} of the tokens, got {shape_text(given.shape)}"
+            )
+    if documents is not None:
+        _check_packed(config, n)
+    if cache is None:
+        return
+    if documents is not None:
+        raise ValueError("packed documents cannot be continued: a pass with documents takes no cache")
+    cache.room(*tokens.shape[:2])
+    _check_frequencies(config, cache.length, n)
+
+
+def _check_tokens(config: ModelConfig, tokens: Tensor, start: int) -> None:
+    if start:
+        if tokens.ndim != 3 or tokens.shape[2] != config.d_model:
+            raise ValueError(
+                f"with start={start} a residual stream [batch, pos, {config.d_model}] is required, "
+                f"got shape {shape_text(tokens.shape)}"
+            )
+    elif tokens.ndim != 2 or tokens.dtype not in ID_TYPES:
+        raise ValueError(
+            f"token ids [batch, pos] are required, got {tokens.dtype} of shape {shape_text(tokens.shape)}"
+        )
+    if tokens.shape[1] == 0 or tokens.shape[0] == 0:
+        raise ValueError(f"at least one token is required, got shape {shape_text(tokens.shape)}")
+    if not start and not is_functorch_wrapped_tensor(tokens):  # whose numbers cannot be asked for
+        _check_ids("token ids", tokens, config.d_vocab)
+
+
+def check_extras(config: ModelConfig, tokens: Tensor, types: Tensor | None, memory: Memory | None) -> None:
+    """ValueError for token types or a memory that the model lacks, requires, or that do not fit."""
+    if types is not None:
+        if not config.n_token_types:
+            raise ValueError("this model has no token types")
+        if types.shape != tokens.shape[:2]:
+            raise ValueError(
+                f"types must have the shape {shape_text(tokens.shape[:2])}, got {shape_text(types.shape)}"
+            )
+        _check_ids("token types", types, config.n_token_types)
+    if (memory is not None) != config.cross_attention:
+        needs = "requires a memory to attend to" if config.cross_attention else "has no cross-attention"
+        raise ValueError(f"this model {needs}; memory: {'none' if memory is None else 'given'}")
+    if memory is None:
+        return
+    states, wanted = memory.states, (len(tokens), config.d_model)
+    if states.ndim != 3 or (states.shape[0], states.shape[2]) != wanted:
+        raise ValueError(
+            f"a memory [{wanted[0]}, source position, {wanted[1]}] is required, got {shape_text(states.shape)}"
+        )
+    if memory.keep is not None and memory.keep.shape != states.shape[:2]:
+        raise ValueError(
+            f"the memory's keep must have shape {shape_text(states.shape[:2])}, got {shape_text(memory.keep.shape)}"
+        )
+
+
+def _check_ids(what: str, ids: Int[Tensor, "b p"], count: int) -> None:
+    """Out-of-range ids fault asynchronously on a GPU; there the embedding's own assertion must do."""
+    if ids.device.type != "cpu":
+        return
+    low, high = (int(x) for x in torch.aminmax(ids))
+    if low < 0 or high >= count:
+        raise ValueError(f"{what} must be in [0, {count - 1}], got {low if low < 0 else high}")
+
+
+def _check_packed(config: ModelConfig, n: int) -> None:
+    """A row has one set of rotary frequencies; where they depend on the length, its texts may need different ones."""
+    for rotary in (config.position, config.local_position):
+        limit = depends_on_length(rotary) if isinstance(rotary, Rotary) else None
+        if limit is not None and n > limit:
+            raise ValueError(
+                f"packed rows of {n} tokens have no common rotary frequencies in this model, "
+                f"whose frequencies depend on the length beyond {limit} tokens: run its texts unpacked"
+            )
+
+
+def _check_frequencies(config: ModelConfig, past: int, total: int) -> None:
+    """Cached keys were rotated for the length at their time; they are wrong once the frequencies change."""
+    for rotary in (config.position, config.local_position):
+        limit = depends_on_length(rotary) if isinstance(rotary, Rotary) else None
+        if limit is not None and past > 0 and total > limit:
+            raise ValueError(
+                f"beyond {limit} tokens the rotary frequencies of this model depend on the length, "
+                f"and the {past} cached keys do not fit: run without a cache"
+            )
+
+
+class Transformer(nn.Module):
+    """A decoder (or, with `causal=False`, an encoder) whose every part can be read and edited.
+
+    With `tap=None` no site exists and attention is the fused kernel.
+    """
+
+    dequantised: str | None = None
+    """How the checkpoint stores the weights that were dequantised as they were read; None for ordinary ones."""
+    rules: frozenset[Rule] = NO_RULES
+    """What its derivatives take for constant or linear; none but in what `ruled` returns."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        d = config.d_model
+        self.embed = table(config.d_vocab, d)
+        learned = config.position
+        self.pos_embed = table(config.n_ctx + learned.offset, d) if isinstance(learned, Learned) else None
+        self.type_embed = table(config.n_token_types, d) if config.n_token_types else None
+        self.ln_embed = Normalize(config.norm, d, "ln_embed") if config.embed_norm else None
+        biased = isinstance(config.position, Alibi | Buckets)
+        self.score_bias = (
+            ScoreBias(config.position, config.n_heads, config.head_width, causal=config.causal)  # type: ignore[arg-type]
+            if biased
+            else None
+        )
+        self.blocks = nn.ModuleList(config.block.build(config, layer) for layer in range(config.n_layers))
+        self.ln_final = Normalize(config.norm if config.final_norm else NoNorm(), d, "ln_final")
+        self.mlm_head = MaskedHead(config.mlm_head, config.norm, d) if config.mlm_head else None
+        self.output = config.output.build(config)
+        linear = config.unembed and self.output is None
+        self.unembed = nn.Linear(d, config.n_outputs, bias=config.unembed_bias) if linear else None
+        self.devices: tuple[torch.device, ...] | None = None
+        self.edits: tuple[Edit, ...] = ()
+        """What every pass of this model changes; empty but in what `edited` returns."""
+        self.files: tuple[MappedFile, ...] = ()
+        """Files of which parameters are views."""
+        initialise(self)
+        self.tie()
+
+    def tie(self) -> None:
+        """Make the unembedding the embedding matrix itself, in models where it is."""
+        if self.config.tied and self.unembed is not None:
+            self.unembed.weight = self.embed.weight
+
+    def place(self, devices: Sequence[torch.device]) -> None:
+        """Spread the blocks over these devices; everything outside them stays on the first.
+
+        What a pass returns and records is on the first device.
+        """
+        self.devices = layer_devices(self.config.n_layers, devices)
+        for name, part in self.named_children():
+            if name != "blocks":
+                part.to(devices[0])
+        for layer, device in enumerate(self.devices):
+            self.block(layer).to(device)
+
+    @public()
+    def edited(self, edits: Sequence[Edit] | Edit) -> Transformer:
+        """This model under interventions: another one of the same parameters, every pass of which has these edits.
+
+        Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for an edit of some rows.
+        """
+        given = (edits,) if isinstance(edits, Edit) else tuple(edits)
+        for edit in given:
+            sites.find(edit.site, self.config)
+            if isinstance(edit.where, Part):
+                edit.where.within(self.config)
+            if edit.rows is not None:
+                raise ValueError(f"an edited model is edited in all rows; the edit of {edit.name} names some")
+        return self._with((*self.edits, *given))
+
+    @property
+    def unedited(self) -> Transformer:
+        """This model without interventions."""
+        return self._with(()) if self.edits else self
+
+    def check_files(self) -> None:
+        """ValueError if a file of which parameters are views was overwritten in place."""
+        for file in self.files:
+            file.check(self)
+
+    def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
+        """This model with other tensors in place of some parameters, differentiable in them; all others are shared.
+
+        Its modules are copies: the model itself is not touched, so passes of it in other threads stay as they are.
+        Errors: AttributeError for a parameter that the model lacks.
+        """
+        kept: list[object] = [self.config, self.edits, *self.parameters(), *self.buffers()]
+        memo = {id(each): each for each in kept}
+        memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
+        return copy.deepcopy(self, memo)
+
+    def ruled(self, rules: Collection[Rule]) -> Transformer:
+        """This model under backward rules: another one of the same parameters, with other derivatives and no other
+        numbers. `interp.passes.rules` says which models the rules are defined for.
+        """
+        found = self.with_parameters({})
+        for module in found.modules():
+            if hasattr(module, "rules"):
+                module.rules = frozenset(rules)  # type: ignore[assignment]
+        return found
+
+    def _with(self, edits: tuple[Edit, ...]) -> Transformer:
+        found = copy.copy(self)
+        found.edits = edits
+        return found
+
+    def forward(
+        self,
+        tokens: Tensor,
+        tap: Tap | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        keep: Bool[Tensor, "b p"] | None = None,
+        cache: Past | None = None,
+        logits_at: Int[Tensor, "b n"] | None = None,
+        documents: Int[Tensor, "b p"] | None = None,
+        types: Int[Tensor, "b p"] | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """Logits `[b p v]`; or, with `stop`, the residual stream entering block `stop`, `[b p d]`.
+
+        tokens: ids `[b p]`; with `start > 0` the residual stream entering block `start`, `[b p d]`.
+        keep: True at real tokens; None = no padding. Positions count the kept tokens only.
+        logits_at: columns of each row whose logits are wanted; the others are never computed, and the sites after the
+        blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns. With `stop` = the number of blocks: the columns
+        of the final stream that are wanted, `[b n d]`.
+        documents: an id per column, where rows pack several texts; each sees itself only, its positions begin at 0.
+        types: token types of a model that has them; None = 0 everywhere.
+        memory: what cross-attention reads, required by models that have it.
+        A model without an unembedding returns its final residual stream.
+        Errors: ValueError for ids, shapes, lengths or layers that do not fit the model, and for weights whose file was
+        overwritten in place.
+        """
+        self.check_files()
+        last = self.config.n_layers if stop is None else stop
+        check_pass(self.config, tokens, (start, last), keep, cache, documents)
+        check_extras(self.config, tokens, types, memory)
+        if last < self.config.n_layers and logits_at is not None:
+            raise ValueError(
+                f"logits_at requires a pass through every block; this one stops before block {stop}"
+            )
+        tap = Tap(grows=cache is not None) if tap is None and self.edits else tap
+        if tap is not None:
+            home, past = None if self.devices is None else self.device, 0 if cache is None else cache.length
+            tap.open(self.config, start, stop, home, past=past, standing=self.edits)
+        outside = None if tap is None else tap.scope()
+        layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
+        shared, positions = self._shared(tokens, layout, cache, memory)
+        resid = tokens if start else self._embedded(tokens, positions, types, outside)
+        resid, trimmed = self._through(resid, range(start, last), shared, tap, logits_at)
+        if tap is not None and tap.finished:
+            return resid
+        if cache is not None:
+            cache.states.update(shared.left)
+            cache.advance(tokens.shape[1], layout.keep)
+        if logits_at is not None and not trimmed:
+            resid = picked(resid, logits_at)
+        return resid if stop is not None else self.read_out(resid, outside)
+
+    def read_out(
+        self,
+        resid: Float[Tensor, "*b d"],
+        tap: Scope | None = None,
+        *,
+        columns: Int[Tensor, "*b k"] | None = None,
+    ) -> Float[Tensor, "*b v"]:
+        """Logits of a residual stream: final norm (recomputed), unembedding, scale and soft cap.
+
+        columns: the tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed.
+        For a model without an unembedding: the normed stream; with another output layer than the full softmax
+        log-probabilities, and `columns` saves nothing.
+        """
+        if tap is None and (late := [e.name for e in self.edits if sites.is_late(e.site)]):
+            raise ValueError(
+                f"this model is edited after its last block ({', '.join(late)}); what reads the logits off a residual "
+                "stream by itself would miss that: edit inside the blocks, or look at a whole pass"
+            )
+        logits, cap = self.uncapped(resid, tap, columns=columns), self.config.logit_softcap
+        if not self.config.unembed:
+            return logits
+        if cap is not None and "activation" in self.rules:
+            logits = at(tap, "unembed.hook_uncapped", logits)
+            logits = secant(lambda x: (x / cap).tanh() * cap, logits, self.rules)
+        elif cap is not None:  # step by step: never three arrays of logits at once
+            logits = at(tap, "unembed.hook_uncapped", logits) / cap
+            logits = logits.tanh()
+            logits = logits * cap
+        return at(tap, "unembed.hook_out", logits)
+
+    def uncapped(
+        self,
+        resid: Float[Tensor, "*b d"],
+        tap: Scope | None = None,
+        *,
+        columns: Int[Tensor, "*b k"] | None = None,
+    ) -> Float[Tensor, "*b v"]:
+        """Logits of a residual stream before their soft cap (where the model has one)."""
+        x = self.ln_final(resid, tap)
+        if self.output is not None:
+            found = self.output(x)
+            return found if columns is None else found.gather(-1, columns)
+        if self.unembed is None:
+            return x
+        x = x if self.mlm_head is None else self.mlm_head(x)
+        logits = self.unembed(x) if columns is None else _some_logits(self.unembed, x, columns)
+        return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
+
+    def new_cache(self, rows: int, n_max: int) -> Past:
+        """An empty cache for this many rows and tokens, every layer's where its block is."""
+        where = self.device if self.devices is None else self.devices
+        return KVCache(self.config, rows, n_max, device=where, dtype=self.dtype)
+
+    @property
+    def by_block(self) -> bool:
+        """Whether a pass of one block costs what the block costs, so that a sweep may run one after the other."""
+        return True
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a pass may begin at a later block."""
+        return True
+
+    def block(self, layer: int) -> Block:
+        """Block `layer`, typed."""
+        block = self.blocks[layer]
+        assert isinstance(block, Block)
+        return block
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embedding is, and what a pass returns."""
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the parameters."""
+        return self.embed.weight.dtype
+
+    def _embedded(
+        self,
+        tokens: Int[Tensor, "b p"],
+        positions: Int[Tensor, "#b p"],
+        types: Int[Tensor, "b p"] | None,
+        tap: Scope | None,
+    ) -> Float[Tensor, "b p d"]:
+        """The stream entering the first block: token, position and type embeddings, normed where the family does so."""
+        resid = self.embed(tokens)
+        if self.config.embed_scale != 1:
+            resid = resid * torch.tensor(self.config.embed_scale, dtype=resid.dtype, device=resid.device)
+        resid = at(tap, "hook_embed", resid)
+        place = self._position_vectors(positions)
+        if place is not None:
+            if tap is not None:
+                place = at(tap, "hook_pos_embed", place.expand_as(resid))
+            resid = resid + place
+        if self.type_embed is not None:
+            kinds = self.type_embed(torch.zeros_like(tokens) if types is None else types)
+            resid = resid + at(tap, "hook_type_embed", kinds)
+        return resid if self.ln_embed is None else self.ln_embed(resid, tap)
+
+    def _position_vectors(self, positions: Int[Tensor, "#b p"]) -> Float[Tensor, "#b p d"] | None:
+        kind = self.config.position
+        if isinstance(kind, Sinusoidal):
+            return sinusoids(kind, positions, self.config.d_model, self.dtype)
+        if self.pos_embed is None or not isinstance(kind, Learned):
+            return None
+        return self.pos_embed(positions + kind.offset if kind.offset else positions)
+
+    def _through(
+        self,
+        resid: Float[Tensor, "b p d"],
+        layers: range,
+        shared: Pass,
+        tap: Tap | None,
+        only: Int[Tensor, "b n"] | None,
+    ) -> tuple[Float[Tensor, "b _ d"], bool]:
+        """The stream after these blocks, and whether the last of them left nothing but the columns `only`.
+
+        It visits each block's device and comes home.
+        """
+        home, passes = resid.device, {resid.device: shared}
+        trims = False
+        for layer in layers:
+            device = home if self.devices is None else self.devices[layer]
+            if device not in passes:
+                passes[device] = shared.to(device)
+            scope = None if tap is None else tap.scope(layer)
+            trims = only is not None and scope is None and layer == self.config.n_layers - 1
+            wanted = only.to(device) if trims and only is not None else None
+            resid = self.blocks[layer](resid.to(device), passes[device], scope, wanted)
+            if tap is not None and tap.finished:
+                break
+        return resid.to(home), trims
+
+    def _shared(
+        self, tokens: Tensor, layout: Layout, cache: Past | None, memory: Memory | None
+    ) -> tuple[Pass, Int[Tensor, "b p"]]:
+        """Masks and rotations of this pass, and its position ids."""
+        n, past, device = tokens.shape[1], 0 if cache is None else cache.length, tokens.device
+        positions = layout.positions(n, past, device)
+        config = self.config
+        bias = None
+        if self.score_bias is not None:
+            bias = self.score_bias(positions, layout.positions(past + n, 0, device), self.dtype)
+
+        def view(rotary: object, *, local: bool) -> View:
+            mask = attention_mask(config, n, past, layout, device, local=local)
+            turned = None
+            if isinstance(rotary, Rotary):
+                turned = Rotation.at(rotary, config.head_width, positions, self.dtype)
+            return View(mask if bias is None else mask.with_bias(bias), turned)
+
+        everywhere = view(config.position, local=False)
+        local = everywhere
+        if config.window is not None:
+            local = view(config.local_position or config.position, local=True)
+        return Pass(everywhere, local, cache, memory, layout, positions), positions
+
+
+def layer_devices(n_layers: int, devices: Sequence[torch.device]) -> tuple[torch.device, ...]:
+    """The device of every block, in consecutive runs of equal length; ValueError without any device."""
+    if not devices:
+        raise ValueError("at least one device is required, got none")
+    return tuple(devices[layer * len(devices) // n_layers] for layer in range(n_layers))
+
+
+def _some_logits(
+    unembed: nn.Linear, x: Float[Tensor, "*b d"], columns: Int[Tensor, "*b k"]
+) -> Float[Tensor, "*b k"]:
+    """x W_U + b_U for these tokens only."""
+    logits = (unembed.weight[columns] @ x[..., None])[..., 0]
+    return logits if unembed.bias is None else logits + unembed.bias[columns]
+
+
+class MaskedHead(nn.Module):
+    """What BERT does before its unembedding: a dense layer, an activation and a norm. Not linear in the stream."""
+
+    rules = NO_RULES
+
+    def __init__(self, act: str, norm: Norm, d_model: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(d_model, d_model)
+        self.act = ACTIVATIONS[act]
+        self.norm = Normalize(norm, d_model, "mlm_head")
+
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """The input of the unembedding."""
+        return self.norm(secant(self.act, self.dense(x), self.rules))
+
+
+_ZERO_AT_FIRST = (
+    "into.bias", "out.bias", "qkv.bias", "q.bias", "kv.bias", "unembed.bias", "dense.bias",
+)  # fmt: skip
+
+
+def initialise(model: nn.Module) -> None:
+    """GPT-2's scheme: normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms 1.
+
+    Vectors of other names stay as their module made them. Parameters without storage (device "meta") are left alone.
+    """
+    n_layers = sum(isinstance(m, Block) for m in model.modules())
+    for name, parameter in model.named_parameters():
+        if parameter.is_meta:
+            continue
+        writes = name.endswith((".out", ".out.weight"))
+        if name.endswith(".kernel"):  # a depthwise convolution: its fan-in is its length
+            nn.init.normal_(parameter, std=len(parameter) ** -0.5)
+        elif parameter.ndim > 1:
+            nn.init.normal_(parameter, std=0.02 * ((2 * n_layers) ** -0.5 if writes else 1.0))
+        elif name.endswith(_ZERO_AT_FIRST):
+            nn.init.zeros_(parameter)

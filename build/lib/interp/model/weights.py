@@ -1,0 +1,246 @@
+"""The weights in the field's layout: `[layer, head, d_model, d_head]` and friends, read from the fused parameters.
+
+`layer(i)` gives views without a copy; the stacked properties build a fresh tensor at each access, so they are never
+stale after `.to(...)`. Under grouped-query attention W_K and W_V keep their key/value heads; `OV` and `QK` expand them.
+In Macaron blocks W_in, W_gate and W_out are those of the MLP after attention; `layer(i, before=True)` has the others.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from interp.core.factored import FactoredMatrix
+from interp.model.attention import Attention
+from interp.model.block import FeedForward
+from interp.model.config import MLP, Learned
+from interp.model.transformer import Transformer
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """Views of one block's weights; a bias the model lacks is zeros, a matrix it lacks is None (and its bias too)."""
+
+    W_Q: Float[Tensor, "h d e"] | None
+    W_K: Float[Tensor, "g d e"] | None
+    W_V: Float[Tensor, "g d e"] | None
+    W_O: Float[Tensor, "h e d"]
+    b_Q: Float[Tensor, "h e"] | None
+    b_K: Float[Tensor, "g e"] | None
+    b_V: Float[Tensor, "g e"] | None
+    b_O: Float[Tensor, "d"]
+    W_gate: Float[Tensor, "d m"] | None
+    W_in: Float[Tensor, "d m"] | None
+    W_out: Float[Tensor, "m d"] | None
+    b_gate: Float[Tensor, "m"] | None
+    b_in: Float[Tensor, "m"] | None
+    b_out: Float[Tensor, "d"] | None
+
+
+class Weights:
+    """Read-only views of a model's parameters in the field's layout."""
+
+    def __init__(self, model: Transformer) -> None:
+        self.model = model
+        self.config = model.config
+
+    def layer(self, layer: int, *, cross: bool = False, before: bool = False) -> LayerWeights:
+        """One block's weights as views (copies only of a block that lives on another device than the embedding).
+
+        cross: those of its cross-attention. before: those of the MLP before attention, in a Macaron block; else of the
+        MLP after it. Errors: IndexError if there is no such layer, ValueError if there is no cross-attention or no
+        such MLP.
+        """
+        if not 0 <= layer < self.config.n_layers:
+            raise IndexError(f"layers are 0 to {self.config.n_layers - 1}, got {layer}")
+        block = self.model.block(layer)
+        attn = block.cross_attn if cross else block.attn
+        if attn is None:
+            raise ValueError("this model has no cross-attention")
+        if before and "mlp_before" not in self.config.mlps:
+            raise ValueError(f"this model has no MLP before attention: block={self.config.block}")
+        found = self._views(layer, attn, before)
+        if found.W_O.device == self.model.device:
+            return found
+        views: dict[str, Tensor | None] = {f.name: getattr(found, f.name) for f in fields(found)}
+        return replace(found, **{n: w.to(self.model.device) for n, w in views.items() if w is not None})
+
+    def _views(self, layer: int, attn: Attention, before: bool) -> LayerWeights:
+        traits = self.config.mixers[layer].traits
+        cross = attn is not self.model.block(layer).attn
+        has = "qkv" if cross or traits.queries else "v" if traits.values else ""
+        parts = {name: attn.part(name) for name in has}
+        w = {n: rearrange(weight, "h e d -> h d e") for n, (weight, _) in parts.items()}
+        b = {
+            n: weight.new_zeros(weight.shape[:2]) if bias is None else bias
+            for n, (weight, bias) in parts.items()
+        }
+        zeros = attn.out.weight.new_zeros(self.config.d_model)
+        return LayerWeights(
+            W_Q=w.get("q"), W_K=w.get("k"), W_V=w.get("v"),
+            W_O=rearrange(attn.out.weight, "d (h e) -> h e d", e=attn.d_head),
+            b_Q=b.get("q"), b_K=b.get("k"), b_V=b.get("v"),
+            b_O=zeros if attn.out.bias is None else attn.out.bias,
+            **self._mlp(layer, before),
+        )  # fmt: skip
+
+    def _mlp(self, layer: int, before: bool) -> dict[str, Tensor | None]:
+        names = ("W_gate", "W_in", "W_out", "b_gate", "b_in", "b_out")
+        block, kind = self.model.block(layer), self.config.mlp
+        mlp = block.mlps().get("mlp_before" if before else "mlp")
+        if not isinstance(mlp, FeedForward) or not isinstance(kind, MLP):
+            return dict.fromkeys(names)
+        bias = mlp.into.weight.new_zeros(mlp.into.weight.shape[0]) if mlp.into.bias is None else mlp.into.bias
+        gate_w, in_w = mlp.into.weight.chunk(2) if kind.gated else (None, mlp.into.weight)
+        gate_b, in_b = bias.chunk(2) if kind.gated else (None, bias)
+        out_b = mlp.out.weight.new_zeros(self.config.d_model) if mlp.out.bias is None else mlp.out.bias
+        gate = None if gate_w is None else gate_w.mT
+        return dict(zip(names, (gate, in_w.mT, mlp.out.weight.mT, gate_b, in_b, out_b), strict=True))
+
+    def _stack(self, pick: Callable[[LayerWeights], Tensor | None], name: str) -> Tensor:
+        parts = [pick(self.layer(i)) for i in range(self.config.n_layers)]
+        present = [p for p in parts if p is not None]
+        if len(present) != len(parts):
+            raise AttributeError(
+                f"this model has no {name}: mlp={self.config.mlp}, mixer={self.config.mixer}"
+            )
+        if len({p.shape for p in present}) > 1:
+            raise AttributeError(
+                f"this model has no {name} of one shape in all layers: ask `layer(i)` for each"
+            )
+        return torch.stack(present)
+
+    @property
+    def W_E(self) -> Float[Tensor, "v d"]:
+        """Token embedding. AttributeError where no multiple of it enters the first block."""
+        if why := self.config.block.why_not("embed"):
+            raise AttributeError(f"this model has no known W_E: {why}")
+        return self.model.embed.weight
+
+    @property
+    def W_pos(self) -> Float[Tensor, "p d"]:
+        """Position embedding, row 0 that of position 0; AttributeError without learned positions."""
+        kind = self.config.position
+        if self.model.pos_embed is None or not isinstance(kind, Learned):
+            raise AttributeError(f"this model has no W_pos: position={kind}, not {Learned()}")
+        return self.model.pos_embed.weight[kind.offset :]
+
+    @property
+    def W_U(self) -> Float[Tensor, "d v"]:
+        """Unembedding; AttributeError for a model that ends in its residual stream, or has another output layer."""
+        return self._unembed.weight.mT
+
+    @property
+    def _unembed(self) -> nn.Linear:
+        if self.model.unembed is None:
+            there = self.config.unembed
+            what = f"its output layer is {self.config.output}" if there else "it ends in its residual stream"
+            raise AttributeError(f"this model has no W_U: {what}")
+        return self.model.unembed
+
+    @property
+    def b_U(self) -> Float[Tensor, "v"]:
+        """Unembedding bias; zeros if the model has none."""
+        bias = self._unembed.bias
+        return self.W_U.new_zeros(self.config.n_outputs) if bias is None else bias
+
+    @property
+    def final_beta(self) -> Float[Tensor, "d"]:
+        """Beta of the final norm; zeros where there is none (RMSNorm, no norm)."""
+        bias = self.model.ln_final.bias
+        return self.model.embed.weight.new_zeros(self.config.d_model) if bias is None else bias
+
+    @property
+    def W_Q(self) -> Float[Tensor, "l h d e"]:
+        """Query weights."""
+        return self._stack(lambda w: w.W_Q, "W_Q")
+
+    @property
+    def W_K(self) -> Float[Tensor, "l g d e"]:
+        """Key weights, one per key/value head."""
+        return self._stack(lambda w: w.W_K, "W_K")
+
+    @property
+    def W_V(self) -> Float[Tensor, "l g d e"]:
+        """Value weights, one per key/value head."""
+        return self._stack(lambda w: w.W_V, "W_V")
+
+    @property
+    def W_O(self) -> Float[Tensor, "l h e d"]:
+        """Output weights."""
+        return self._stack(lambda w: w.W_O, "W_O")
+
+    @property
+    def b_Q(self) -> Float[Tensor, "l h e"]:
+        """Query biases; zeros if the model has none."""
+        return self._stack(lambda w: w.b_Q, "b_Q")
+
+    @property
+    def b_K(self) -> Float[Tensor, "l g e"]:
+        """Key biases; zeros if the model has none."""
+        return self._stack(lambda w: w.b_K, "b_K")
+
+    @property
+    def b_V(self) -> Float[Tensor, "l g e"]:
+        """Value biases; zeros if the model has none."""
+        return self._stack(lambda w: w.b_V, "b_V")
+
+    @property
+    def b_O(self) -> Float[Tensor, "l d"]:
+        """Output biases; zeros if the model has none."""
+        return self._stack(lambda w: w.b_O, "b_O")
+
+    @property
+    def W_in(self) -> Float[Tensor, "l d m"]:
+        """MLP input weights; AttributeError for an attention-only model."""
+        return self._stack(lambda w: w.W_in, "W_in")
+
+    @property
+    def W_gate(self) -> Float[Tensor, "l d m"]:
+        """MLP gate weights; AttributeError unless the MLP is gated."""
+        return self._stack(lambda w: w.W_gate, "W_gate")
+
+    @property
+    def W_out(self) -> Float[Tensor, "l m d"]:
+        """MLP output weights; AttributeError for an attention-only model."""
+        return self._stack(lambda w: w.W_out, "W_out")
+
+    @property
+    def b_in(self) -> Float[Tensor, "l m"]:
+        """MLP input biases; AttributeError for an attention-only model."""
+        return self._stack(lambda w: w.b_in, "b_in")
+
+    @property
+    def b_out(self) -> Float[Tensor, "l d"]:
+        """MLP output biases; AttributeError for an attention-only model."""
+        return self._stack(lambda w: w.b_out, "b_out")
+
+    def kv_head(self) -> Int[Tensor, "h"]:
+        """The key/value head that each query head reads: `h // (n_heads / n_kv_heads)`."""
+        group = self.config.n_heads // self.config.kv_heads
+        return torch.arange(self.config.n_heads, device=self.model.device) // group
+
+    @property
+    def OV(self) -> FactoredMatrix:
+        """W_V W_O of every head `[layer, head, d, d]`, row convention: what a head writes is `x @ OV`."""
+        self.require("moves", "OV circuit")
+        return FactoredMatrix(self.W_V[:, self.kv_head()], self.W_O)
+
+    @property
+    def QK(self) -> FactoredMatrix:
+        """W_Q W_K^T of every head `[layer, head, d, d]`, query on the rows, without the softmax scale.
+
+        Under rotary positions this is the content term at offset 0 only; the circuit depends on the offset.
+        """
+        self.require("bilinear", "QK circuit")
+        return FactoredMatrix(self.W_Q, self.W_K[:, self.kv_head()].mT)
+
+    def require(self, trait: str, circuit: str, layers: Iterable[int] | None = None) -> None:
+        """AttributeError unless the mixers of these layers (None: of all) have a trait that a circuit is built on."""
+        for layer in range(self.config.n_layers) if layers is None else layers:
+            mixer = self.config.mixers[layer]
+            if not getattr(mixer.traits, trait):
+                raise AttributeError(f"layer {layer} has no {circuit}: it mixes positions by {mixer}")

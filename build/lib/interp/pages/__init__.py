@@ -1,0 +1,26 @@
+"""Results as one self-contained HTML page that opens from disk, with every number beside it as a table."""
+
+from interp.pages.folder import replacing, write_report
+from interp.pages.graph_page import graph_page
+from interp.pages.render import page
+from interp.pages.report import About, Contrast, Corrupted, Question, Report, fitting_repeats, report_of
+from interp.pages.report_page import ReportPage
+from interp.pages.run_page import run_page
+from interp.pages.top_examples import top_examples_page
+
+__all__ = [
+    "About",
+    "Contrast",
+    "Corrupted",
+    "Question",
+    "Report",
+    "ReportPage",
+    "fitting_repeats",
+    "graph_page",
+    "page",
+    "replacing",
+    "report_of",
+    "run_page",
+    "top_examples_page",
+    "write_report",
+]

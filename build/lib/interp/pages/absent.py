@@ -1,0 +1,64 @@
+"""Which tables a page lacks of a model, and why: what its mixers, its blocks or a wrapped network do not offer."""
+
+from interp.lenses.factors import WRITERS, present
+from interp.model.config import ModelConfig
+from interp.pages.corrupted import why_no_edges
+from interp.tokens.flow_routes import why_no_routes
+
+OF_WEIGHTS = ("circuits", "composition")
+"""The tables that are read off the matrices of attention."""
+
+LACKS = {
+    "bilinear": "QK circuit",
+    "moves": "OV circuit",
+    "additive": "values that are moved token by token",
+    "patterned": "attention pattern",
+}
+"""What a layer without a trait lacks, in words."""
+SITES = {
+    "bilinear": "attn.W_Q",
+    "moves": "attn.W_V",
+    "additive": "attn.hook_v",
+    "patterned": "attn.hook_pattern",
+}
+"""By trait, what a wrapped network would have to offer."""
+
+
+def why_absent(config: ModelConfig) -> dict[str, str]:
+    """The tables that a page about this model lacks, and why, but for those that need logits or a second prompt."""
+    unseen = no_patterns(config)
+    unmoved = without("moves", config)
+    edges = why_no_edges(config)
+    factors = None if any(matrix in present(config) for matrix in WRITERS) else "its matrices are not known"
+    reasons = {
+        "attention": unseen,
+        "heads": unseen,
+        "attribution_sources": None if any(m.traits.additive for m in config.mixers) else without("additive", config),
+        "value_norms": without("additive", config),
+        "head_tokens": unmoved or without("bilinear", config),
+        **dict.fromkeys(OF_WEIGHTS, unmoved),
+        "backward_lens": config.block.why_not("matrices") or factors,
+        "flow_routes": why_no_routes(config),
+        "edges": edges,
+        "faithfulness": edges,
+    }  # fmt: skip
+    return {name: why for name, why in reasons.items() if why}
+
+
+def no_patterns(config: ModelConfig) -> str | None:
+    """Why no layer has an attention pattern; None if one has."""
+    if any(mixer.traits.patterned for mixer in config.mixers):
+        return None
+    return config.block.why_not("blocks.0.attn.hook_pattern") or without("patterned", config)
+
+
+def without(trait: str, config: ModelConfig) -> str | None:
+    """Which layers lack a trait (`Traits`) and what they have instead, in words; None if none does."""
+    bare = [layer for layer, mixer in enumerate(config.mixers) if not getattr(mixer.traits, trait)]
+    if not bare:
+        return None
+    mixers = " and ".join(dict.fromkeys(str(config.mixers[layer]) for layer in bare))
+    if why := config.block.why_not(f"blocks.{bare[0]}.{SITES.get(trait, '')}"):
+        mixers = f"{mixers} ({why})"
+    where = f"layers {', '.join(map(str, bare))} have" if len(bare) > 1 else f"layer {bare[0]} has"
+    return f"{where} no {LACKS[trait]}: positions are mixed by {mixers}"

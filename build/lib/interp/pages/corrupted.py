@@ -1,0 +1,77 @@
+"""The prompt against its corrupted one: the same tokens but for those that change the answer."""
+
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import TYPE_CHECKING, get_args
+
+from interp.causal import EdgeGraph, patch
+from interp.causal.contrast import Direction, paired
+from interp.circuits import circuit_curve, edge_attribution
+from interp.circuits.edge_attribution import Method
+from interp.model.config import MLPS, ModelConfig
+from interp.passes.metrics import Metric
+from interp.passes.observe import Subject
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SITES = ("resid_pre", "mlp_before_out", "attn_out", "mlp_out", "z")
+"""What is patched: three streams by layer and token, and every head's output by layer and head."""
+METHOD: Method = "eap-ig-inputs"
+"""How edges are scored."""
+SIZES = (1, 2, 5, 10, 25, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
+"""How many edges the circuits of the faithfulness curve are given; the last one has all."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two aligned prompts and what is watched in both."""
+
+    prompt: str
+    corrupt: str
+    metric: Metric
+
+    def patched(self, model: Subject) -> dict[tuple[str, str], "xr.Dataset"]:
+        """`interp.patch` by direction and site; what the blocks do not add to the stream is left out."""
+        absent = {*MLPS}.difference(model.transformer.config.sublayers)
+        sites = [site for site in SITES if site not in absent]
+        return {
+            (direction, site): patch(
+                model, self.prompt, self.corrupt, site, metric=self.metric, direction=direction
+            )
+            for direction, site in product(get_args(Direction), sites)
+        }
+
+    def edges(self, model: Subject) -> "xr.Dataset":
+        """The score of every edge."""
+        return edge_attribution(model, self.prompt, self.corrupt, metric=self.metric, method=METHOD)
+
+    def curve(self, model: Subject, scores: "xr.Dataset") -> tuple[list[int], "xr.Dataset"]:
+        """The sizes of circuits, and the faithfulness of as many of the strongest edges; no random circuits beside."""
+        count = scores.attrs["edges"]
+        sizes = [*(size for size in SIZES if size < count), count]
+        # The curve takes shares and rounds down: half an edge more lands on each size.
+        shares = [min(1.0, (size + 0.5) / count) for size in sizes]
+        asked = partial(circuit_curve, model, self.prompt, self.corrupt, scores, metric=self.metric)
+        return sizes, asked(fractions=shares, draws=0)
+
+
+def check_aligned(model: Subject, prompt: str, corrupt: str | None) -> None:
+    """ValueError for a corrupted prompt that is none: as many tokens, not the same ones, and a model with logits."""
+    if corrupt is None:
+        return
+    if not model.transformer.config.unembed:
+        raise ValueError(
+            f"a corrupted prompt ({corrupt!r}) requires a model with logits, this one ends in its residual stream"
+        )
+    paired(model.text, prompt, corrupt)
+
+
+def why_no_edges(config: ModelConfig) -> str | None:
+    """Why this shape of model has no edge graph, in the graph's own words; None if it has one."""
+    try:
+        EdgeGraph.of(config)
+    except ValueError as refused:
+        return str(refused)
+    return None

@@ -1,0 +1,209 @@
+"""A `Report` as one HTML page with its style, script and data inside; it fetches nothing and opens from disk."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING
+
+from interp.attention.heads import with_pattern
+from interp.core.boundary import public
+from interp.lenses.backward_lens import NO_UPDATE
+from interp.model.config import ModelConfig
+from interp.pages import (
+    view_ablation,
+    view_attribution,
+    view_circuit,
+    view_faithfulness,
+    view_lattice,
+    view_lens,
+    view_patching,
+    views,
+    wording,
+)
+from interp.pages.report import Contrast, Corrupted, Report
+from interp.pages.tables import INDUCTION_THRESHOLD
+from interp.pages.templates import environment, script, style
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STYLES = ("report", "lattice", "causal")
+SCRIPTS = (
+    "state", "cells", "attention", "lattice", "reading", "parts", "choosing", "keyboard", "causal", "start",
+)  # fmt: skip
+"""The styles and scripts of the page in the order in which they apply."""
+OWN_CODE = "its own code"
+"""What a wrapped network does where nobody looked how."""
+COARSE = 250_000
+"""Above this many attention weights each is stored in one byte instead of two, and shown with two digits."""
+
+
+@public()
+def page(report: Report) -> str:
+    """The whole page as HTML."""
+    # Ours, not the reader's text: the only two strings that are not escaped.
+    ours = {"css": style(STYLES), "js": script(SCRIPTS)}
+    return environment().get_template("report.html").render(own=ours, report=report, **_ready(report))
+
+
+def _ready(report: Report) -> dict[str, object]:
+    """What the template shows beside the report itself."""
+    tables = report.tables
+    names = [wording.visible(token) for token in tables["tokens"].token.tolist()]
+    heads = tables.get("heads")
+    shown, linked = ({}, {"first": [0, 0]}) if report.contrast is None else _answered(report, report.contrast)
+    return {
+        "facts": _facts(report),
+        "card": views.measured(report.about.card.get("measured")),
+        "tokens": tables["tokens"].to_dict("records"),
+        "names": names,
+        "scores": views.SCORES,
+        "threshold": INDUCTION_THRESHOLD,
+        "absent": report.absent,
+        "patterned": with_pattern(report.config),
+        "kinds": views.KINDS,
+        "links": {} if "composition" in report.absent else views.strongest(tables["composition"]),
+        **({} if heads is None else _looked(heads, tables.get("attribution"))),
+        "no_logits": wording.NO_LOGITS,
+        "no_corrupted": wording.NO_CORRUPTED,
+        "corrupted": report.corrupted,
+        **_compared(report),
+        "run_json": json.dumps(report.provenance, indent=2, ensure_ascii=False),
+        **shown,
+        "payload": {
+            "names": names,
+            "heads": report.config.n_heads,
+            "attention": _packed(tables.get("attention"), report.config),
+            **linked,
+        },
+    }
+
+
+def _looked(heads: pd.DataFrame, parts: pd.DataFrame | None) -> dict[str, object]:
+    """What there is to show of where heads look."""
+    return {
+        "head_maps": {score: views.head_map(heads, score) for score in views.SCORES},
+        "best": {score: views.best(heads, score) for score in views.SCORES},
+        "found": [head for head in views.scored(heads, "induction") if head.is_induction_head],
+        "profiles": views.profiles(heads, parts),
+    }
+
+
+def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], dict[str, object]]:
+    """What only a model with logits has to show, and what the script needs of it."""
+    tables, token = report.tables, contrast.answer.token
+    attribution = view_attribution.attribution(tables["attribution"])
+    nexts = views.next_tokens(tables["next_tokens"])
+    shown = {
+        "mean_loss": float(tables["tokens"].loss_nats.mean()),
+        "loss_scale": math.log(report.config.d_vocab),
+        "nexts": nexts,
+        "circuit_scores": views.CIRCUITS,
+        "circuit_maps": {}
+        if "circuits" in report.absent
+        else {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
+        "attribution": attribution,
+        "grains": view_attribution.GRAINS,
+        "ablation": view_ablation.ablation(tables["ablation"]),
+        "ablation_unchanged": view_ablation.UNCHANGED,
+        "ablation_side": view_ablation.SIDE,
+        "ablation_room": view_ablation.ROOM,
+        "lenses": {
+            "Logit lens": view_lens.lens(tables["logit_lens"], token),
+            **(view_lens.fitted(tables["fitted_lenses"], token) if "fitted_lenses" in tables else {}),
+        },
+        "panels": []
+        if "backward_lens" in report.absent
+        else view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab),
+        "no_update": NO_UPDATE,
+        "idle": view_lens.IDLE,
+        "why_these": view_lens.why_these(report.config),
+        "word_count": None,
+        "flows": None,
+    }
+    linked = {
+        "nexts": nexts,
+        "answer": wording.visible(token),
+        "ranks": [*tables["tokens"]["rank"].tolist()[1:], contrast.answer.rank],
+        "first": view_attribution.speaker(tables["attribution"]),
+        "reach": attribution.reach,
+    }
+    if "attribution_sources" in tables:
+        linked["moved"] = view_attribution.moved(tables["attribution_sources"])
+    if "value_norms" in tables:
+        linked["values"] = view_lattice.values(tables["value_norms"])
+    if "head_tokens" in tables:
+        words, ids = tables["head_tokens"], tables["tokens"].token_id.tolist()
+        shown["word_count"] = words.token_id.nunique()
+        linked["words"] = view_lattice.words(words, ids, report.config)
+    if "flow_routes" in tables:
+        shown |= view_lattice.shown(tables["flow_routes"])
+        linked["lattice"] = view_lattice.lattice(tables["flow_routes"], tables["logit_lens"], report.config)
+    return shown, linked
+
+
+def _compared(report: Report) -> dict[str, object]:
+    """What only a prompt with a corrupted one has to show; no circuit for a model without an edge graph."""
+    tables = report.tables
+    if report.corrupted is None:
+        return {}
+    edges = tables.get("edges")
+    return {
+        "directions": view_patching.DIRECTIONS,
+        "sites": view_patching.SITES,
+        "unchanged": view_patching.UNCHANGED,
+        "patching": view_patching.patching(tables["patching"]),
+        "circuit": None if edges is None else view_circuit.drawing(edges, report.config),
+        **_faithful(report, report.contrast, report.corrupted),
+    }
+
+
+def _faithful(report: Report, contrast: Contrast | None, corrupted: Corrupted) -> dict[str, object]:
+    """The faithfulness curve; none for a model without an edge graph."""
+    table = report.tables.get("faithfulness")
+    if table is None or contrast is None:
+        return {}
+    return {
+        "faithfulness": view_faithfulness.curve(table, contrast.total, corrupted.total),
+        "curve_width": view_faithfulness.WIDTH,
+        "curve_height": view_faithfulness.HEIGHT,
+    }
+
+
+def _facts(report: Report) -> list[tuple[str, str]]:
+    """The model in numbers, for the head of the page."""
+    config, count = report.config, wording.count
+    position, norm = type(config.position).__name__, type(config.norm).__name__
+    return [
+        ("layers", str(config.n_layers)),
+        ("heads a layer", str(config.n_heads)),
+        ("d_model", count(config.d_model)),
+        ("MLP", _mlp_in_words(config)),
+        ("vocabulary", f"{count(config.d_vocab)} tokens"),
+        ("context", f"{count(config.n_ctx)} tokens"),
+        ("positions", OWN_CODE if config.block.proven else {"NoPosition": "none"}.get(position, position.lower())),
+        ("norm", {"NoNorm": "none"}.get(norm, norm)),
+        ("dtype", str(report.provenance["dtype"]).removeprefix("torch.")),
+    ]  # fmt: skip
+
+
+def _mlp_in_words(config: ModelConfig) -> str:
+    if config.mlp is None:
+        return "none (attention-only)"
+    if not config.mlp.d_mlp:
+        return OWN_CODE
+    return f"{wording.count(config.mlp.d_mlp)} neurons {'in each of two ' if len(config.mlps) > 1 else ''}a layer"
+
+
+def _packed(table: pd.DataFrame | None, config: ModelConfig) -> dict[str, object] | None:
+    """Attention weights in [0, 1] as base64 of unsigned integers, little-endian, the largest standing for 1.
+
+    `layers` are those that have weights, in their order. None for a model that has no pattern.
+    """
+    if table is None:
+        return None
+    weights = table.value.to_numpy()
+    size = 2 if len(weights) <= COARSE else 1
+    cells = views.packed(views.fractions(weights, size))
+    return {"bytes": size, "cells": cells, "layers": list(with_pattern(config))}

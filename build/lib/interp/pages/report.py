@@ -1,0 +1,385 @@
+"""One prompt through one model: every analysis of the page, assembled into tidy tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import pandas as pd
+import torch
+import xarray as xr
+from jaxtyping import Float
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.attention import heads
+from interp.attention.heads import with_pattern
+from interp.core.boundary import public
+from interp.core.results import frame
+from interp.data.batch import Batch
+from interp.lenses import FittedJacobianLens, TunedLens, backward_lens, logit_lens
+from interp.lenses.factors import Matrix, present
+from interp.model.config import Json, ModelConfig
+from interp.model.records import require
+from interp.model.sites import names as sites
+from interp.model.tap import Read
+from interp.pages import tables
+from interp.pages.ablated import ablation
+from interp.pages.absent import why_absent
+from interp.pages.corrupted import Pair, check_aligned
+from interp.pages.flow import about_flow
+from interp.passes.metrics import logit_difference
+from interp.passes.observe import Model, Subject, as_model, observe
+from interp.residual import attribute
+from interp.residual.attribution import Grain
+from interp.residual.decomposition import not_linear
+from interp.runs.provenance import provenance
+from interp.tasks import RepeatedTokens
+from interp.weights import composition, copying
+from interp.weights.composition import Kind
+
+TOP = 10
+"""Next tokens listed per position, and tokens per cell of the lens."""
+Fitted = TunedLens | FittedJacobianLens
+"""Lenses that were fitted on texts."""
+MOST_CELLS = 1_300_000
+"""Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the page is about."""
+
+    prompt: str
+    answer: str | None = None
+    """The next token asked about, leading space included; None = the model's own most probable one."""
+    wrong: str | None = None
+    """The token it is contrasted with; None = the runner-up if there is no answer either, else nothing."""
+    corrupt: str | None = None
+    """The corrupted prompt: the prompt, token for token, but for what changes the answer; None = no causal sections."""
+
+    def __post_init__(self) -> None:
+        if self.wrong is not None and self.answer is None:
+            raise ValueError(
+                f"a wrong answer ({self.wrong!r}) requires an answer to be contrasted with, got none"
+            )
+        if self.wrong is not None and self.wrong == self.answer:
+            raise ValueError(f"answer and wrong answer must differ, both are {self.answer!r}")
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of the model beyond its weights."""
+
+    name: str
+    summary: str = ""
+    card: Json = field(default_factory=dict)
+    """Numbers measured on held-out material, as `zoo.card` gives them."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A possible next token, its probability and its rank (0 = most probable)."""
+
+    token: str
+    prob: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """The two tokens that attribution compares at the last position."""
+
+    answer: Candidate
+    wrong: Candidate | None
+    chosen_by_model: bool
+    """Whether the model's own first two tokens were taken because the question named none."""
+    total: float
+    """The answer's logit, minus the wrong answer's where there is one."""
+    completeness_error: float
+    """Largest relative difference between the sum over components and `total`."""
+
+
+@dataclass(frozen=True)
+class Corrupted:
+    """The corrupted prompt and what the model makes of the prompt's answers there."""
+
+    prompt: str
+    answer: Candidate
+    wrong: Candidate | None
+    total: float
+    """The answer's logit after the corrupted prompt, minus the wrong answer's where there is one."""
+    changes: tuple[tuple[int, str, str], ...]
+    """Where the two prompts differ: position, the prompt's token, the corrupted one's."""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Everything on the page, as data."""
+
+    about: About
+    config: ModelConfig
+    question: Question
+    contrast: Contrast | None
+    """None for a model without logits: it has no answers."""
+    corrupted: Corrupted | None
+    """None where the question has no corrupted prompt."""
+    data: RepeatedTokens
+    """What the head scores were measured on."""
+    tables: Mapping[str, pd.DataFrame]
+    absent: Mapping[str, str]
+    """Why the model has no such table, by the table's name."""
+    provenance: Json
+
+
+@dataclass(frozen=True, eq=False)
+class _Answered:
+    """The logits of the only row, the tokens asked about, and what the parts of the model add to them."""
+
+    logits_pv: Float[Tensor, "p v"]
+    answer: int
+    wrong: int | None
+    attributed: xr.Dataset
+
+
+@public()
+def report_of(
+    model: Model,
+    question: Question,
+    about: About,
+    *,
+    seed: int = 0,
+    lenses: Mapping[str, Fitted] = MappingProxyType({}),
+) -> Report:
+    """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
+
+    lenses: fitted lenses of this model by name, which the page shows beside the logit lens.
+    A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
+    a corrupted prompt has no tables of patching and edges. `absent` says of every other table that this model lacks
+    why: a wrapped network has no circuits, layers that keep a state have no attention. Heads whose scores do not come
+    from q . k have no composition into queries and keys.
+    Errors: ValueError for what is no model, for a prompt or an answer the model cannot take, for a prompt too long for
+    the page, for a corrupted prompt that does not align with the prompt or that the model answers alike, for a model
+    that is not causal, whose heads do not write, whose patterns are no shares, or whose logits are not linear in the
+    stream.
+    """
+    model = as_model(model)
+    batch = model.text.batch(question.prompt)
+    check_aligned(model, question.prompt, question.corrupt)
+    config = model.transformer.config
+    _check_model(config)
+    _check_size(config, batch.tokens.shape[1])
+    data = fitting_repeats(config, seed)
+    output_p, pattern_lhqk = _pass(model, batch)
+    answered, absent = _answered(model, question, batch, output_p), why_absent(config)
+    scored = None if "heads" in absent else heads(model, data)
+    ids = batch.tokens[0].to(output_p.device)
+    names = model.text.pieces(ids.tolist())
+    work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)
+    if answered is not None:
+        work |= _about_logits(model, batch, answered, names)
+        if lenses:
+            work["fitted_lenses"] = lambda: _fitted(model, batch, answered.answer, lenses)
+        work["ablation"] = lambda: ablation(
+            model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
+        )
+        previous = None if scored is None else scored.value.sel(score="previous_token")
+        work["circuits"] = lambda: frame(copying(model, ranks=False, previous=previous))
+        work |= _about_corrupted(model, question, answered, names)
+    work = {name: make for name, make in work.items() if name not in absent}
+    bar = tqdm(work.items(), desc="report", delay=1, leave=False)
+    found = {name: make() for name, make in bar}
+    contrast = None if answered is None else _contrast(model, question, answered)
+    other = None if answered is None else _corrupted(model, question, answered, batch)
+    asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
+    parameters: Json = {
+        **asdict(question), "contrast": asked, "corrupted": compared, "head_scores": asdict(data),
+    }  # fmt: skip
+    record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
+    record["units"] = {name: dict(tables.UNITS[name]) for name in found}
+    record["absent"] = absent
+    return Report(about, config, question, contrast, other, data, found, absent, record)
+
+
+def _about_model(
+    model: Subject, prompt: tuple[Tensor, Tensor | None], scored: xr.Dataset | None, pattern: Tensor | None
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """How to make the tables that every model has: of the prompt's ids and logits, its heads and its patterns."""
+    (ids, logits_pv), config = prompt, model.transformer.config
+    names = model.text.pieces(ids.tolist())
+    work: dict[str, Callable[[], pd.DataFrame]] = {
+        "tokens": lambda: tables.tokens(ids, logits_pv, model.text.pieces),
+        "composition": lambda: tables.composition(
+            {kind: composition(model, kind) for kind in _kinds(config)}
+        ),
+    }
+    if scored is not None and pattern is not None:
+        work["heads"] = lambda: tables.heads(scored)
+        work["attention"] = lambda: tables.attention(pattern, with_pattern(config), names)
+    return work
+
+
+def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor) -> _Answered | None:
+    """What the model answers; None if it ends in its residual stream, ValueError if an answer was asked of that."""
+    if not model.transformer.config.unembed:
+        if question.answer is None:
+            return None
+        raise ValueError(
+            f"an answer ({question.answer!r}) requires a model with logits, this one ends in its residual stream"
+        )
+    answer, wrong = _answers(model, question, output_p[-1])
+    splits = any(mixer.traits.additive for mixer in model.transformer.config.mixers)
+    parts: Grain = "source" if splits else "head"
+    return _Answered(output_p, answer, wrong, attribute(model, batch, answer, wrong, parts=parts))
+
+
+def _about_logits(
+    model: Subject, batch: Batch, answered: _Answered, names: list[str]
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """How to make the tables that only a model with logits has."""
+    pieces, attributed, answer = model.text.pieces, answered.attributed, answered.answer
+    return {
+        "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
+        "attribution": lambda: tables.attribution(attributed),
+        "attribution_sources": lambda: tables.attribution_sources(attributed, names),
+        "logit_lens": lambda: _lens(model, batch, answer),
+        "backward_lens": lambda: _backward_lens(model, batch, answer),
+        **about_flow(model, batch, attributed, names),
+    }
+
+
+def _about_corrupted(
+    model: Subject, question: Question, answered: _Answered, names: list[str]
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """How to make the tables that compare the prompt with its corrupted one; none without that."""
+    if question.corrupt is None:
+        return {}
+    pair = Pair(question.prompt, question.corrupt, logit_difference(answered.answer, answered.wrong))
+    scores = cache(lambda: pair.edges(model))
+    return {
+        "patching": lambda: tables.patching(pair.patched(model), names),
+        "edges": lambda: tables.edges(scores()),
+        "faithfulness": lambda: tables.faithfulness(*pair.curve(model, scores())),
+    }
+
+
+def _corrupted(model: Subject, question: Question, answered: _Answered, batch: Batch) -> Corrupted | None:
+    """What the model answers to the corrupted prompt; None if there is none."""
+    if question.corrupt is None:
+        return None
+    other = model.text.batch(question.corrupt)
+    last = observe(model.transformer, other, []).output[0, -1]
+    answer = _candidate(answered.answer, last, model)
+    wrong = None if answered.wrong is None else _candidate(answered.wrong, last, model)
+    logits = last.float()
+    total = logits[answered.answer] - (0.0 if answered.wrong is None else logits[answered.wrong])
+    places = (batch.tokens[0] != other.tokens[0]).nonzero().flatten().tolist()
+    ours, theirs = (model.text.pieces(each.tokens[0, places].tolist()) for each in (batch, other))
+    changes = tuple(zip(places, ours, theirs, strict=True))
+    return Corrupted(question.corrupt, answer, wrong, float(total), changes)
+
+
+def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:
+    last = answered.logits_pv[-1]
+    return Contrast(
+        answer=_candidate(answered.answer, last, model),
+        wrong=None if answered.wrong is None else _candidate(answered.wrong, last, model),
+        chosen_by_model=question.answer is None,
+        total=float(answered.attributed.total[0]),
+        completeness_error=float(answered.attributed.attrs["completeness_error"]),
+    )
+
+
+@public()
+def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
+    """25 tokens four times, as Olsson et al. 2022; fewer, or less often, where context or vocabulary are too small."""
+    usual = RepeatedTokens(seed=seed)
+    repeats = min(usual.repeats, (config.n_ctx - 1) // 2)
+    if repeats < 2 or config.d_vocab < 3:
+        raise ValueError(
+            "head scores require a context of at least 5 tokens and a vocabulary of at least 3, "
+            f"got {config.n_ctx} and {config.d_vocab}"
+        )
+    period = min(usual.period, (config.n_ctx - 1) // repeats, config.d_vocab - 1)
+    return RepeatedTokens(period=period, repeats=repeats, seed=seed)
+
+
+def _check_model(config: ModelConfig) -> None:
+    """ValueError before any pass for a model that half the page could say nothing about."""
+    config.require_tokens("a page")
+    for layer in range(config.n_layers):
+        if (site := f"blocks.{layer}.attn.hook_z") not in sites(config):
+            why = config.block.why_not(site) or f"there is no {site}"
+            raise ValueError(f"a page shows what each head writes: {why}")
+    require("distribution", [config.mixers[layer] for layer in with_pattern(config)], "a page about heads")
+    if config.unembed and (what := not_linear(config)):
+        raise ValueError(f"a page requires logits that are linear in the normed stream; this model {what}")
+
+
+def _kinds(config: ModelConfig) -> tuple[Kind, ...]:
+    """The kinds of composition that the heads have: into queries and keys only where scores come from q . k."""
+    bilinear = all(mixer.traits.bilinear for mixer in config.mixers)
+    kinds: tuple[Kind, ...] = ("Q", "K", "V") if bilinear else ("V",)
+    return kinds if config.n_layers > 1 else ()
+
+
+def _check_size(config: ModelConfig, n: int) -> None:
+    heads_in_all = len(with_pattern(config)) * config.n_heads
+    if heads_in_all * n * (n + 1) // 2 > MOST_CELLS:
+        fits = int(((1 + 8 * MOST_CELLS / heads_in_all) ** 0.5 - 1) / 2)
+        raise ValueError(
+            f"the page shows the attention of all {heads_in_all} heads of this model for up to {fits} tokens, "
+            f"the prompt has {n}"
+        )
+
+
+def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None]:
+    """The logits (or the final stream, of a model without) and every pattern of the only row, if there is any."""
+    reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(model.transformer.config)]
+    seen = observe(model.transformer, batch, reads)
+    return seen.output[0], torch.stack([seen.trace[read][0] for read in reads]) if reads else None
+
+
+def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
+    """The ids of answer and wrong answer; the model's own first two if the question names none."""
+    if question.answer is None:
+        first, second = logits.topk(2).indices.tolist()
+        return first, second
+    return model.text.single(question.answer), None if question.wrong is None else model.text.single(
+        question.wrong
+    )
+
+
+def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
+    of_next, of_answer = (logit_lens(model, batch, answer=target) for target in (None, answer))
+    return tables.logit_lens(of_next, of_answer)
+
+
+def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:
+    """What each lens says; of a Jacobian lens also how sure its words are."""
+    found = {}
+    for name, lens in lenses.items():
+        how: dict[str, Any] = {"sites": lens.sites, "translators": lens}
+        of_answer = logit_lens(model, batch, answer=answer, **how)
+        read = lens.read(batch) if isinstance(lens, FittedJacobianLens) else logit_lens(model, batch, **how)
+        found[name] = tables.logit_lens(read, of_answer)
+    return tables.fitted_lenses(found)
+
+
+def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
+    """Of a matrix that writes to the stream and one that reads it: those of the MLP, if it has factors."""
+    config = model.transformer.config
+    there = present(config)
+    pair: tuple[Matrix, ...] = ("W_out", "W_in") if "W_out" in there else ("W_O", "W_V")
+    matrices = tuple(matrix for matrix in pair if matrix in there)
+    found = backward_lens(model, batch, answer, matrices=matrices)
+    return tables.backward_lens(found)
+
+
+def _candidate(token: int, logits: Float[Tensor, "v"], model: Subject) -> Candidate:
+    """The text, probability and rank of a token."""
+    prob = float(logits.float().softmax(-1)[token])
+    return Candidate(model.text.pieces([token])[0], prob, int((logits > logits[token]).sum()))

@@ -1,0 +1,46 @@
+"""The assets of the pages (templates, styles, scripts): what is shown is escaped, what is missing is an error."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+import jinja2
+from markupsafe import Markup
+
+from interp.pages import wording
+
+PAGES = "interp.pages"
+
+
+def environment(package: str = PAGES) -> jinja2.Environment:
+    """A jinja environment for the templates among a package's assets, with our ways to write tokens and numbers."""
+    made = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: own(name, package)),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for write in (wording.visible, wording.harmless, wording.number, wording.probability, wording.count):
+        made.filters[write.__name__] = write
+    made.policies["json.dumps_kwargs"] = {"ensure_ascii": False}  # the page is UTF-8: a third less for words
+    return made
+
+
+def own(name: str, package: str = PAGES) -> Markup:
+    """The text of one of our assets: not the reader's, so it is not escaped."""
+    return Markup((files(package) / "assets" / name).read_text(encoding="utf-8"))
+
+
+def style(names: Sequence[str]) -> Markup:
+    """Our styles of these names, in this order."""
+    return Markup("\n").join(own(f"{name}.css") for name in names)
+
+
+def script(names: Sequence[str]) -> Markup:
+    """Our scripts of these names as one function, in this order; nothing of it is visible outside."""
+    return joined([own(f"{name}.js") for name in names])
+
+
+def joined(parts: Sequence[Markup]) -> Markup:
+    """Scripts as one function."""
+    return Markup("\n").join([Markup('"use strict";\n(() => {'), *parts, Markup("})();")])

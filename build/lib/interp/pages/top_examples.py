@@ -1,0 +1,122 @@
+"""The page of maximum-activating examples: contexts coloured by how a cell runs along them, one block per cell."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from interp.core.boundary import public
+from interp.pages.templates import environment, own
+from interp.pages.wording import count, harmless, short, visible
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+UNCOUNTED = "does not count"
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as it is written, its share of the cell's largest size in [-1, 1], and what pointing at it says."""
+
+    text: str
+    level: float
+    tip: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One place of a list: its value, where it is, its context, and the key that a head attends to there."""
+
+    value: str
+    place: str
+    tokens: list[Token]
+    key: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One neuron, head or feature: its list, and the distribution that the list is the end of."""
+
+    name: str
+    facts: list[tuple[str, str]]
+    entries: list[Entry]
+    largest: str
+    """The largest size of its activation in these contexts: a full shade."""
+
+
+@public()
+def top_examples_page(result: xr.Dataset, *, most: int = 100) -> str:
+    """A result of `interp.features.top_examples` as one HTML page that opens from disk, fetching nothing.
+
+    Tokens are shaded by the activation of their cell, up to the largest size among the cell's own contexts: shades of
+    different cells do not compare. Red is below 0. The token that made the list is underlined; pointing at a token
+    gives its number. most: how many cells are drawn, the first ones; the page says how many there are.
+    Errors: ValueError for another result.
+
+    Example:
+        >>> found = interp.features.top_examples(model, [prompt], "L1.post", cells=[3], top=1)
+        >>> "neuron 3" in top_examples_page(found)
+        True
+    """
+    if "piece" not in result:
+        raise ValueError("the result of top_examples is required, got one without `piece`")
+    dim = str(result.peak.dims[0])
+    shown = result.isel({dim: slice(most)})
+    template = environment().get_template("top_examples.html")
+    return template.render(
+        css=own("report.css"),
+        site=harmless(str(result.attrs["site"])),
+        dim=dim.replace("_", " "),
+        total=count(result.sizes[dim]),
+        cells=[_cell(shown.isel({dim: i}), dim) for i in range(shown.sizes[dim])],
+        all_shown=shown.sizes[dim] == result.sizes[dim],
+        signed=bool((shown.activation < 0).any()),
+        facts=_facts(result),
+        uncounted=UNCOUNTED,
+        bos=result.attrs["bos"],
+        order=result.attrs["order"],
+    )
+
+
+def _facts(result: xr.Dataset) -> list[tuple[str, str]]:
+    known = {"texts": "texts", "tokens_counted": "tokens", "rejected": "rows set aside"}
+    return [(word, count(int(result.attrs[name]))) for name, word in known.items() if name in result.attrs]
+
+
+def _cell(one: xr.Dataset, dim: str) -> Cell:
+    activation = one.activation.to_numpy()
+    largest = float(np.nanmax(np.abs(activation), initial=0.0))
+    entries = [_entry(one.isel(rank=i), largest) for i in range(one.sizes["rank"]) if int(one.row[i]) >= 0]
+    value = dict(zip(one.score.values.tolist(), one.value.values.tolist(), strict=True))
+    end = "max" if "max" in value else "min"
+    facts = [
+        ("active on", f"{100 * value['density']:.3g} % of tokens"),
+        ("mean", short(value["mean"])),
+    ]
+    facts += [(f"{100 * float(q):g} % up to", short(float(one.quantiles.sel(q=q)))) for q in one.q]
+    facts.append((end, short(value[end])))
+    return Cell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, short(largest))
+
+
+def _entry(one: xr.Dataset, largest: float) -> Entry:
+    columns = (one[name].to_numpy().tolist() for name in ("piece", "activation", "offset", "tokens"))
+    tokens = [_token(piece, value, largest, offset == 0)
+              for piece, value, offset, token in zip(*columns, strict=True) if token >= 0]  # fmt: skip
+    key = f"attends to {visible(str(one.key_piece.item()))} at {int(one.key)}" if "key_piece" in one else ""
+    return Entry(short(float(one.peak)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
+
+
+def _token(piece: str, value: float, largest: float, chosen: bool) -> Token:
+    if math.isnan(value):
+        return Token(_running(piece), 0.0, UNCOUNTED, chosen)
+    return Token(_running(piece), value / largest if largest else 0.0, short(value), chosen)
+
+
+def _running(piece: str) -> str:
+    """A token as part of a text: spaces stay spaces, line ends and what would hide become signs."""
+    return "".join(c if c == " " else visible(c) for c in piece)

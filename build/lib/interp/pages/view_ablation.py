@@ -1,0 +1,108 @@
+"""Ablation made ready for the template: maps of direct and total effect in common colours, one against the other."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from interp.pages.views import Cell, Rows, by_layer, records
+from interp.pages.wording import number
+
+CHANGES = {
+    "zero": (
+        "zero",
+        "The part says nothing: a head's output z, an MLP's output with its bias, is 0 at every position. That can "
+        "leave a stream that the model never sees. Direct is minus what the part adds by itself to the logits, above.",
+    ),
+    "resample": (
+        "resample",
+        "The part says at every position what it says after the corrupted prompt (resampling), so only what differs "
+        "between the prompts counts. Direct is, for the same reason, what it adds by itself after the corrupted prompt "
+        "minus what it adds after the prompt, each at its own norm's scale.",
+    ),
+}
+"""By change its name on the page, and what stands in for the part."""
+UNCHANGED = "–"
+"""What a cell shows where nothing was changed."""
+LARGEST = 12
+"""Parts listed with their numbers."""
+SIDE, ROOM = 260.0, 36.0
+"""Of the drawing of total against direct effect: its square and the room for its scales, in pixels."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """One part, and what replacing it changes: directly, and in all."""
+
+    part: str
+    layer: int
+    head: int | None
+    direct: float
+    value: float
+    changed: bool
+
+    @property
+    def rest(self) -> float:
+        """What is not direct: through later parts, and the final norm's scale, which the direct effect holds."""
+        return self.value - self.direct
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A part by its direct (across) and total effect (up), in pixels."""
+
+    part: Replaced
+    x: float
+    y: float
+    tip: str
+
+
+@dataclass(frozen=True)
+class Ablation:
+    """One change: maps of direct and total effect, the parts that matter most, all parts as dots."""
+
+    label: str
+    meaning: str
+    direct: Rows
+    total: Rows
+    reach: float
+    """Largest absolute effect of both maps, where the colour is full."""
+    largest: list[Replaced]
+    dots: list[Dot]
+
+
+def ablation(table: pd.DataFrame) -> dict[str, Ablation]:
+    """What the page draws of the ablation table, by change."""
+    return {str(name): _one(str(name), part) for name, part in table.groupby("change", sort=False)}
+
+
+def place(value: float, reach: float) -> float:
+    """Where a value stands in the drawing, in pixels from the left (or the bottom) of its square."""
+    return SIDE * (value + reach) / (2 * reach)
+
+
+def _one(change: str, table: pd.DataFrame) -> Ablation:
+    parts = records(Replaced, table)
+    reach = max(max(abs(part.direct), abs(part.value)) for part in parts) or 1.0
+    direct = by_layer((part.layer, _cell(part, part.direct, reach)) for part in parts)
+    total = by_layer((part.layer, _cell(part, part.value, reach, idle=not part.changed)) for part in parts)
+    order = sorted(parts, key=lambda part: -max(abs(part.value), abs(part.direct)))
+    dots = [
+        Dot(part, place(part.direct, reach), SIDE - place(part.value, reach), _tip(part))
+        for part in reversed(order)  # the largest are drawn last, above the others
+    ]
+    label, meaning = CHANGES[change]
+    return Ablation(label, meaning, direct, total, reach, order[:LARGEST], dots)
+
+
+def _tip(one: Replaced) -> str:
+    total = f"total {_signed(one.value)}" if one.changed else "total 0: nothing was changed here"
+    return f"{one.part}\ndirect {_signed(one.direct)} logits\n{total}\nrest {_signed(one.rest)}"
+
+
+def _cell(part: Replaced, value: float, reach: float, *, idle: bool = False) -> Cell:
+    text = UNCHANGED if idle else number(value, 2, sign=True)
+    return Cell(text, 0.0 if idle else value / reach, _tip(part), idle=idle)
+
+
+def _signed(logits: float) -> str:
+    return number(logits, 3, sign=True)

@@ -1,0 +1,107 @@
+"""The residual lattice and the words of heads made ready: small arrays for the script, the strongest edges in words."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from interp.model.config import ModelConfig
+from interp.pages.flow import FLOOR
+from interp.pages.views import fractions, packed
+from interp.pages.wording import visible
+
+STEPS = (0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.07, 0.1, 0.15, 0.2, 0.3, 0.5)
+"""The thresholds of the slider."""
+OPENS = 0.02
+"""Where the slider stands at first."""
+STRONGEST = 40
+"""Edges in the table that stands there without a script."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One edge in words."""
+
+    part: str
+    source: str
+    target: str
+    share: float
+    attribution: float
+
+
+def shown(table: pd.DataFrame) -> dict[str, object]:
+    """What the template needs."""
+    return {
+        "flows": strongest(table),
+        "flow_floor": FLOOR,
+        "flow_steps": STEPS,
+        "flow_opens": OPENS,
+    }
+
+
+def strongest(table: pd.DataFrame) -> list[Row]:
+    """What heads move and MLPs add, the largest shares first."""
+    parts = table[table.kind.isin(("head", "mlp"))].sort_values("value", ascending=False, kind="stable")
+    best = parts.head(STRONGEST)
+    source, target = (
+        [f"{visible(token)} ({at})" for token, at in zip(best[f"{end}_token"], best[end], strict=True)]
+        for end in ("key", "query")
+    )
+    numbers = best.value.tolist(), best.attribution.tolist()
+    return [Row(*row) for row in zip(best.part.tolist(), source, target, *numbers, strict=True)]
+
+
+def lattice(flows: pd.DataFrame, lens: pd.DataFrame, config: ModelConfig) -> dict[str, object]:
+    """What the script draws the lattice from: shares as 16-bit fractions, one entry per part above `FLOOR`."""
+    moved = flows[flows.kind == "head"]
+    own = {
+        kind: packed(fractions(part.sort_values(["layer", "query"]).value))
+        for kind, part in flows[flows.kind != "head"].groupby("kind")
+    }
+    first = lens[lens["rank"] == 0]
+    mlps = flows[(flows.kind == "mlp") & flows.attribution.notna()].sort_values("layer")
+    columns = [moved.layer, moved["head"], moved["query"], moved.key, fractions(moved.value)]
+    return {
+        "layers": config.n_layers,
+        "floor": FLOOR,
+        "steps": STEPS,
+        "own": own,
+        "edges": packed(np.stack([np.asarray(x, dtype="<u2") for x in columns], 1)),
+        "answer": packed(fractions(first.answer_prob)),
+        "mlps": mlps.attribution.round(6).tolist(),
+    }
+
+
+def values(table: pd.DataFrame) -> dict[str, object]:
+    """Lengths of values `[layer head key]` as 16-bit fractions of the longest."""
+    most = float(table.value.max()) or 1.0
+    ordered = table.sort_values(["layer", "head", "key"])
+    return {"most": most, "cells": packed(fractions(ordered.value / most))}
+
+
+def words(table: pd.DataFrame, ids: Sequence[int], config: ModelConfig) -> dict[str, object]:
+    """The lists of every head and token, `[list layer head token rank]`: places in `texts`, and scores.
+
+    Scores are 16-bit fractions of each head's largest, signed.
+    """
+    known = np.unique(table.token_id)
+    texts, where = np.unique(table.word_id, return_index=True)
+    said = [visible(word) for word in table.word.iloc[where]]
+    made: dict[str, object] = {
+        "tokens": np.searchsorted(known, ids).tolist(),
+        "count": len(known),
+        "texts": said,
+    }
+    for name, part in table.groupby("list"):
+        ordered = part.sort_values(["layer", "head", "token_id", "rank"])
+        scores = ordered.value.to_numpy(dtype=float).reshape(config.n_layers * config.n_heads, -1)
+        most = np.abs(scores).max(1, keepdims=True)
+        stored = np.rint(scores / np.where(most == 0, 1, most) * 32767).astype("<i2")
+        made[str(name)] = {
+            "each": int(ordered["rank"].max()) + 1,
+            "ids": packed(np.searchsorted(texts, ordered.word_id).astype("<u2")),
+            "scores": packed(stored),
+            "most": [float(f"{x:.6g}") for x in most[:, 0]],
+        }
+    return made

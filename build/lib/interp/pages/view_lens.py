@@ -1,0 +1,197 @@
+"""The lenses made ready for the template: what the stream says at each depth, and what a training step would write."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+
+import pandas as pd
+
+from interp.lenses.backward_lens import NO_UPDATE, THRESHOLD
+from interp.lenses.factors import WRITERS, why_not
+from interp.model.config import ModelConfig
+from interp.model.parts import Part
+from interp.pages.views import Cell, records
+from interp.pages.wording import number, probability, visible
+
+IDLE = f"at most {100 * THRESHOLD:g} % of the largest update"
+"""When a cell shows `NO_UPDATE`, in words."""
+LISTED = 5
+"""Top tokens in the explanation of a cell of the logit lens."""
+MATRICES = {
+    "W_out": "writes what the MLP's neurons found to the stream",
+    "W_in": "reads the stream for the MLP's neurons",
+    "W_O": "writes what heads moved to the stream",
+    "W_V": "reads from the stream what heads move",
+}
+"""The matrices of the backward lens and what each does."""
+READING = {
+    True: "a step subtracts δ, so each cell names the least probable token of δ",
+    False: "a step writes multiples of x, so each cell names the most probable token of x",
+}
+"""How to read matrices that write to the stream, and those that read it."""
+
+
+@dataclass(frozen=True)
+class Depth:
+    """One row of a lens."""
+
+    name: str
+    label: str
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class LensRow:
+    """One row of the lens table: a top token at one depth and position, and what is known of that place."""
+
+    depth: str
+    pos: int
+    token: str
+    """What is read there."""
+    word: str
+    """What the lens says."""
+    top_prob: float
+    entropy: float
+    kl: float
+    next_rank: int
+    next_prob: float
+    answer_rank: int
+    answer_prob: float
+
+
+@dataclass(frozen=True)
+class FittedRow(LensRow):
+    """One row of the table of fitted lenses: how sure the word is, too."""
+
+    lens: str
+    low: float
+    high: float
+    stays: float
+
+
+@dataclass(frozen=True)
+class BackwardRow:
+    """One row of the backward lens' table: the n-th most and least probable token of one layer and position."""
+
+    layer: int
+    pos: int
+    token: str
+    x: float
+    delta: float
+    relative_update: float
+    answer_rank: int
+    top_word: str
+    """Empty, as `bottom_word`, where nothing would be written."""
+    bottom_word: str
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The backward lens of one matrix: rows of layers, and how to read them."""
+
+    matrix: str
+    meaning: str
+    reading: str
+    rows: list[Depth]
+    largest: float
+    """Largest norm of delta, where the colour is full; 0 if nothing would be written anywhere."""
+
+
+def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
+    """The lens by depth, the embedding first; every cell explains its top tokens and the ranks of what came next."""
+    ranked = records(LensRow, table)
+    cells: dict[str, list[Cell]] = {}
+    for (depth, _), rows in groupby(ranked, key=attrgetter("depth", "pos")):
+        cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
+    labels = ["embedding", *(f"after layer {i}" for i in range(len(cells) - 2)), "output"]
+    return [Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)]
+
+
+def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
+    """The same of every fitted lens, by its name."""
+    found: dict[str, list[Depth]] = {}
+    for name, part in table.groupby("lens", sort=False):
+        cells: dict[str, list[Cell]] = {}
+        for (depth, _), rows in groupby(records(FittedRow, part), key=attrgetter("depth", "pos")):
+            cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
+        last = len(cells) - 1
+        found[str(name)] = [
+            Depth(depth, "output" if i == last else _label(depth), row)
+            for i, (depth, row) in enumerate(cells.items())
+        ]
+    return found
+
+
+def _label(depth: str) -> str:
+    """Where a state is, in words."""
+    part = Part.of(depth)
+    assert part.layer is not None
+    before = part.kind == "resid"
+    return "embedding" if before and not part.layer else f"after layer {part.layer - before}"
+
+
+def _lens_cell(ranked: Sequence[LensRow], answer: str) -> Cell:
+    """One depth and position from the rows of its top tokens, best first."""
+    first = ranked[0]
+    lines = [
+        *(f"{probability(row.top_prob):>6}  {visible(row.word)}{_sure(row)}" for row in ranked[:LISTED]),
+        f"entropy {first.entropy:.2f} nats, KL(final ‖ depth) {first.kl:.2f} nats",
+    ]
+    if first.next_rank >= 0:
+        lines.append(f"next in the prompt: rank {first.next_rank}, {probability(first.next_prob)}")
+    lines.append(f"the answer {visible(answer)}: rank {first.answer_rank}, {probability(first.answer_prob)}")
+    return Cell(visible(first.word), first.top_prob, "\n".join(lines))
+
+
+def _sure(row: LensRow) -> str:
+    """How sure a word of a resampled lens is."""
+    if not isinstance(row, FittedRow) or row.stays != row.stays:
+        return ""
+    return f"  rank {row.low + 1:.0f} to {row.high + 1:.0f}, listed by {100 * row.stays:.0f} %"
+
+
+# --- backwards ------------------------------------------------------------------------------------------------------
+
+
+def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[Panel]:
+    """One panel per matrix: cells coloured by the norm of delta, named by the token at the end that is read."""
+    panels = []
+    for matrix, part in table.groupby("matrix", sort=False):
+        writes = matrix in WRITERS
+        ranked = records(BackwardRow, part.fillna({"top_word": "", "bottom_word": ""}))
+        largest = max(row.delta for row in ranked)
+        rows: dict[int, list[Cell]] = {}
+        for (layer, _), each in groupby(ranked, key=attrgetter("layer", "pos")):
+            rows.setdefault(layer, []).append(_backward_cell(list(each), answer, largest, writes, n_vocab))
+        depths = [Depth(str(Part("block", layer)), f"layer {layer}", cells) for layer, cells in rows.items()]
+        panels.append(Panel(str(matrix), MATRICES[str(matrix)], READING[writes], depths, largest))
+    return panels
+
+
+def _backward_cell(
+    ranked: list[BackwardRow], answer: str, largest: float, writes: bool, n_vocab: int
+) -> Cell:
+    """One layer and position from the rows of its tokens, the extreme ones first; marked if it names the answer."""
+    first = ranked[0]
+    level = first.delta / largest if largest else 0.0
+    lines = [
+        f"‖δ‖ {first.delta:.3g} ({number(100 * level, 1)} % of the largest), ‖x‖ {first.x:.3g}",
+    ]
+    if first.answer_rank < 0:
+        return Cell(NO_UPDATE, level, "\n".join([*lines, f"{NO_UPDATE}: {IDLE}"]))
+    side = "δ" if writes else "x"
+    lines += [
+        f"update ‖x‖‖δ‖ {number(100 * first.relative_update, 1)} % of the largest",
+        f"least probable of {side}: {' '.join(visible(row.bottom_word) for row in ranked)}",
+        f"most probable of {side}: {' '.join(visible(row.top_word) for row in ranked)}",
+        f"the answer {visible(answer)}: rank {first.answer_rank}",
+    ]
+    token, extreme = (first.bottom_word, n_vocab - 1) if writes else (first.top_word, 0)
+    return Cell(visible(token), level, "\n".join(lines), first.answer_rank == extreme)
+
+
+def why_these(config: ModelConfig) -> str | None:
+    """Why the backward lens shows the matrices of attention; None if it shows those of the MLP."""
+    reason = why_not(config, "W_in")
+    return None if reason is None else f"This model {reason}: shown are the matrices of attention."

@@ -1,0 +1,95 @@
+"""Patching made ready for the template: maps of what each activation brings back or takes away, and the largest."""
+
+from dataclasses import dataclass
+
+import pandas as pd
+
+from interp.causal.contrast import Direction
+from interp.pages.views import Cell, Rows, by_layer, records
+from interp.pages.wording import number, visible
+
+DIRECTIONS: dict[Direction, str] = {
+    "denoise": (
+        "Clean into corrupted: one activation of the prompt's run is put into the corrupted run. What brings the "
+        "answer back? Cells near 1 suffice by themselves"
+    ),
+    "noise": (
+        "Corrupted into clean: one activation of the corrupted run is put into the prompt's run. What takes the answer "
+        "away? Cells near 0 are needed"
+    ),
+}
+"""The directions of the page, and how to read them."""
+SITES = {
+    "resid_pre": "the stream before each layer",
+    "mlp_before_out": "what the MLP before attention adds to the stream",
+    "attn_out": "what attention adds to the stream",
+    "mlp_out": "what the MLP adds to the stream",
+    "z": "each head's output, at all positions at once",
+}
+"""What is patched, in words."""
+UNCHANGED = "–"
+"""What a cell shows where nothing was changed."""
+LARGEST = 10
+"""Cells listed with their numbers."""
+WIDE = 10
+"""From this size on a normalised value is written without digits."""
+
+
+@dataclass(frozen=True)
+class Patch:
+    """One cell of one map; value: the change of the metric, in logits."""
+
+    part: str
+    site: str
+    layer: int
+    pos: int | None
+    token: str | None
+    head: int | None
+    value: float
+    normalised: float
+    changed: bool
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        if self.head is not None:
+            return self.part
+        return f"{self.part} at {visible(self.token or '')} ({self.pos})"
+
+
+@dataclass(frozen=True)
+class Patching:
+    """One direction: maps by layer and token, the map by layer and head, the largest effects."""
+
+    maps: dict[str, Rows]
+    heads: Rows
+    largest: list[Patch]
+
+
+def patching(table: pd.DataFrame) -> dict[str, Patching]:
+    """What the page draws of the patching table, by direction."""
+    found = {}
+    for direction in DIRECTIONS:
+        patches = records(Patch, table[table.direction == direction])
+        start = 0.0 if direction == "denoise" else 1.0
+        drawn = {
+            site: by_layer((patch.layer, _cell(patch, start)) for patch in patches if patch.site == site)
+            for site in dict.fromkeys(patch.site for patch in patches)
+        }
+        order = sorted((p for p in patches if p.changed), key=lambda patch: -abs(patch.value))
+        found[str(direction)] = Patching(drawn, drawn.pop("z"), order[:LARGEST])
+    return found
+
+
+def _cell(patch: Patch, start: float) -> Cell:
+    """Coloured by how far the patch moves the answer from where the run stood, towards the prompt's or the
+    corrupted one's.
+    """
+    place = (
+        "" if patch.head is None else f"{patch.part}\n"
+    )  # the script names cells by token, from their row and column
+    if not patch.changed:
+        return Cell(UNCHANGED, 0.0, f"{place}nothing was changed here", idle=True)
+    tip = f"{place}{number(patch.value, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"
+    level = max(-1.0, min(1.0, patch.normalised - start))
+    return Cell(number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0), level, tip)

@@ -1,0 +1,233 @@
+"""Tables made ready for the template: cells with their colour, bars with their place, explanations in words.
+
+What the views share stands first: rows of a table as records, cells by layer, numbers packed for the script.
+"""
+
+import base64
+import math
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+import pandas as pd
+from jaxtyping import Float
+from numpy.typing import NDArray
+
+from interp.model.parts import Part
+from interp.pages.wording import count, number, visible
+
+SCORES = {
+    "induction": "attention to the tokens that followed earlier copies of the current one",
+    "previous_token": "attention to the token just before the current one",
+    "duplicate_token": "attention to earlier copies of the current token",
+    "current_token": "attention to the current token itself",
+    "first_token": "attention to the start token, where heads rest",
+    "local": "attention to the last five tokens, the current one included",
+}
+"""The head scores of the page and what each measures."""
+CIRCUITS = {
+    "eigenvalue": (
+        "copying",
+        "eigenvalues of the full OV circuit, source token to output token: +1 raises the logit of the very token it "
+        "attends to, −1 lowers it",
+    ),
+    "matching": (
+        "matching",
+        "eigenvalues of the full QK circuit through what earlier heads wrote about the token before: near +1 for "
+        "induction heads, which look for what followed",
+    ),
+}
+"""The scores of circuits, what the page calls them, and what each measures."""
+KINDS = {
+    "K": "what the source writes serves as the destination's keys",
+    "Q": "what the source writes serves as the destination's queries",
+    "V": "what the source writes is what the destination moves on",
+}
+"""The kinds of composition in the order of the page."""
+UNSEEN, NO_PATTERN = "–", "no attention pattern: this layer mixes positions otherwise"
+"""What a cell shows of a head that attends to nothing, and its explanation."""
+BEST = 8
+"""Heads listed with their intervals."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One coloured cell of a map."""
+
+    text: str
+    level: float
+    """Strength of the colour, in [-1, 1]; negative = the colour of negative numbers."""
+    tip: str
+    """What it explains when pointed at."""
+    marked: bool = False
+    idle: bool = False
+    """Whether nothing was measured there, so that a number would mislead."""
+
+
+R = TypeVar("R")
+Rows = list[list[Cell]]
+"""A map: its cells, row by row."""
+
+
+def records(kind: type[R], table: pd.DataFrame) -> list[R]:
+    """The rows of a table as records, each field from the column of its name; integers that are not there are None."""
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    columns = (_whole(table[name]).tolist() for name in names)
+    return [kind(*row) for row in zip(*columns, strict=True)]
+
+
+def _whole(column: pd.Series) -> pd.Series:
+    absent = column.dtype == object or pd.api.types.is_extension_array_dtype(column.dtype)
+    return column.astype(object).where(column.notna(), None) if absent else column
+
+
+def by_layer(cells: Iterable[tuple[Hashable, Cell]]) -> Rows:
+    """The map of cells that come with their rows' names, rows in the order of their first cells."""
+    rows: dict[Hashable, list[Cell]] = {}
+    for layer, cell in cells:
+        rows.setdefault(layer, []).append(cell)
+    return list(rows.values())
+
+
+def packed(values: NDArray[np.generic]) -> str:
+    """Numbers as base64 of their bytes."""
+    return base64.b64encode(np.ascontiguousarray(values).tobytes()).decode()
+
+
+def fractions(
+    share: "pd.Series[float] | Float[np.ndarray, '*n']", size: int = 2
+) -> NDArray[np.unsignedinteger]:
+    """Numbers in [0, 1] as fractions of so many bytes, little-endian, the largest standing for 1."""
+    return np.rint(np.asarray(share, dtype=float).clip(0, 1) * (256**size - 1)).astype(f"<u{size}")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One head's score with its interval."""
+
+    part: str
+    layer: int
+    head: int
+    value: float
+    low: float
+    high: float
+    null: float
+    is_induction_head: bool
+    label: str
+    """What `interp.heads` calls the head."""
+
+
+def scored(table: pd.DataFrame, score: str) -> list[Scored]:
+    """Every head's value of one score, in the order of the table."""
+    return records(Scored, table[table.score == score])
+
+
+def best(table: pd.DataFrame, score: str) -> list[Scored]:
+    """The heads that score highest, best first."""
+    return sorted(scored(table.dropna(subset="value"), score), key=lambda head: -head.value)[:BEST]
+
+
+def head_map(table: pd.DataFrame, score: str) -> Rows:
+    """Rows of cells, layer by head, of one score; induction heads are marked on the map of induction scores."""
+    words = score.replace("_", " ")
+
+    def cell(one: Scored) -> Cell:
+        if math.isnan(one.value):
+            return Cell(UNSEEN, 0.0, f"{one.part}\n{NO_PATTERN}", idle=True)
+        tip = (
+            f"{one.part}\n{words} score {one.value:.3f}\n"
+            f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
+        )
+        return Cell(number(one.value), one.value, tip, one.is_induction_head and score == "induction")
+
+    return by_layer((one.layer, cell(one)) for one in scored(table, score))
+
+
+def circuit_map(table: pd.DataFrame, score: str) -> Rows:
+    """Rows of cells, layer by head, of the eigenvalue or the matching score: signed, a dash where there is no score."""
+
+    def cell(part: str, value: float) -> Cell:
+        known = not math.isnan(value)
+        tip = f"{part}\n{CIRCUITS[score][0]} {number(value, 3, sign=True) if known else 'not defined'}"
+        return Cell(number(value, 2, sign=True), value if known else 0.0, tip)
+
+    one = table[table.score == score]
+    places = zip(one.layer.tolist(), one.part.tolist(), one.value.tolist(), strict=True)
+    return by_layer((layer, cell(part, value)) for layer, part, value in places)
+
+
+@dataclass(frozen=True)
+class Link:
+    """Two heads that compose, and how far above chance."""
+
+    src: str
+    dst: str
+    value: float
+    null: float
+    z: float
+    width: float
+    """Of the bar, in percent: z over the largest of the page."""
+
+    @property
+    def ends(self) -> tuple[Part, Part]:
+        """The two heads."""
+        return Part.of(self.src), Part.of(self.dst)
+
+
+def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
+    """By kind of composition the pairs furthest above chance, best first."""
+    known = table.dropna(subset="z").sort_values("z", ascending=False, kind="stable")
+    most = max(1.0, float(known.z.max())) if len(known) else 1.0
+    found: dict[str, list[Link]] = {}
+    for kind, group in known.groupby("kind", sort=False):
+        best_of = group.head(BEST).assign(width=lambda rows: (100 * rows.z / most).clip(lower=0))
+        found[str(kind)] = records(Link, best_of)
+    return {kind: found[kind] for kind in KINDS if kind in found}
+
+
+def profiles(heads: pd.DataFrame, parts: pd.DataFrame | None) -> list[list[str]]:
+    """What is known of each head, a line each: its scores, and what it adds directly to the answer, if anything is."""
+    count_of = int((heads.score == next(iter(SCORES))).sum())
+    direct = [None] * count_of if parts is None else parts[parts.kind == "head"].value.tolist()
+    lines: dict[int, list[str]] = {}
+    for added, *scores in zip(direct, *(scored(heads, name) for name in SCORES), strict=True):
+        words = [] if scores[0].label == "none" else [f"called: {scores[0].label}"]
+        if math.isnan(scores[0].value):
+            words.append(NO_PATTERN)
+        else:
+            words += [
+                f"{name.replace('_', ' ')} {one.value:.2f}" for name, one in zip(SCORES, scores, strict=True)
+            ]
+        if added is not None:
+            words.append(f"adds {number(added, 2, sign=True)} logits by itself")
+        lines.setdefault(scores[0].layer, []).append("\n".join(words))
+    return list(lines.values())
+
+
+def next_tokens(table: pd.DataFrame) -> list[list[tuple[str, float, float]]]:
+    """For each position its most probable next tokens: text, probability, logit."""
+    rows: dict[int, list[tuple[str, float, float]]] = {}
+    columns = (table[name].tolist() for name in ("pos", "token", "prob", "logit"))
+    for pos, token, prob, logit in zip(*columns, strict=True):
+        rows.setdefault(pos, []).append((visible(token), round(prob, 6), round(logit, 4)))
+    return list(rows.values())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number of a model's card."""
+
+    name: str
+    value: str
+    definition: str
+
+
+def measured(card: object) -> list[Measured]:
+    """The numbers of a model's card; none for a model without one."""
+    entries = []
+    for name, entry in card.items() if isinstance(card, dict) else ():
+        head = f" ({Part.of(str(entry['head']))})" if "head" in entry else ""
+        definition = f"{entry['definition']}, n = {count(entry['n'])}"
+        entries.append(Measured(name.replace("_", " "), number(entry["value"], 3) + head, definition))
+    return entries

@@ -1,0 +1,264 @@
+"""A question as data: what it reads or runs, how rows combine, how the result is labelled; many share one pass.
+
+The answers that it asks for are tokens, handed to every batch by the number of its rows (`Posed`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.core.boundary import check_fields
+from interp.core.stats import Partial, Reduction
+from interp.data.batch import Answers, Batch, Text
+from interp.model.config import ModelConfig
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.observe import Subject, deepest, observe
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True, eq=False)
+class Posed:
+    """The right next token of each prompt, and the one it is contrasted with: one for all, or one per prompt."""
+
+    answer: Int[Tensor, "n"]
+    wrong: Int[Tensor, "n"] | None = None
+
+    @classmethod
+    def of(cls, text: Text, answer: Answers | None, wrong: Answers | None = None) -> "Posed | None":
+        """The answers as ids; None where a question brings none, so that the data must.
+
+        Errors: ValueError for texts of several tokens, ids outside the vocabulary, or answers and wrong ones of
+        different numbers.
+        """
+        if answer is None:
+            if wrong is not None:
+                raise ValueError(
+                    "a wrong answer is contrasted with a right one: `answer` is required, got none"
+                )
+            return None
+        first = text.outputs(answer)
+        second = None if wrong is None else text.outputs(wrong)
+        if second is not None and len(first) != len(second) and 1 not in (len(first), len(second)):
+            raise ValueError(
+                f"as many wrong answers as answers are required, got {len(second)} for {len(first)}"
+            )
+        return cls(first, second)
+
+    @property
+    def rows(self) -> int | None:
+        """How many prompts the answers are for; None for any number."""
+        count = max(len(self.answer), 1 if self.wrong is None else len(self.wrong))
+        return None if count == 1 else count
+
+    def __call__(self, batch: Batch) -> Batch:
+        """The batch with the answers of its rows. ValueError for a row that has none."""
+        answer, wrong = (None if x is None else _of_rows(x, batch) for x in (self.answer, self.wrong))
+        assert answer is not None
+        return batch.with_answers(answer, wrong)
+
+
+def _of_rows(tokens: Int[Tensor, "n"], batch: Batch) -> Int[Tensor, "b"]:
+    """The token of each row of a batch."""
+    device = batch.tokens.device
+    if len(tokens) == 1:
+        return tokens.to(device).expand(len(batch))
+    rows = torch.arange(len(batch)) if batch.row is None else batch.row.cpu()
+    if int(rows.max()) >= len(tokens):
+        raise ValueError(f"one answer per prompt is required, got {len(tokens)} for prompt {int(rows.max())}")
+    return tokens[rows].to(device)
+
+
+Values = Mapping[str, Mapping[str, Tensor]]
+"""What every analysis computed, by its name: one entry per row in the first axis of each tensor."""
+
+
+class NotFiniteError(ValueError):
+    """A model's numbers are NaN or infinite on some row; a stream sets that row aside."""
+
+
+@runtime_checkable
+class Askable(Protocol):
+    """What can be asked of a model: a `Question`, or the `Analysis` that one was turned into."""
+
+    @property
+    def name(self) -> str:
+        """The name of its result."""
+        ...
+
+    def asked(self, model: Subject) -> Analysis | Alone:
+        """What to do to answer it for this model."""
+        ...
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a model as data: a frozen record whose fields are its parameters.
+
+    It is asked of one model with `asked`, which checks the fields against that model and says what to do: an `Analysis`
+    of rows of data, or `Alone`, what needs none. `interp.run` asks any number of questions in shared passes, over data
+    of any size; the function of the same name asks one.
+
+    Example:
+        >>> @dataclass(frozen=True)
+        ... class StreamNorm(Question):
+        ...     site: str = "blocks.0.hook_resid_post"
+        ...
+        ...     def asked(self, model):
+        ...         from interp.core.stats import Rows
+        ...         read = Read(self.site, via=lambda stream: stream.norm(dim=-1))
+        ...         label = lambda part: labelled(self.name, {"norm": (("prompt", "pos"), part.rows["norm"])})
+        ...         return Analysis(self.name, lambda trace, batch, net: {"norm": trace[read]}, Rows, label, [read])
+        >>> from interp.core.results import labelled
+        >>> interp.run([StreamNorm()], model, ["The cat sat"])["stream_norm"].norm.dims
+        ('prompt', 'pos')
+    """
+
+    of_weights: ClassVar[bool] = False
+    """Whether it asks about the weights alone, which edits of activations do not concern."""
+
+    def __post_init__(self) -> None:
+        """ValueError, by its name, for a field of the wrong kind."""
+        check_fields(self)
+
+    @property
+    def name(self) -> str:
+        """The name of its result: that of the record, in the spelling of functions."""
+        return function_name(type(self))
+
+    def asked(self, model: Subject) -> Analysis | Alone:
+        """What to do to answer it for this model. Errors: everything the fields may have wrong for this model."""
+        raise NotImplementedError(f"{type(self).__name__} must say how it is answered: define asked(model)")
+
+
+def function_name(kind: type[Question]) -> str:
+    """The name of the function that asks a question, and of its result."""
+    return re.sub(r"(?<!^)(?=[A-Z][a-z])", "_", kind.__name__).lower()
+
+
+def _unlabelled(merged: Partial) -> xr.Dataset:
+    raise AssertionError(
+        "this analysis has no result of its own: somebody goes on computing with what it keeps"
+    )
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What to read or run, what to compute per row, how rows combine, and how the result is labelled.
+
+    `compute` returns tensors whose first axis is the batch row (in packed rows: the text, in the order of
+    `Batch.identities`); it knows neither device nor batch size, so splitting the data changes no number. It gets the
+    answers to `reads`, which all questions of a run get from one pass; a question that intervenes reads nothing there
+    and runs its own planned sweeps. `reduction` keeps every row (`Rows`), only their moments (`Means`), or what else
+    `core` has.
+    """
+
+    name: str
+    compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]]
+    reduction: Reduction
+    finish: Callable[[Partial], xr.Dataset] = _unlabelled
+    """Labels what is left of all rows; without it the analysis is for `reduced_over` alone."""
+    reads: Sequence[Read] = ()
+    last_only: bool = False
+    """Whether sites after the blocks (final norm, logits) are needed at the last real token only."""
+    pose: Callable[[Batch], Batch] | None = None
+    """What the question adds to a batch, such as the answers that it asks for."""
+    left: bool = False
+    """Whether every row must end in the last column: the shared pass then has its padding on the left."""
+    pairs: bool = False
+    """Whether every row must come with a corrupted prompt."""
+    rows: int | None = None
+    """How many rows the data must have, where the question holds something for each, such as its answers."""
+    held: str = "answers or labels"
+    """What it holds for each."""
+    enough: Callable[[Partial], bool] | None = None
+    """Whether what was kept of the first windows answers the question already; None = all rows are asked."""
+
+    def __post_init__(self) -> None:
+        if self.rows is None and isinstance(self.pose, Posed):
+            object.__setattr__(self, "rows", self.pose.rows)
+
+    def asked(self, model: Subject) -> Analysis:
+        """Itself: it has been asked already."""
+        return self
+
+
+@dataclass(frozen=True)
+class Alone:
+    """A question that needs no rows of the user's: about weights, or about rows that it makes itself."""
+
+    name: str
+    answer: Callable[[], xr.Dataset]
+
+
+@dataclass(frozen=True, eq=False)
+class Questions:
+    """Several analyses and the one pass that answers them all: the union of their reads, the deepest block."""
+
+    analyses: tuple[Analysis, ...]
+    reads: tuple[Read, ...]
+    stop: int | None
+    """The block before which the pass ends; None if the logits are needed."""
+    last_only: bool
+
+    @classmethod
+    def of(cls, analyses: Sequence[Analysis], config: ModelConfig) -> Questions:
+        """The shared pass of these analyses.
+
+        Errors: ValueError for none, or two of one name; KeyError for a site the model does not have.
+        """
+        names = [a.name for a in analyses]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"analyses with distinct names are required, got {names}")
+        union = tuple(dict.fromkeys(read for a in analyses for read in a.reads))
+        stop = deepest((read.site for read in union), config)
+        return cls(tuple(analyses), union, stop, all(a.last_only for a in analyses if a.reads))
+
+    def values(self, model: Transformer, batch: Batch) -> Values:
+        """What every analysis computes from one shared pass over the batch, and from passes of its own."""
+        batch = batch.to(model.device)
+        batch = batch.left_aligned() if any(a.left for a in self.analyses) else batch
+        if lonely := [a.name for a in self.analyses if a.pairs and batch.corrupt is None]:
+            raise ValueError(
+                f"{lonely[0]} compares two runs: clean and corrupted prompts are required, Pairs(clean, corrupt), "
+                "got prompts alone"
+            )
+        trace = Trace({})
+        if self.reads:
+            where = batch.last()[:, None] if self.last_only and self.stop is None else None
+            trace = observe(
+                model, batch, self.reads, stop=self.stop, logits_at=where, answers_only=True
+            ).trace
+        return {
+            a.name: a.compute(trace, batch if a.pose is None else a.pose(batch), model) for a in self.analyses
+        }
+
+    def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
+        """The partial result of every analysis, from the values of these rows."""
+        return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
+
+    def enough(self, partial: Mapping[str, Partial] | None) -> bool:
+        """Whether no analysis asks for more rows than these."""
+        if partial is None:
+            return False
+        return all(a.enough is not None and a.enough(partial[a.name]) for a in self.analyses)
+
+    def finished(self, partial: Mapping[str, Partial]) -> dict[str, xr.Dataset]:
+        """The labelled result of every analysis."""
+        return {a.name: a.finish(partial[a.name]) for a in self.analyses}
+
+
+def merged(one: Mapping[str, Partial] | None, other: Mapping[str, Partial]) -> Mapping[str, Partial]:
+    """The partial results of two parts of the data together, analysis by analysis."""
+    if one is None:
+        return other
+    return {name: partial.merge(other[name]) for name, partial in one.items()}

@@ -1,0 +1,52 @@
+"""Where the edits of a model act: for what is computed from weights beside a pass, which cannot see them there."""
+
+from collections.abc import Iterable
+
+from interp.model.edits import COLUMNS, Detach, Edit, Project, Scale, Zero
+from interp.model.sites import block_rows, find
+from interp.model.transformer import Transformer
+
+STREAM = (
+    "hook_resid_pre", "hook_resid_pre_attn", "hook_resid_mid", "hook_resid_mid_cross", "hook_resid_post",
+    "hook_normalized_resid_post",
+)  # fmt: skip
+"""The sites of a block that hold the whole residual stream."""
+
+
+def after_pattern() -> tuple[str, ...]:
+    """The sites of a block from what follows attention's pattern and values to what it adds to the stream."""
+    order = tuple(site.name for site in block_rows())
+    return order[order.index("attn.hook_pattern") + 1 : order.index("hook_attn_out") + 1]
+
+
+def layer_of(edit: Edit, model: Transformer) -> int | None:
+    """The block that an edit acts in; None outside the blocks."""
+    return find(edit.site, model.config)[1]
+
+
+def inner_site(edit: Edit) -> str:
+    """The site of an edit without its block: `attn.hook_z`."""
+    return edit.site.split(".", 2)[2] if edit.site.startswith("blocks.") else edit.site
+
+
+def edits_at(model: Transformer, layer: int, names: Iterable[str]) -> list[Edit]:
+    """The edits of a model at these sites of one block, in their order."""
+    wanted = {f"blocks.{layer}.{name}" for name in names}
+    return [edit for edit in model.edits if edit.site in wanted]
+
+
+def of_columns(model: Transformer) -> list[Edit]:
+    """The edits of a model that tell the columns of a batch apart, or may: realigning the rows would change them.
+
+    Those that name positions, bring values for each, or are functions, of which nobody knows.
+    """
+    return [edit for edit in model.edits if not _alike(edit)]
+
+
+def _alike(edit: Edit) -> bool:
+    """Whether an edit treats every column alike for sure."""
+    if set(edit.cells) & {*COLUMNS, "k"}:
+        return False
+    if isinstance(edit.change, Zero | Scale | Project | Detach):
+        return True
+    return edit.planned and getattr(getattr(edit.change, "values", None), "ndim", 0) <= 1

@@ -1,0 +1,154 @@
+"""A part of the residual stream carried through norms whose scale is given, and a direction carried back.
+
+A norm at a given ("frozen") scale is affine, so what a part adds reaches the logits through a chain of affine maps: the
+norm of its sublayer's output (sandwich and output norms) and the family's factor on it, the norms of the sum (post-norm
+blocks), the final norm. Parts of a sum still sum to the whole after each; a direction after the chain, carried back,
+reads the same number where the part writes. Each map is a `FrozenNorm`: at the scale that a pass recorded, at that of a
+whole which is at hand, or at 1, as analyses of weights take it. (A lens of a whole state recomputes the scale.)
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.model.config import ModelConfig, NoNorm
+from interp.model.norm import Normalize
+from interp.model.transformer import Transformer
+
+OUTPUT_NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
+"""The norm of what each sublayer puts out, in blocks that have one (sandwich, output)."""
+SUM_NORMS = {"attn_out": "ln1", "cross_attn_out": "ln_cross", "mlp_out": "ln2"}
+"""The norm of the stream after each sublayer, in post-norm blocks."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrozenNorm:
+    """A norm at a given scale, a factor after it: x -> factor (x / scale * gamma + beta), x centred if LayerNorm."""
+
+    norm: Normalize | None
+    """None: no norm here."""
+    factor: float = 1.0
+    sites: tuple[str, ...] = ()
+    """Where a pass records the scale, if it does."""
+    scale: Float[Tensor, "*b 1"] | None = None
+    """None: 1."""
+
+    def recorded(self, seen: Mapping[str, Tensor]) -> "FrozenNorm":
+        """The same at the scale that a pass recorded; `seen` goes by site."""
+        return replace(self, scale=seen[self.sites[0]]) if self.sites else self
+
+    def of(self, whole: Float[Tensor, "*b d"]) -> "FrozenNorm":
+        """The same at the scale that this input gives it."""
+        return self if self.norm is None else replace(self, scale=self.norm.scale(whole))
+
+    def through(self, part: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """What becomes of a part of a sum: the linear part of the map, without beta."""
+        if self.norm is not None:
+            part = self.norm.frozen(part, part.new_ones(1) if self.scale is None else self.scale)
+        return part if self.factor == 1 else part * self.factor
+
+    def back(self, direction: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """The transpose of `through`: `part . back(u)` equals `through(part) . u`."""
+        direction = direction if self.factor == 1 else direction * self.factor
+        if self.norm is None:
+            return direction
+        return self.norm.pull_back(direction, direction.new_ones(1) if self.scale is None else self.scale)
+
+    def reading(self, matrix: Float[Tensor, "*n d e"]) -> Float[Tensor, "*n d e"]:
+        """A matrix that reads what comes out (`x @ matrix`) as one that reads what goes in, beta apart."""
+        return self.back(matrix.mT).mT.to(matrix.dtype)
+
+    @property
+    def beta(self) -> Float[Tensor, "d"] | None:
+        """What the map adds to the sum, once; None if nothing."""
+        bias = None if self.norm is None else self.norm.bias
+        return bias if bias is None or self.factor == 1 else bias * self.factor
+
+    def split(self, parts: Float[Tensor, "c *n d"], with_beta: int) -> Float[Tensor, "c *n d"]:
+        """All parts of a sum after the map; beta goes to one of them."""
+        found, beta = self.through(parts), self.beta
+        if beta is not None:
+            found[with_beta] += beta.to(found)
+        return found
+
+
+def output_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
+    """From what a sublayer (`attn_out`, ...) puts out to what it adds to the stream."""
+    config = model.config
+    norm, factor = model.block(layer).post_norm(sublayer), config.factor(sublayer)
+    return FrozenNorm(norm, factor, output_scale(config, layer, sublayer))
+
+
+def sum_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
+    """From the stream with what a sublayer added to the stream as it goes on: the norm of the sum, or nothing."""
+    return FrozenNorm(model.block(layer).sum_norm(sublayer), sites=sum_scale(model.config, layer, sublayer))
+
+
+def input_norm(model: Transformer, layer: int, sublayer: str) -> FrozenNorm:
+    """From the stream to what the first matrices of a sublayer read."""
+    norm = model.block(layer).input_norm(sublayer)
+    sites = () if isinstance(norm.kind, NoNorm) else (f"blocks.{layer}.{norm.name}.hook_scale",)
+    return FrozenNorm(norm, sites=sites)
+
+
+def embedding_norm(model: Transformer) -> FrozenNorm:
+    """From the sum of the embeddings to the stream that enters the first block."""
+    return FrozenNorm(model.ln_embed, sites=embedding_scale(model.config))
+
+
+def final_norm(model: Transformer) -> FrozenNorm:
+    """From the final stream to what the unembedding reads; `of` the final stream is its scale."""
+    return FrozenNorm(model.ln_final)
+
+
+@torch.no_grad()
+def gradient_before(
+    norm: Normalize, gradient: Float[Tensor, "*n d"], x: Float[Tensor, "*#n d"]
+) -> Float[Tensor, "*n d"]:
+    """The gradient at a norm's input x, given the one at its output: the scale moves with x, unlike in `back`.
+
+    (C(gamma g) - n (n . gamma g) / d) / scale, n = C(x) / scale, C the centring of LayerNorm: a norm's Jacobian is
+    symmetric but for gamma. Under the norm rule (`interp.passes.rules`) the scale is a constant, as in `back`.
+    """
+    if "norm" in norm.rules:
+        return FrozenNorm(norm).of(x).back(gradient)
+    if isinstance(norm.kind, NoNorm):
+        return gradient
+    scale, gamma = norm.scale(x), norm.gamma
+    unit = norm.centred(x) / scale
+    found = gradient if gamma is None else gradient * gamma.to(gradient)
+    along = (found * unit).mean(-1, keepdim=True)
+    return norm.centred(found).addcmul_(along, unit, value=-1).div_(scale)
+
+
+# --- from the config alone: what has to be recorded -----------------------------------------------------------------
+
+
+def output_scale(config: ModelConfig, layer: int, sublayer: str) -> tuple[str, ...]:
+    """The site of the scale of `output_norm`, if it has one."""
+    there = sublayer in OUTPUT_NORMS and config.norm_place in ("sandwich", "output")
+    return _scale(config, f"blocks.{layer}.{OUTPUT_NORMS[sublayer]}") if there else ()
+
+
+def sum_scale(config: ModelConfig, layer: int, sublayer: str) -> tuple[str, ...]:
+    """The site of the scale of `sum_norm`, if it has one."""
+    return _scale(config, f"blocks.{layer}.{SUM_NORMS[sublayer]}") if config.norm_place == "post" else ()
+
+
+def embedding_scale(config: ModelConfig) -> tuple[str, ...]:
+    """The site of the scale of `embedding_norm`, if it has one."""
+    return _scale(config, "ln_embed") if config.embed_norm else ()
+
+
+def _scale(config: ModelConfig, norm: str) -> tuple[str, ...]:
+    return () if isinstance(config.norm, NoNorm) else (f"{norm}.hook_scale",)
+
+
+def onwards(config: ModelConfig, layer: int, sublayer: str) -> Iterator[tuple[int, str]]:
+    """Layer and name of every sublayer, from one on."""
+    order = config.sublayers
+    yield from ((layer, each) for each in order[order.index(sublayer) :])
+    yield from ((later, each) for later in range(layer + 1, config.n_layers) for each in order)

@@ -1,0 +1,314 @@
+"""Text continuation with a key/value cache, step by step or as a whole; every step can be read and edited.
+
+Step 0 passes the prompt through the model, every later step the token drawn before it. So each position but the last
+is computed, edited and read exactly once; the last token drawn is never passed through it.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.stats import wide
+from interp.data.batch import Batch, Text, Tokenizer, is_id
+from interp.model.config import ModelConfig
+from interp.model.encoder_decoder import EncoderDecoder
+from interp.model.kv_cache import Past
+from interp.model.sites import EMBEDDING_SITES, find
+from interp.model.tap import Edit, Read, Tap, Trace, compact
+from interp.model.transformer import Transformer
+from interp.passes.sampling import Choice, Sampling
+
+Stop = str | int | np.integer | Collection[str | int | np.integer] | Int[Tensor, "*n"] | np.ndarray
+"""Where to end: a token id, a text that is one token, or several of either."""
+UNDECODED = "\N{REPLACEMENT CHARACTER}"
+"""What tokenizers decode bytes to that are not (yet) a character."""
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """One new token per row, and what the pass that predicted it gave."""
+
+    tokens: Int[Tensor, "b"]
+    """The new column; a row that had ended repeats the stop token that ended it."""
+    alive: Bool[Tensor, "b"]
+    """True where the new token is real, False in rows that had ended before."""
+    logits: Float[Tensor, "b v"]
+    """The model's own logits for this column, before penalty, temperature and truncation."""
+    trace: Trace
+    """Answers at the positions computed in this step: the whole prompt in the first, else the token drawn before."""
+
+    @property
+    def log_probs(self) -> Float[Tensor, "b"]:
+        """Log-probability of each new token under the model's own distribution, in nats."""
+        return wide(self.logits).log_softmax(-1).gather(1, self.tokens[:, None])[:, 0]
+
+
+def stream(
+    model: Transformer,
+    batch: Batch,
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    repetition_penalty: float = 1.0,
+    stop_tokens: Collection[int] = (),
+    use_cache: bool = True,
+    reads: Sequence[Read] = (),
+    edits: Sequence[Edit] = (),
+) -> Iterator[Step]:
+    """The steps of a continuation, each computed when it is asked for; ends when every row holds a stop token.
+
+    Prompts are aligned to the left of the first new column, as `batch.left_aligned()`. Greedy without `sampling`;
+    `repetition_penalty` acts on the raw logits before it. `edits` apply at every step to the positions computed in it:
+    with the cache each position once, without it all of them again. `reads` are answered with the cache only, each
+    position once (`joined` puts them together); sites after the blocks are computed at the last prompt position only,
+    unless one of them is read. Answers at padding, and in rows that have ended, have no meaning.
+    Errors, before anything is computed: ValueError for a result beyond the context, a negative count, a penalty that is
+    not positive, a stop token outside the vocabulary, reads without the cache or with a gradient; KeyError for a site.
+
+    Example:
+        >>> read = Read("blocks.0.hook_resid_post")
+        >>> steps = list(stream(model.transformer, model.to_batch("The cat"), 3, reads=[read]))
+        >>> joined([step.trace for step in steps], read, model.cfg).shape[1] == steps[0].trace[read].shape[1] + 2
+        True
+    """
+    batch = batch.to(model.device).left_aligned()
+    _check(model.config, batch, max_new_tokens, stop_tokens)
+    _check_tap(model.config, reads, edits, use_cache)
+    choice = Choice(batch, model.config.d_vocab, sampling=sampling, repetition_penalty=repetition_penalty)
+    stops = torch.tensor(sorted(stop_tokens), dtype=torch.long, device=model.device)
+    rows, n = batch.tokens.shape
+    n_max = n + max_new_tokens
+    cache = model.new_cache(rows, n_max) if use_cache else None
+    return _steps(_Decoder(model, batch, cache, reads, edits), choice, stops, max_new_tokens)
+
+
+def generate(
+    model: Transformer,
+    batch: Batch,
+    max_new_tokens: int,
+    *,
+    sampling: Sampling | None = None,
+    repetition_penalty: float = 1.0,
+    stop_tokens: Collection[int] = (),
+    use_cache: bool = True,
+    edits: Sequence[Edit] = (),
+) -> Batch:
+    """The prompts (padded on the left) followed by up to `max_new_tokens` new tokens: `stream`, collected.
+
+    A row that has produced a stop token is padded with it and marked as not kept; the loop ends when every row has.
+    To read while generating, use `stream`. Errors as there.
+    """
+    steps = stream(
+        model,
+        batch,
+        max_new_tokens,
+        sampling=sampling,
+        repetition_penalty=repetition_penalty,
+        stop_tokens=stop_tokens,
+        use_cache=use_cache,
+        edits=edits,
+    )
+    return continued(batch.to(model.device), steps)
+
+
+def continued(batch: Batch, steps: Iterable[Step]) -> Batch:
+    """The prompts, padded on the left, followed by the tokens of the steps."""
+    batch = batch.left_aligned()
+    columns = [(step.tokens, step.alive) for step in steps]  # the logits of a step go with it
+    if not columns:
+        return Batch(batch.tokens, batch.keep, batch.bos)
+    new, alive = (torch.stack(column, 1) for column in zip(*columns, strict=True))
+    tokens = torch.cat((batch.tokens, new), 1)
+    if batch.keep is None and bool(alive.all()):
+        return Batch(tokens, None, batch.bos)
+    keep = batch.real
+    return Batch(tokens, torch.cat((keep, alive), 1), batch.bos)
+
+
+def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Tensor:
+    """The answers of consecutive steps to one read as one pass over all their positions would have given them.
+
+    Joined along the position axis (queries, for scores and patterns); keys that a step had not seen yet are 0, in
+    scores -inf. Errors: ValueError for no steps, or for a read with `via`, whose answers have axes of their own.
+    """
+    if not traces:
+        raise ValueError("at least one step is required, got none")
+    answers = [trace[key] for trace in traces]
+    read = key if isinstance(key, Read) else next(read for read in traces[0] if read.site == key)
+    if read.via is not None:
+        raise ValueError(
+            f"joined requires a read without via: the answers at {read.site!r} have axes of their own"
+        )
+    axes = find(read.site, config)[0].axes.split()
+    grows = next((axis for axis in "pq" if axis in axes), None)
+    if grows is None:  # keys and values of a memory, the same at every step
+        return answers[-1]
+    if "k" not in axes:
+        return torch.cat(answers, axes.index(grows))
+    unseen = -torch.inf if read.site.endswith("attn_scores") else 0.0
+    n_keys = answers[-1].shape[-1]
+    return torch.cat([F.pad(a, (0, n_keys - a.shape[-1]), value=unseen) for a in answers], axes.index("q"))
+
+
+class _Decoder:
+    """The model as the loop sees it: tokens go in, the logits of the next column and the answers come out."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        batch: Batch,
+        cache: Past | None,
+        reads: Sequence[Read],
+        edits: Sequence[Edit],
+    ) -> None:
+        self._model, self._cache, self._reads, self._edits = model, cache, reads, edits
+        self._tokens, self._keep, self._memory = batch.tokens, batch.keep, batch.memory
+        outside = [read.site for read in reads if find(read.site, model.config)[1] is None]
+        self._every_logit = not set(outside) <= set(EMBEDDING_SITES)
+
+    @torch.no_grad()
+    def next_logits(self) -> tuple[Float[Tensor, "b v"], Trace]:
+        """Logits of the next column, and the answers at the positions computed."""
+        rows, n = self._tokens.shape
+        watched = self._reads or self._edits or self._model.edits
+        tap = Tap(self._reads, self._edits, grows=True) if watched else None
+        last = None
+        if n > 1 and not self._every_logit:
+            last = torch.full((rows, 1), n - 1, device=self._tokens.device)
+        logits = self._model(
+            self._tokens, tap, keep=self._keep, cache=self._cache, logits_at=last, memory=self._memory
+        )
+        return compact(logits[:, -1]), Trace({} if tap is None else tap.values)
+
+    def push(self, tokens: Int[Tensor, "b"]) -> None:
+        """Take the column that the next pass is to see; without the cache it sees all before it again."""
+        if self._cache is not None:  # which counts all later tokens as real
+            self._tokens, self._keep = tokens[:, None], None
+            return
+        self._tokens = torch.cat((self._tokens, tokens[:, None]), 1)
+        if self._keep is not None:
+            self._keep = F.pad(self._keep, (0, 1), value=True)
+
+
+def _steps(decoder: _Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
+    tokens = alive = None
+    for _ in range(n):
+        logits, trace = decoder.next_logits()
+        drawn = choice.draw(logits)
+        if tokens is None or alive is None:
+            tokens, alive = drawn, torch.ones_like(drawn, dtype=torch.bool)
+        else:
+            tokens = torch.where(alive, drawn, tokens)
+        yield Step(tokens, alive, logits, trace)
+        if len(stops):
+            alive = alive & ~torch.isin(tokens, stops)
+            if not bool(alive.any()):
+                return
+        decoder.push(tokens)
+
+
+def _check(config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]) -> None:
+    config.require_tokens("generation")
+    n = batch.tokens.shape[1]
+    if max_new_tokens < 0:
+        raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")
+    if n + max_new_tokens > config.n_ctx:
+        raise ValueError(
+            f"{n} prompt tokens and {max_new_tokens} new ones do not fit the context of {config.n_ctx}"
+        )
+    if bad := [token for token in stop_tokens if not 0 <= token < config.d_vocab]:
+        raise ValueError(f"stop tokens must be in [0, {config.d_vocab - 1}], got {bad[0]}")
+
+
+def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit], use_cache: bool) -> None:
+    if reads and not use_cache:
+        raise ValueError(
+            "reads while generating require the cache: without it every step sees every position again"
+        )
+    with torch.no_grad():
+        Tap(reads, edits).open(config, 0, None)
+
+
+# --- as text ------------------------------------------------------------
+
+
+def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
+    """Ids of the stop tokens; `eos` adds the tokenizer's end of text, if it has one.
+
+    Errors: ValueError naming the tokens of a text that is several.
+    """
+    if isinstance(stop, Tensor | np.ndarray):
+        stop = stop.flatten().tolist()
+    every = [stop] if isinstance(stop, str | int | np.integer) else list(stop)
+    if odd := [s for s in every if not isinstance(s, str) and not is_id(s)]:
+        raise ValueError(f"stop must be texts of one token or ids, got {odd[0]!r} among them")
+    ids = {text.single(s) if isinstance(s, str) else int(s) for s in every}
+    return ids | {text.eos_id} if eos and text.eos_id is not None else ids
+
+
+def streamed_text(batch: Batch, steps: Iterable[Step], tokenizer: Tokenizer) -> Iterator[str]:
+    """The text that the steps of one prompt's continuation add, in pieces; ValueError for several prompts."""
+    if len(batch) != 1:
+        raise ValueError(f"one prompt is required, got {len(batch)}")
+    prompt = batch.tokens[0] if batch.keep is None else batch.tokens[0][batch.keep[0]]
+    return text_pieces((int(step.tokens[0]) for step in steps), tokenizer, prompt.tolist())
+
+
+def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[int] = ()) -> Iterator[str]:
+    """The text that each new token adds to `before`; bytes that are no whole character yet wait for the next token.
+
+    The pieces join to the text of all new tokens. Each is cut from the text of everything so far, since a token's own
+    text may depend on its neighbours (leading spaces, characters of several tokens); a thousand tokens take
+    milliseconds.
+    """
+    ids = list(before)
+    shown = len(tokenizer.decode(ids).rstrip(UNDECODED)) if ids else 0
+    for token in tokens:
+        ids.append(token)
+        text = tokenizer.decode(ids).rstrip(UNDECODED)
+        if len(text) > shown:
+            yield text[shown:]
+            shown = len(text)
+    if rest := tokenizer.decode(ids)[shown:]:
+        yield rest
+
+
+# --- encoder-decoders ------------------------------------------------------------
+
+
+@torch.no_grad()
+def encoded(model: EncoderDecoder, source: Batch, target: Batch | None = None) -> Batch:
+    """The target as a batch of the decoder, its memory the encoded source; without a target, the start token alone.
+
+    What takes a Transformer and a batch takes `model.decoder` and this one, `observe` for one. The memory has no
+    gradient.
+    """
+    source = source.to(model.device)
+    memory = model.encode(source.tokens, keep=source.keep)
+    if target is None:
+        start = torch.full((len(source), 1), model.config.start_token, device=model.device)
+        return Batch(start, memory=memory)
+    return Batch(target.tokens.to(model.device), target.keep, target.bos, memory=memory).to(model.device)
+
+
+def greedy_decode(
+    model: EncoderDecoder,
+    source: Batch,
+    max_new_tokens: int,
+    *,
+    stop_tokens: Collection[int] = (),
+    use_cache: bool = True,
+) -> Batch:
+    """The start token and up to `max_new_tokens` tokens after it, each the most probable one.
+
+    A row ends with a stop token and is padded with it, not kept. Padding of the source, on either side, changes
+    nothing. For sampling, edits and reads: `stream(model.decoder, encoded(model, source), n)`.
+    Errors: ValueError as in `generate`.
+    """
+    start = encoded(model, source)
+    return generate(model.decoder, start, max_new_tokens, stop_tokens=stop_tokens, use_cache=use_cache)

@@ -1,0 +1,290 @@
+"""What a causal experiment watches: one number per row, read off the final residual stream of that row.
+
+A metric sees the stream and not the logits, so that it can compute only those it needs: a logit difference at the last
+token costs two columns of the unembedding instead of the vocabulary at every position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.boundary import Required, public, shape_text
+from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, wide
+from interp.data.batch import Answers, Batch, Text
+from interp.model.transformer import Transformer
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What a pass left of some rows: all that a metric may look at. Differentiable."""
+
+    model: Transformer
+    stream: Float[Tensor, "r n d"]
+    """The final stream, before the final norm: at the metric's position (n = 1), or at every column."""
+    batch: Batch
+    """The rows themselves, with their answers."""
+    example: Int[Tensor, "r"]
+    """Which row of `reference` each row belongs to; for data of your own by prompt take `prompt`."""
+    reference: Float[Tensor, "b n d"] | None = None
+    """The final stream of each example in the run that a metric compares with, at the same columns."""
+
+    @property
+    def prompt(self) -> Int[Tensor, "r"]:
+        """Which prompt each row is a variant of, counted through all that the experiment was given."""
+        return self.example if self.batch.row is None else self.batch.row.to(self.stream.device)
+
+    def logits(self) -> Float[Tensor, "r n v"]:
+        """All logits, soft cap included, in float32 at least."""
+        return wide(self.model.read_out(self.stream))
+
+    def logits_of(self, tokens: Int[Tensor, "r"]) -> Float[Tensor, "r n"]:
+        """The logits of one token per row, in float32 at least; no others are computed."""
+        columns = tokens[:, None, None].expand(-1, self.stream.shape[1], 1)
+        return wide(self.model.read_out(self.stream, columns=columns))[..., 0]
+
+
+Value = Callable[[Outcome], Float[Tensor, "r"]]
+
+
+@public()
+@dataclass(frozen=True)
+class Metric:
+    """One number per row, and what it needs to be computed.
+
+    `value` must treat rows apart from each other: rows are packed as memory allows.
+    """
+
+    name: str
+    unit: str
+    value: Value
+    answer: Answers | None = None
+    """The right next token of each example; None if the metric asks for none, or the batch brings its own."""
+    wrong: Answers | None = None
+    everywhere: bool = False
+    """Whether it looks at every column instead of one position of each row."""
+    compares: bool = False
+    """Whether it compares with a reference run."""
+    fewest: int = FEWEST
+    """Rows below which its means get no interval: more for skewed numbers (`docs/intervals.md`)."""
+
+    def posed(self, batch: Batch, text: Text) -> Batch:
+        """The batch with this metric's answers; its own where the metric brings none."""
+        if self.answer is None:
+            return batch
+        wrong = None if self.wrong is None else text.targets(self.wrong, len(batch))
+        return batch.with_answers(text.targets(self.answer, len(batch)), wrong)
+
+    def of(self, outcome: Outcome) -> Float[Tensor, "r"]:
+        """The value of every row; ValueError if it is not one number per row."""
+        found = self.value(outcome)
+        rows = len(outcome.stream)
+        if not isinstance(found, Tensor) or found.shape != (rows,):
+            got = shape_text(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"the metric {self.name!r} must return one number per row, [{rows}], got {got}")
+        return found
+
+    def at(self, pos: int) -> Metric:
+        """The same metric, read at this token of every row instead of the last: 0 is the first, negative from the end.
+
+        What a classifier says at its first token, or a list at one of its places. Padding does not count.
+        Errors of its value: IndexError for a position that a row lacks. ValueError for a metric of every column.
+        """
+        if self.everywhere:
+            raise ValueError(f"the metric {self.name!r} looks at every position, not at one")
+        moved = partial(_at, value=self.value, pos=pos)
+        return replace(self, name=f"{self.name} at {pos}", value=moved, everywhere=True)
+
+    def negated(self) -> Metric:
+        """Minus the metric."""
+        return replace(self, name=f"-{self.name}", value=partial(_minus, value=self.value))
+
+
+@public()
+def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
+    """logit(answer) - logit(wrong) at the last token, soft cap included; without a wrong answer, logit(answer).
+
+    answer, wrong: as texts or ids, one for all prompts or one for each; None = those the batch carries.
+
+    Example:
+        >>> interp.logit_difference(" Mary", " John").unit
+        'logits'
+    """
+    name = "logit" if wrong is None and answer is not None else "logit difference"
+    return Metric(name, "logits", _logit_difference, answer, wrong)
+
+
+@public()
+def answer_probability(answer: Answers | None = None) -> Metric:
+    """p(answer) at the last token."""
+    return Metric("probability", "probability", _probability, answer, fewest=FEWEST_PROBABILITIES)
+
+
+@public()
+def answer_loss(answer: Answers | None = None) -> Metric:
+    """-log p(answer) at the last token, in nats."""
+    return Metric("loss", "nats", _loss, answer, fewest=FEWEST_LOSSES)
+
+
+@public()
+def kl_divergence() -> Metric:
+    """KL(reference || row) of the next-token distributions at the last token, in nats, >= 0.
+
+    The reference is the run the experiment starts from; every function says which one that is.
+    """
+    return Metric("KL divergence", "nats", _kl, compares=True, fewest=FEWEST_LOSSES)
+
+
+@public()
+def next_token_loss() -> Metric:
+    """The mean of -log p(next token) over the row's real tokens, in nats."""
+    return Metric("next-token loss", "nats", _next_token_loss, everywhere=True)
+
+
+@public()
+def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> Metric:
+    """Summed p(right options) minus summed p(wrong options) at the last token, in [-1, 1].
+
+    options: the tokens that count. right: which of them are right for each prompt. It is the probability difference of
+    the greater-than task (Hanna et al. 2023, section 2): the years above the start, minus the others.
+    """
+    return Metric(
+        "probability difference",
+        "probability",
+        partial(_choice_difference, options=options, right=right),
+        fewest=FEWEST_PROBABILITIES,
+    )
+
+
+@public()
+def of_logits(
+    function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]],
+    *,
+    name: str = "metric",
+    unit: str = "",
+    everywhere: bool = False,
+) -> Metric:
+    """A metric from a function of the logits, at the last token `[r, 1, v]` or at every position `[r, p, v]`."""
+    value = partial(_of_logits, function=function, name=name)
+    return Metric(name, unit, value, everywhere=everywhere)
+
+
+def _no_logit_function(given: object) -> str | None:
+    """None for what may be a function of the logits; else how to write what was meant."""
+    if isinstance(given, type) or not callable(given):
+        return ""
+    if getattr(given, "__module__", "") == __name__:
+        return f": {getattr(given, '__name__', 'it')} makes a metric: call it, {getattr(given, '__name__', '')}(...)"
+    return None
+
+
+LogitFunction = Annotated[
+    Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]],
+    Required("a function of the logits at the last token", _no_logit_function),
+]
+"""From the logits at the last token, `[r, 1, v]`, to one number per row."""
+
+
+def as_metric(given: Metric | LogitFunction | None) -> Metric:
+    """The metric itself; the one that a function of the logits at the last token amounts to; None: the logit difference
+    of the answers that the data bring.
+    """
+    if given is None:
+        return logit_difference()
+    if isinstance(given, Metric):
+        return given
+    return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
+
+
+def _at(outcome: Outcome, value: Value, pos: int) -> Float[Tensor, "r"]:
+    """A metric's value where only the column of one position is left."""
+    real = outcome.batch.real.to(outcome.stream.device)
+    counts = real.sum(1)
+    wanted = counts + pos if pos < 0 else torch.full_like(counts, pos)
+    if bool(((wanted < 0) | (wanted >= counts)).any()):
+        raise IndexError(
+            f"a position that every prompt has is required, the shortest has {int(counts.min())} tokens; got {pos}"
+        )
+    column = ((real.cumsum(1) == wanted[:, None] + 1) & real).int().argmax(1)
+    rows = torch.arange(len(column), device=column.device)
+    reference = outcome.reference
+    if reference is not None:
+        of_example = column.new_zeros(len(reference)).scatter(0, outcome.example.to(column.device), column)
+        reference = reference[torch.arange(len(reference), device=column.device), of_example][:, None]
+    return value(replace(outcome, stream=outcome.stream[rows, column][:, None], reference=reference))
+
+
+def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
+    if outcome.batch.answer is None:
+        raise ValueError("this metric requires an answer for every prompt, got none")
+    return outcome.batch.answer.to(outcome.stream.device)
+
+
+def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
+    right = outcome.logits_of(_answers(outcome))[:, -1]
+    wrong = outcome.batch.wrong
+    return right if wrong is None else right - outcome.logits_of(wrong.to(right.device))[:, -1]
+
+
+def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
+    return _log_probability(outcome).exp()
+
+
+def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
+    return -_log_probability(outcome)
+
+
+def _minus(outcome: Outcome, value: Value) -> Float[Tensor, "r"]:
+    return -value(outcome)
+
+
+def _of_logits(
+    outcome: Outcome, function: Callable[[Float[Tensor, "r n v"]], Float[Tensor, "r"]], name: str
+) -> Float[Tensor, "r"]:
+    logits = outcome.logits()
+    try:
+        return function(logits)
+    except Exception as cause:
+        raise ValueError(
+            f"the metric {name!r} fails on logits of shape {shape_text(logits.shape)}: {cause}"
+        ) from cause
+
+
+def _choice_difference(
+    outcome: Outcome, options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]
+) -> Float[Tensor, "r"]:
+    device = outcome.stream.device
+    share = outcome.logits()[:, -1].softmax(-1)[:, options.to(device)]
+    signs = torch.where(right.to(device), 1.0, -1.0)[outcome.prompt]
+    return (share * signs.to(share)).sum(1)
+
+
+def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
+    answers = _answers(outcome)
+    return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
+
+
+def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
+    if outcome.reference is None:
+        raise ValueError("KL divergence requires a reference run to compare with, got none")
+    base = wide(outcome.model.read_out(outcome.reference[:, -1])).log_softmax(-1)[outcome.example]
+    mine = outcome.logits()[:, -1].log_softmax(-1)
+    return F.kl_div(mine, base, reduction="none", log_target=True).sum(-1)
+
+
+def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
+    outcome.model.config.require_tokens("a next-token loss")
+    tokens, real = outcome.batch.tokens, outcome.batch.real
+    logits = outcome.logits()
+    counted = (real[:, 1:] & real[:, :-1]).to(logits)
+    if bool((counted.sum(1) == 0).any()):
+        raise ValueError("a next-token loss requires prompts of at least two tokens")
+    losses = F.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
+    return (losses * counted).sum(1) / counted.sum(1)

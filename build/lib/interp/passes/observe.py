@@ -1,0 +1,358 @@
+"""One pass with its questions: forward to the deepest layer anybody asks about, then gradients if any are wanted.
+
+Hook functions as TransformerLens' users write them, `fn(tensor, hook)`, are turned into edits of one pass here too.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal, Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import Required, nearest, public, shape_text
+from interp.data.batch import Batch, Prompts, Text
+from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.sites import EMBEDDING_SITES, find, is_late
+from interp.model.tap import Read, Tap, Trace, compact
+from interp.model.transformer import Transformer
+
+Objective = Callable[[Tensor], Float[Tensor, ""]]
+"""From the logits `[b p v]` (or those asked for) to one number to differentiate."""
+
+
+@runtime_checkable
+class Subject(Protocol):
+    """A model under study: the network and its text; `HookedTransformer` is one."""
+
+    @property
+    def transformer(self) -> Transformer:
+        """The network, under the interventions that hold here and now."""
+        ...
+
+    @property
+    def text(self) -> Text:
+        """How it tokenises."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Studied:
+    """A network with its text, as analyses see it."""
+
+    transformer: Transformer
+    text: Text
+
+
+def _no_model(model: object) -> str | None:
+    """None for a model of ours; else what to do with what arrived."""
+    if isinstance(model, Transformer):
+        return None
+    if not isinstance(model, type) and isinstance(model, Subject):
+        return None if isinstance(model.transformer, Transformer) else ""
+    if isinstance(model, str | Path):
+        return f": load it with HookedTransformer.from_pretrained({str(model)!r})"
+    if isinstance(model, type):
+        return ""
+    if hasattr(model, "encoder") and hasattr(model, "decoder"):
+        return ": an encoder-decoder has two; ask for one of them, such as model.model.decoder"
+    if hasattr(model, "config") and hasattr(model, "forward"):
+        return ": wrap it with HookedTransformer.from_pretrained(model)"
+    return ""
+
+
+Model = Annotated[Subject | Transformer, Required("a HookedTransformer or a Transformer", _no_model)]
+"""What analyses take: a `HookedTransformer`, or a bare network for token ids."""
+
+
+def as_model(model: Model, edits: Sequence[Edit] = ()) -> Subject:
+    """The model under study: the network under all interventions that hold here and now, and its text.
+
+    edits: interventions of this question alone, after those.
+    Errors: ValueError for anything that is no decoder or encoder of ours, or for edits that act after
+    the last block, where analyses read the logits off the stream themselves; KeyError or IndexError for parts that the
+    model lacks.
+    """
+    network, text = as_network(model), text_of(model)
+    network = network.edited(edits) if edits else network
+    if late := [edit.name for edit in network.edits if is_late(edit.site)]:
+        raise ValueError(
+            "analyses read the logits off the residual stream, so an edit after the last block "
+            f"({', '.join(late)}) would be missed: edit inside the blocks"
+        )
+    return Studied(network, text)
+
+
+def as_network(model: Model) -> Transformer:
+    """The network of a model, under the interventions that hold here and now. ValueError for anything else."""
+    instead = _no_model(model)
+    if instead is not None:
+        raise ValueError(
+            f"a model is required, a HookedTransformer or a Transformer, got {type(model).__name__}{instead}"
+        )
+    return model if isinstance(model, Transformer) else model.transformer
+
+
+def text_of(model: Model) -> Text:
+    """How a model tokenises; a bare network takes token ids only. ValueError for what is no model."""
+    if isinstance(model, Transformer):
+        config = model.config
+        return Text(None, config.n_ctx, config.d_vocab, d_vocab_out=config.d_vocab_out)
+    as_network(model)
+    return model.text
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What one pass gave: its output (logits, or the residual stream where it stopped) and the answers."""
+
+    output: Tensor
+    trace: Trace
+
+
+def deepest(sites: Iterable[str], config: ModelConfig) -> int | None:
+    """The `stop` that answers all these sites and runs no block more; None if the logits are needed."""
+    stop = 0
+    for name in sites:
+        _, layer = find(name, config)
+        if layer is None and name not in EMBEDDING_SITES:
+            return None
+        stop = max(stop, 0 if layer is None else layer + 1)
+    return stop
+
+
+def _check_columns(columns: Int[Tensor, "b n"], shape: torch.Size) -> None:
+    """ValueError for columns that are not those of the rows, counted from the end if they are negative."""
+    if len(columns) != shape[0] or bool((columns >= shape[1]).any()) or bool((columns < -shape[1]).any()):
+        raise ValueError(
+            f"logits_at must name columns of {shape[0]} rows, each from {-shape[1]} to {shape[1] - 1}, got "
+            f"{shape_text(columns.shape)} with {sorted(set(columns.flatten().tolist()))[:4]}"
+        )
+
+
+@public()
+def observe(
+    model: Model,
+    batch: Batch | Prompts,
+    reads: Sequence[Read] = (),
+    edits: Sequence[Edit] = (),
+    *,
+    stop: int | None = None,
+    logits_at: Int[Tensor, "b n"] | None = None,
+    metric: Objective | None = None,
+    answers_only: bool = False,
+) -> Observation:
+    """Run the model on a batch (or on prompts, as the model tokenises them) and answer `reads` under `edits`.
+
+    With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and
+    nobody's `.grad` is written. Without it the pass runs under `no_grad`. With `answers_only` it ends as soon as every
+    read is answered, inside the last block if need be, and `output` has no meaning.
+    Errors: ValueError for a gradient read without a metric, and everything `Transformer` refuses.
+    """
+    network = model if isinstance(model, Transformer) else as_network(model)
+    batch = batch if isinstance(batch, Batch) else text_of(model).batch(batch)
+    wants_grad = any(read.grad for read in reads)
+    if wants_grad and metric is None:
+        raise ValueError("Read(grad=True) requires a metric to differentiate")
+    if logits_at is not None:
+        _check_columns(logits_at, batch.tokens.shape)
+    tap = Tap(reads, edits, answers_only=answers_only) if reads or edits else None
+    batch = batch.to(network.device)
+    with torch.set_grad_enabled(metric is not None):
+        output = network(
+            batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,
+            types=batch.types, memory=batch.memory,
+        )  # fmt: skip
+        if tap is None:
+            return Observation(output, Trace({}))
+        answers = dict(tap.values)
+        if metric is not None and wants_grad:
+            answers |= _gradients(metric(output), tap)
+        tap.close()
+    return Observation(output.detach(), Trace(answers))
+
+
+def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
+    if value.numel() != 1:
+        raise ValueError(f"the metric must return one number, got shape {list(value.shape)}")
+    if not value.requires_grad:
+        raise ValueError("the metric does not depend on any site that is read with grad=True")
+    found = torch.autograd.grad(value.reshape(()), list(tap.live.values()), allow_unused=True)
+    answers = {}
+    for (read, live), grad in zip(tap.live.items(), found, strict=True):
+        grad = torch.zeros_like(live) if grad is None else grad
+        answers[read] = compact(grad if read.via is None else read.via(grad))
+    return answers
+
+
+Names = str | Sequence[str] | Callable[[str], bool] | re.Pattern[str] | None
+"""What selects sites: a name, several, a glob, a regular expression, a predicate; None = all not on demand."""
+Direction = Literal["fwd", "bwd"]
+
+
+@dataclass
+class HookPoint:
+    """What a hook function is told about where it is: the site's name, and a dict of its own for one pass."""
+
+    name: str
+    ctx: dict[str, object] = field(default_factory=dict)
+
+    def layer(self) -> int:
+        """The block this site is in; ValueError outside the blocks."""
+        found = re.match(r"blocks\.(\d+)\.", self.name)
+        if found is None:
+            raise ValueError(f"{self.name!r} is not inside a block")
+        return int(found[1])
+
+
+HookFunction = Callable[[Tensor, HookPoint], Tensor | None]
+Hook = tuple[Names, HookFunction]
+
+
+def matching(names: Names, config: ModelConfig, stop: int | None = None) -> list[str]:
+    """Sites that a filter selects among those a pass up to block `stop` visits; KeyError if it selects none."""
+    every = sites.names(config, on_demand=True)
+    if names is None:
+        found = [n for n in sites.names(config) if _within(n, config, stop)]
+    elif isinstance(names, str) and not set(names) & set("*?["):
+        sites.find(names, config)
+        found = [names]
+    elif isinstance(names, str | re.Pattern) or callable(names):
+        accept = _predicate(names)
+        found = [n for n in every if accept(n) and _within(n, config, stop)]
+    else:
+        found = [match for each in names for match in matching(each, config, stop)]
+    if not found:
+        hint = nearest(names, every) if isinstance(names, str) else f"sites are named like {every[3]}"
+        raise KeyError(f"{names!r} matches no site of this model; {hint}")
+    return list(dict.fromkeys(found))
+
+
+def as_edits(hooks: Sequence[tuple[Hook, Direction]], config: ModelConfig) -> list[Edit]:
+    """The edits that these hooks amount to, at every site of the model that their names select."""
+    return [
+        Edit(name, Hooked(function, direction))
+        for (names, function), direction in hooks
+        for name in matching(names, config)
+    ]
+
+
+@dataclass(frozen=True, eq=False)
+class Hooked:
+    """A hook function as the change of an edit: it is told where it is, and has a dict of its own for one pass.
+
+    Backward hooks get the gradient when the pass is differentiated, and may return another one. Errors: ValueError for
+    a backward hook in a pass that keeps no gradients.
+    """
+
+    function: HookFunction
+    direction: Direction = "fwd"
+
+    def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
+        """The change of one site in one pass."""
+        point = memory.setdefault(site, HookPoint(site))
+        assert isinstance(point, HookPoint)
+        if self.direction == "fwd":
+            return _forward_change(self.function, point)
+        if not torch.is_grad_enabled():
+            raise ValueError(
+                f"the backward hook at {site} requires a pass that keeps gradients; this one runs without"
+            )
+        return _backward_change(self.function, point)
+
+
+@dataclass(eq=False)
+class Standing:
+    """Edits that hold for every pass of one model inside a `with`."""
+
+    model: object
+    edits: tuple[Edit, ...]
+    open: bool = True
+    """Until the `with` is left: from then on they hold nowhere, not in a task that began inside of it either."""
+
+
+_STANDING: ContextVar[tuple[Standing, ...]] = ContextVar("interp_standing_edits", default=())
+
+
+@contextmanager
+def standing(model: object, edits: Sequence[Edit]) -> Iterator[None]:
+    """Let these edits hold for every pass of this model, in this thread or task only, until the `with` is left.
+
+    Blocks may overlap and be left in any order, and by another thread than began them: each takes away what it brought.
+    Nothing is kept on the model.
+    """
+    mine = Standing(model, tuple(edits))
+    _STANDING.set((*_STANDING.get(), mine))
+    try:
+        yield
+    finally:
+        mine.open = False
+        _STANDING.set(tuple(each for each in _STANDING.get() if each.open))
+
+
+def standing_edits(model: object) -> list[Edit]:
+    """The edits that hold for this model here and now, those of the outermost `with` first."""
+    return [edit for each in _STANDING.get() if each.open and each.model is model for edit in each.edits]
+
+
+def position_filter(
+    name: str, config: ModelConfig, pos_slice: slice | int | None
+) -> Callable[[Tensor], Tensor] | None:
+    """The `via` that keeps some positions of a site: axis 1, or the query axis of scores and patterns."""
+    if pos_slice is None:
+        return None
+    keep = slice(pos_slice, pos_slice + 1 or None) if isinstance(pos_slice, int) else pos_slice
+    site, _ = sites.find(name, config)
+    axis = 2 if site.axes.startswith("b h q") else 1
+
+    def kept(value: Tensor) -> Tensor:
+        part = value[(slice(None),) * axis + (keep,)]
+        if part.shape[axis] == 0:
+            raise ValueError(f"pos_slice {pos_slice} keeps none of the {value.shape[axis]} positions")
+        return part
+
+    return kept
+
+
+def _forward_change(function: HookFunction, point: HookPoint) -> Callable[[Tensor], Tensor]:
+    def change(value: Tensor) -> Tensor:
+        new = function(value, point)
+        return value if new is None else new
+
+    return change
+
+
+def _backward_change(function: HookFunction, point: HookPoint) -> Callable[[Tensor], Tensor]:
+    def change(value: Tensor) -> Tensor:
+        value = value if value.requires_grad else value.detach().requires_grad_()
+        value.register_hook(lambda grad: function(grad, point))
+        return value
+
+    return change
+
+
+def _predicate(names: str | re.Pattern[str] | Callable[[str], bool]) -> Callable[[str], bool]:
+    if isinstance(names, str):
+        pattern = names
+        return lambda name: fnmatch.fnmatchcase(name, pattern)
+    if isinstance(names, re.Pattern):
+        regex = names
+        return lambda name: regex.fullmatch(name) is not None
+    return names
+
+
+def _within(name: str, config: ModelConfig, stop: int | None) -> bool:
+    if stop is None:
+        return True
+    need = deepest([name], config)
+    return need is not None and need <= stop

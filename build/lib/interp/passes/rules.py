@@ -1,0 +1,164 @@
+"""Backward rules by name, the models they are defined for, and the sum that they promise.
+
+Under the rules `norm`, `activation`, `gate` and `pattern` a model is linear: what its logits give for a direction is
+the sum of (value . gradient) over its embeddings and its biases. `relevance` is that sum, from a pass of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType, NoneType
+from typing import get_args
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import nearest
+from interp.core.stats import wide
+from interp.data.batch import Batch
+from interp.model import sites
+from interp.model.block import MLP
+from interp.model.config import FullSoftmax, ModelConfig
+from interp.model.edits import Project, Scale, Zero
+from interp.model.experts import MoE
+from interp.model.latent import Latent
+from interp.model.records import Mixer
+from interp.model.rules import Rule
+from interp.model.softmax import Softmax
+from interp.model.tap import Read, Tap
+from interp.model.transformer import Transformer
+
+LINEAR: tuple[Rule, ...] = ("norm", "activation", "gate", "pattern")
+"""The rules under which a model is linear."""
+PRESETS: Mapping[str, tuple[Rule, ...]] = MappingProxyType(
+    {"relp": LINEAR, "attnlrp": ("norm", "activation", "gate", "half"), "cp-lrp": ("norm", "pattern")}
+)
+"""relp: relevance patching (Jafari et al. 2025, arXiv 2508.21258), on edges EAP-RelP. attnlrp: Achtibat et al. 2024.
+cp-lrp: conservative propagation (Ali et al. 2022).
+"""
+SUMMANDS = ("hook_embed", "hook_pos_embed", "hook_type_embed")
+"""What the first block's stream is the sum of."""
+ROUNDING, AT_MOST = 200, 0.2
+"""How many times the precision of the model a sum may be off, relative to the absolute values of its terms; and how far
+at most, where that precision is low.
+"""
+Rules = str | Sequence[str]
+"""Backward rules: the name of a preset, or the rules one by one; none of them for the gradient as it is."""
+
+
+def as_rules(given: Rules) -> tuple[Rule, ...]:
+    """The rules that are meant, in their order.
+
+    Errors: ValueError for an unknown name, and for `half` beside `pattern`, which both speak of attention.
+    """
+    names = PRESETS.get(given, (given,)) if isinstance(given, str) else tuple(given)
+    known = get_args(Rule)
+    for name in names:
+        if name not in known:
+            hint = nearest(str(name), [*known, *PRESETS])
+            raise ValueError(
+                f"rules are {', '.join(known)}, or one of the presets {', '.join(PRESETS)}, got {name!r}; {hint}"
+            )
+    if {"half", "pattern"} <= set(names):
+        raise ValueError(
+            "the rules half and pattern exclude each other: both say what attention's gradient is"
+        )
+    return tuple(rule for rule in known if rule in names)
+
+
+def under_rules(model: Transformer, given: Rules) -> Transformer:
+    """The model under these rules; itself where there are none.
+
+    Errors: those of `as_rules`, and ValueError for a model that they are not defined for.
+    """
+    rules = as_rules(given)
+    if not rules:
+        return model
+    if why := _why_not(model.config, rules):
+        raise ValueError(
+            f"backward rules are defined for softmax attention and MLPs of single neurons: {why}"
+        )
+    return model.ruled(rules)
+
+
+def rules_attrs(given: Rules) -> dict[str, str]:
+    """What a result says of the rules its gradients were taken under: their names; nothing where there are none."""
+    rules = as_rules(given)
+    return {"rules": ", ".join(rules)} if rules else {}
+
+
+def _why_not(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
+    """What of a model the rules do not reach; None if they reach everything."""
+    if config.block.proven:
+        return f"this model {config.block.unusual}"
+    if config.cross_attention:
+        return "this model attends to an encoder"
+    if config.output != FullSoftmax():
+        return f"this model ends in {config.output}"
+    if not isinstance(config.mlp, MLP | MoE | NoneType):
+        return f"this model has {config.mlp}"
+    for layer, mixer in enumerate(config.mixers):
+        if not _reached(mixer, rules):
+            return f"layer {layer} mixes positions by {mixer}"
+    return None
+
+
+def _reached(mixer: Mixer, rules: Sequence[Rule]) -> bool:
+    if isinstance(mixer, Softmax):
+        sharpened = mixer.temperature is not None and mixer.temperature.by_row
+        plain = mixer.score == "dot" and mixer.refinement is None and not sharpened
+        return plain or "half" not in rules
+    return isinstance(mixer, Latent)
+
+
+def promises(model: Transformer) -> bool:
+    """Whether relevances sum to something: under the rules of `LINEAR`, with edits at most that bring no constant."""
+    linear = all(isinstance(edit.change, Zero | Scale | Project) for edit in model.edits)
+    return linear and set(LINEAR) <= model.rules
+
+
+def completeness(
+    model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], gradient: Float[Tensor, "b p d"]
+) -> dict[str, Float[Tensor, "b"]]:
+    """How far relevances miss what they promise to sum to: `completeness_error`, the same for every row of the batch.
+
+    A relevance is value . gradient; those of all embeddings and biases sum to (final stream . gradient) under the rules
+    of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits
+    that bring constants.
+    model: one under rules. stream, gradient: its final stream, and d metric / d final stream. It takes a pass more.
+    Errors: ArithmeticError where they miss it beyond rounding.
+    """
+    if not promises(model):
+        return {}
+    parts = torch.stack([(wide(x) * wide(g)).sum() for x, g in _slopes(model, batch, gradient)])
+    whole, scale = (wide(stream) * wide(gradient)).sum(), parts.abs().sum()
+    error = (parts.sum() - whole).abs() / scale.clamp_min(torch.finfo(scale.dtype).tiny)
+    if not float(error) <= min(ROUNDING * torch.finfo(model.dtype).eps, AT_MOST):
+        raise ArithmeticError(
+            f"under the rules {', '.join(sorted(model.rules))} the relevances of embeddings and biases should sum to "
+            f"{float(whole):.6g}, they sum to {float(parts.sum()):.6g}"
+        )
+    return {"completeness_error": error.expand(len(batch))}
+
+
+def _slopes(
+    model: Transformer, batch: Batch, gradient: Float[Tensor, "b p d"]
+) -> list[tuple[Tensor, Tensor]]:
+    """Every embedding and bias with its gradient, given that of the final stream."""
+    leaves = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if _is_bias(name)}
+    own = sites.names(model.config)
+    tap, batch = Tap([Read(site, grad=True) for site in SUMMANDS if site in own]), batch.to(model.device)
+    with torch.enable_grad():
+        stream = model.with_parameters(leaves)(
+            batch.tokens, tap, stop=model.config.n_layers, keep=batch.keep, documents=batch.documents,
+            types=batch.types,
+        )  # fmt: skip
+        values = [*tap.live.values(), *leaves.values()]
+        slopes = torch.autograd.grad(stream, values, gradient.to(stream), allow_unused=True)
+    return [(x.detach(), g) for x, g in zip(values, slopes, strict=True) if g is not None]
+
+
+def _is_bias(name: str) -> bool:
+    """Whether a parameter is added to what becomes the final stream (other than through a pattern or a router)."""
+    return name.endswith("bias") and name.startswith(("blocks.", "ln_embed."))

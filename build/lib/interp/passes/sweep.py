@@ -1,0 +1,738 @@
+"""Many interventions on the same examples as one planned computation instead of one forward pass each.
+
+base run -> where each variant leaves it (block, column) -> packs -> one pass each: block by block, variants entering at
+theirs, keys and values of the columns before theirs from the base run -> metric of the final stream at one column.
+The numbers are those of a loop over `observe(model, batch, edits=...)`, to rounding, whatever the packing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import inf
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.boundary import public
+from interp.core.stats import wide
+from interp.data.batch import Batch
+from interp.model import sites
+from interp.model.attention import picked
+from interp.model.config import ModelConfig, Rotary
+from interp.model.edits import COLUMNS, Edit, Set, Span, Zero, edited
+from interp.model.kv_cache import KVCache, Prefix
+from interp.model.position import depends_on_length
+from interp.model.tap import Read, Tap
+from interp.model.transformer import Transformer
+from interp.passes.memory import bytes_per_token, that_fit
+from interp.passes.metrics import Metric, Outcome
+from interp.passes.observe import Model, as_network
+from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, placed
+
+FIXED_COST = 32
+"""What reading a block's weights costs a pass, in tokens that it could have computed instead."""
+MOST_COLUMNS = 64
+"""Different first columns that are told apart."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a variant leaves the base run; `idle` if it changes nothing that is watched."""
+
+    layer: int
+    column: int
+    idle: bool = False
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Variants that go through the model together from one column on, those of lower layers first."""
+
+    variants: tuple[int, ...]
+    column: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The packs of a sweep, and what they cost beside one full pass per variant."""
+
+    starts: tuple[Start, ...]
+    packs: tuple[Pack, ...]
+    examples: int
+    columns: int
+    n_layers: int
+    head: float
+    """What the unembedding of one column costs, in columns of one block."""
+    everywhere: bool
+    """Whether logits are needed at every column."""
+    enters: bool = True
+    """Whether the model can be entered at a later block than the first."""
+
+    @property
+    def cost(self) -> float:
+        """Columns of one block that will be computed, the base run and the unembedding included."""
+        columns = self.columns * self.n_layers + self._outputs
+        for pack in self.packs:
+            blocks = sum(self.n_layers - self.starts[i].layer for i in pack.variants)
+            columns += blocks * (self.columns - pack.column) + len(pack.variants) * self._outputs
+        return self.examples * columns
+
+    @property
+    def naive_cost(self) -> float:
+        """The same for a loop that runs the whole model and all logits for every variant, and once without."""
+        each = self.columns * (self.n_layers + self.head)
+        return self.examples * (1 + len(self.starts)) * each
+
+    @property
+    def _outputs(self) -> float:
+        return self.head * (self.columns if self.everywhere else 1)
+
+    def explain(self) -> str:
+        """What will run, and what that saves, in words."""
+        idle = sum(start.idle for start in self.starts)
+        n, e = len(self.starts), self.examples
+        layers = [start.layer for start in self.starts if not start.idle]
+        firsts = sorted({pack.column for pack in self.packs})
+        share = self.cost / self.naive_cost
+        lines = [
+            f"{n} variants of {e} examples: {self.columns} columns, {self.n_layers} blocks",
+            f"{idle} change nothing that is watched: they get the base run's value",
+        ]
+        if layers:
+            lines.append(
+                f"{n - idle} run in {len(self.packs)} packs, entering at blocks {min(layers)} to {max(layers)}, "
+                f"from columns {', '.join(map(str, firsts))}"
+            )
+        if not self.enters:
+            lines.append("this network takes no later start: every pack runs through all of its blocks")
+        where = "every column" if self.everywhere else "one column per row"
+        lines.append(f"logits at {where}; {share:.1%} of the work of {n} full passes")
+        return "\n".join(lines)
+
+
+def planned(
+    starts: Sequence[Start],
+    config: ModelConfig,
+    examples: int,
+    columns: int,
+    *,
+    tokens: int,
+    everywhere: bool,
+) -> Plan:
+    """Packs of at most `tokens` tokens each, cut where that is cheapest."""
+    active = sorted((i for i, s in enumerate(starts) if not s.idle), key=lambda i: starts[i].column)
+    packs = []
+    for group in _grouped(active, starts, config.n_layers, examples, columns):
+        column = min(starts[i].column for i in group)
+        size = max(1, tokens // (examples * (columns - column)))
+        group = sorted(group, key=lambda i: starts[i].layer)
+        packs += [Pack(tuple(group[i : i + size]), column) for i in range(0, len(group), size)]
+    head = config.n_outputs * config.d_model / block_products(config) if config.unembed else 0.0
+    return Plan(tuple(starts), tuple(packs), examples, columns, config.n_layers, head, everywhere)
+
+
+def _grouped(
+    active: Sequence[int], starts: Sequence[Start], n_layers: int, examples: int, columns: int
+) -> list[list[int]]:
+    """Neighbouring first columns joined wherever computing some columns in vain is cheaper than one more pass."""
+    step = -(-columns // MOST_COLUMNS)
+    by_column: dict[int, list[int]] = {}
+    for i in active:
+        by_column.setdefault(starts[i].column // step, []).append(i)
+    members = [by_column[c] for c in sorted(by_column)]
+    firsts = [min(starts[i].column for i in each) for each in members]
+    blocks = [sum(n_layers - starts[i].layer for i in each) for each in members]
+    depths = [max(n_layers - starts[i].layer for i in each) for each in members]
+    best, cut = [0.0] + [inf] * len(members), [0] * (len(members) + 1)
+    for end in range(1, len(members) + 1):
+        total = deepest = 0
+        for begin in range(end - 1, -1, -1):
+            total, deepest = total + blocks[begin], max(deepest, depths[begin])
+            cost = best[begin] + total * (columns - firsts[begin]) * examples + FIXED_COST * deepest
+            if cost < best[end]:
+                best[end], cut[end] = cost, begin
+    groups, end = [], len(members)
+    while end:
+        groups.append([i for each in members[cut[end] : end] for i in each])
+        end = cut[end]
+    return groups[::-1]
+
+
+def block_products(config: ModelConfig) -> int:
+    """Multiplications of one token in one block's matrices (attention scores apart)."""
+    attention = config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
+    return attention + config.d_model * config.mlp_width * len(config.mlps)
+
+
+Axes = tuple[str, ...]
+_AFTER_KEYS = (
+    "attn.hook_q", "attn.q_", "attn.hook_rot_q", "attn.hook_attn_scores", "attn.hook_pattern", "attn.hook_z",
+    "attn.hook_result", "ln1_post.", "hook_attn_out", "hook_resid_mid", "hook_mlp_in", "ln2", "mlp.", "hook_mlp_out",
+    "hook_resid_post", "hook_normalized_resid_post",
+)  # fmt: skip
+"""Sites of a block that do not enter the keys and values of its attention."""
+
+
+@dataclass(frozen=True, eq=False)
+class Base:
+    """What a sweep keeps of its base run."""
+
+    final: Float[Tensor, "b p d"]
+    """The stream that leaves the last block."""
+    entering: Mapping[int, Float[Tensor, "b p d"]]
+    """The stream entering each block, but for the first, where a variant may start."""
+    values: Mapping[str, Tensor]
+    """Every site that is edited or read."""
+    cache: KVCache | None
+    """Keys and values of every block; None where a column's value depends on later ones, or rows are packed."""
+
+
+@torch.no_grad()
+def base_run(
+    model: Transformer,
+    batch: Batch,
+    variants: Sequence[Sequence[Placed]],
+    common: Sequence[Placed],
+    reads: Sequence[Read] = (),
+) -> Base:
+    """One pass under the common edits, recorded where variants edit and where they may start."""
+    config, touched = model.config, dict.fromkeys(edit.site for edits in variants for edit in edits)
+    layers = sorted({layer_of(site, config) for site in touched} - {0})
+    leaves = "hook_normalized_resid_post" if config.norm_place == "post" else "hook_resid_post"
+    entering = {
+        layer: Read(f"blocks.{layer - 1}.{leaves}") for layer in layers
+    }  # before the block's own edits
+    planned = dict.fromkeys(edit.site for edits in variants for edit in edits if edit.planned)
+    seen = {site: Read(site) for site in dict.fromkeys([*planned, *(read.site for read in reads)])}
+    tap = Tap([*entering.values(), *seen.values()], changes([(0, edit) for edit in common], 1, len(batch), 0))
+    n = batch.tokens.shape[1]
+    cache: KVCache | None = None
+    if config.causal and not config.stateful and batch.documents is None and not _turns_by_length(config, n):
+        made = model.new_cache(len(batch), n)
+        assert isinstance(made, KVCache)  # a network with a memory of its own is stateful
+        cache = made
+    final = model(
+        batch.tokens, tap, stop=config.n_layers, keep=batch.keep, cache=cache, documents=batch.documents,
+        types=batch.types, memory=batch.memory,
+    )  # fmt: skip
+    found = dict(tap.values)
+    tap.close()
+    return Base(
+        final,
+        {layer: found[r] for layer, r in entering.items()},
+        {site: found[r] for site, r in seen.items()},
+        cache,
+    )
+
+
+def _turns_by_length(config: ModelConfig, columns: int) -> bool:
+    """Whether the keys of a prefix are rotated by the length of the whole, so that they cannot be continued."""
+    rotations = (r for r in (config.position, config.local_position) if isinstance(r, Rotary))
+    return any((depends_on_length(r) or columns) < columns for r in rotations)
+
+
+@dataclass(frozen=True, eq=False)
+class Departures:
+    """Where variants leave the base run."""
+
+    layers: Sequence[int]
+    """The block where each starts."""
+    first: Int[Tensor, "v b"]
+    """The first column that each changes in each example."""
+    reaches: Bool[Tensor, "v b"]
+    """Whether it changes anything that can reach what is watched; elsewhere `first` has no meaning."""
+
+
+def departures(
+    config: ModelConfig,
+    base: Base,
+    variants: Sequence[Sequence[Placed]],
+    batch: Batch,
+    watched: Int[Tensor, "b"] | None,
+) -> Departures:
+    """Where each variant leaves the base run; watched: the one column of each example that counts, None = all do.
+
+    An edit that finds its values already there changes nothing. A function may change all the cells that it names.
+    """
+    n = batch.tokens.shape[1]
+    where = _Differences(base, config, len(batch), n, None if watched is None else watched.cpu().numpy())
+    first = np.full((len(variants), len(batch)), n)
+    layers = []
+    for i, edits in enumerate(variants):
+        touched = []
+        for edit in edits:
+            columns = where.first(edit)
+            if columns.min() < n:
+                touched.append(layer_of(edit.site, config))
+                first[i] = np.minimum(first[i], columns)
+        layers.append(min(touched, default=0))
+    found = torch.from_numpy(first).to(base.final.device)
+    causal = base.cache is not None
+    limit = n - 1 if watched is None or not causal else watched.to(found.device)
+    return Departures(layers, found, found <= limit)
+
+
+class _Differences:
+    """Where edits differ from the base run; values that many of them share are compared once."""
+
+    def __init__(
+        self, base: Base, config: ModelConfig, examples: int, columns: int, watched: "np.ndarray | None"
+    ) -> None:
+        self._base, self._examples, self._columns, self._watched = base, examples, columns, watched
+        self._last, self._stateful = f"blocks.{config.n_layers - 1}.", config.stateful
+        self._known: dict[tuple[str, object], tuple[Axes, np.ndarray]] = {}
+
+    def first(self, edit: Placed) -> "np.ndarray":
+        """The first column of each example that the edit changes; the number of columns where it changes none."""
+        if not edit.planned:
+            return np.full(self._examples, self._named_column(edit) if self._base.cache is not None else 0)
+        axes, differs = self._compared(edit)
+        first = edit.change.first if isinstance(edit.change, Set) else 0
+        rows = differs if len(differs) == self._examples else differs[first : first + self._examples]
+        index = tuple(edit.at[axis] if axis in edit.at else slice(None) for axis in axes)
+        mine = rows[(slice(None), *index)]
+        left = [axis for axis in axes if axis not in edit.at]
+        place = next((i for i, axis in enumerate(left) if axis in COLUMNS), None)
+        by_column = mine[:, None] if place is None else np.moveaxis(mine, place + 1, 1)
+        hit = np.any(by_column.reshape(*by_column.shape[:2], -1), axis=2)
+        places = np.arange(self._columns) if place is not None else np.array([self._named_column(edit)])
+        if self._watched is not None and self._stays(edit):
+            hit = hit & (places == self._watched[:, None])
+        column = np.where(hit.any(1), places[hit.argmax(1)], self._columns)
+        return column if self._base.cache is not None else np.where(column < self._columns, 0, self._columns)
+
+    def _stays(self, edit: Placed) -> bool:
+        """Whether what is changed at one column can reach no other: after the keys and values of the last block."""
+        if self._stateful:  # a convolution or rows of patterns carry it on
+            return False
+        name = edit.site.removeprefix(self._last)
+        return name != edit.site and name.startswith(_AFTER_KEYS)
+
+    def _compared(self, edit: Placed) -> tuple[Axes, "np.ndarray"]:
+        """Which cells an edit of the whole site would change; a vector along the last axis counts as one cell."""
+        change = edit.change
+        whole = isinstance(change, Zero) or (
+            isinstance(change, Set)
+            and (
+                not isinstance(change.values, Tensor)
+                or change.values.ndim == self._base.values[edit.site].ndim
+            )
+        )
+        if not whole:
+            return self._vectors(edit.site, self._changed(edit))
+        key = (edit.site, id(change.values) if isinstance(change, Set) else None)
+        if key not in self._known:
+            self._known[key] = self._vectors(edit.site, self._unlike(edit))
+        return self._known[key]
+
+    def _unlike(self, edit: Placed) -> Tensor:
+        """Where the values to be put differ from the base run's."""
+        base = self._base.values[edit.site]
+        values = edit.change.values if isinstance(edit.change, Set) else 0.0
+        if not isinstance(values, Tensor):
+            return base != values
+        values = values.to(base)
+        if len(values) not in (1, len(base)):
+            base = base.repeat(len(values) // len(base), *[1] * (base.ndim - 1))
+        return values != base
+
+    def _changed(self, edit: Placed) -> Tensor:
+        """What the edit does to the base run's value, cell by cell."""
+        base = self._base.values[edit.site]
+        return edited(edit.as_edit(), base, Span()) != base
+
+    @staticmethod
+    def _vectors(site: str, differs: Tensor) -> tuple[Axes, "np.ndarray"]:
+        axes = tuple(sites.axes_of(site).split()[1:])
+        if axes[-1] in "de":
+            differs, axes = differs.any(-1), axes[:-1]
+        return axes, differs.cpu().numpy()
+
+    @staticmethod
+    def _named_column(edit: Placed) -> int:
+        """The column that an edit names; 0 where it names none."""
+        return next((edit.at[axis] for axis in COLUMNS if axis in edit.at), 0)
+
+
+@dataclass(frozen=True, eq=False)
+class SweepPass:
+    """The rows are variants x examples, variants in the pack's order; columns before the pack's are the base run's.
+
+    A variant joins at the block it first changes, so the first rows are always those that have been on the way longest.
+    """
+
+    model: Transformer
+    batch: Batch
+    base: Base
+    starts: Sequence[Start]
+    pack: Pack
+    variants: Sequence[Sequence[Placed]]
+    """The edits of every variant of the sweep."""
+    common: Sequence[Placed]
+    """Those of all variants, which come first."""
+
+    def final(self, at: Int[Tensor, "b"] | None) -> Float[Tensor, "r n d"]:
+        """The final stream of every row: at one column of each example, or at all, the base run's included."""
+        last = self.model.config.n_layers - 1
+        if not self.model.by_block:
+            stream = self._at_once(last + 1, {})
+            return stream if at is None else picked(stream, at.repeat(len(self.pack.variants))[:, None])
+        stream = self._up_to(last, {})
+        if at is not None:
+            return self._last_block(stream, at)
+        stream = self._block(last, stream, range(self._present(last)))
+        before = self.base.final[:, : self.pack.column].repeat(len(self.pack.variants), 1, 1)
+        return torch.cat((before, stream), 1)
+
+    def record(self, answers: Mapping[Read, Tensor], stop: int) -> None:
+        """Write what these sites hold into `answers` `[v b ...]`, for the variants and columns that are on the way."""
+        if not self.model.by_block:
+            self._at_once(stop, answers)
+            return
+        stream = self._up_to(stop - 1, answers)
+        if self._present(stop - 1):
+            self._block(stop - 1, stream, range(self._present(stop - 1)), answers)
+
+    def _at_once(self, stop: int, answers: Mapping[Read, Tensor]) -> Float[Tensor, "r p d"]:
+        """The rows that enter block `stop`, in one pass from the lowest block where a variant of the pack starts."""
+        slots, config = range(len(self.pack.variants)), self.model.config
+        first = min(self.starts[i].layer for i in self.pack.variants)
+        source = self.base.entering[first] if first else self.batch.tokens
+        reads = [read for read in answers if first <= layer_of(read.site, config) < stop]
+        tap = Tap(reads, [edit for layer in range(first, stop) for edit in self._edits(layer, slots)])
+        batch = self._copied(len(slots))
+        out = self.model(
+            source.repeat(len(slots), *[1] * (source.ndim - 1)), tap, first, stop,
+            keep=batch.keep, documents=batch.documents, types=batch.types, memory=batch.memory,
+        )  # fmt: skip
+        for read in reads:
+            self._keep(read, tap.values[read], answers[read])
+        tap.close()
+        return out
+
+    def _up_to(self, stop: int, answers: Mapping[Read, Tensor]) -> Tensor:
+        """The rows that enter block `stop`: tokens for the first block, else the stream."""
+        stream = self._entering(0)
+        for layer in range(stop):
+            if self._present(layer):
+                stream = self._block(layer, stream, range(self._present(layer)), answers)
+            if self._present(layer + 1) > self._present(layer):
+                entering = self._entering(layer + 1)
+                stream = torch.cat((stream, entering)) if self._present(layer) else entering
+        return stream
+
+    def _last_block(self, stream: Tensor, at: Int[Tensor, "b"]) -> Float[Tensor, "r 1 d"]:
+        """Through the last block; only keys and values are computed elsewhere for variants that it has no edits for."""
+        last = self.model.config.n_layers - 1
+        by_variant = stream.unflatten(0, (-1, len(self.batch)))
+        busy = set() if self.common else {i for i, mine in enumerate(self._own) if last in mine}
+        everyone = range(len(self.pack.variants))
+        groups = [[i for i in everyone if (i in busy) is wanted] for wanted in (True, False)]
+        out = self.base.final.new_empty(len(everyone), len(self.batch), 1, self.model.config.d_model)
+        for slots in filter(None, groups):
+            rows = by_variant if len(slots) == len(everyone) else by_variant[slots]
+            columns = (at - self.pack.column).clamp_min(0).repeat(len(slots))[:, None]
+            done = self._block(last, rows.flatten(0, 1), slots, only=columns)
+            out[slots] = done.unflatten(0, (len(slots), -1))
+        return out.flatten(0, 1)
+
+    def _block(
+        self,
+        layer: int,
+        rows: Tensor,
+        slots: Sequence[int],
+        answers: Mapping[Read, Tensor] | None = None,
+        only: Int[Tensor, "r 1"] | None = None,
+    ) -> Float[Tensor, "r n d"]:
+        """These variants through one block, with their edits; `rows` are tokens for the first block."""
+        reads = [read for read in answers or {} if layer_of(read.site, self.model.config) == layer]
+        edits = self._edits(layer, slots)
+        tap = Tap(reads, edits) if reads or edits else None
+        c, copies, batch = self.pack.column, len(slots), self._copied(len(slots))
+        cache = (
+            None
+            if self.base.cache is None or c == 0
+            else Prefix(self.base.cache, c, copies, keep=self.batch.keep)
+        )
+        out = self.model(
+            rows, tap, layer, layer + 1,
+            keep=None if batch.keep is None else batch.keep[:, c:],
+            cache=cache,
+            logits_at=only,
+            documents=batch.documents,
+            types=None if batch.types is None or layer else batch.types[:, c:],
+            memory=batch.memory,
+        )  # fmt: skip
+        if tap is not None:
+            for read in reads:
+                self._keep(read, tap.values[read], (answers or {})[read])
+            tap.close()
+        return out
+
+    def _edits(self, layer: int, slots: Sequence[int]) -> list[Edit]:
+        """The common edits, then each variant's own."""
+        everybody = [(i, edit) for i in range(len(slots)) for edit in self._common.get(layer, ())]
+        own = [(i, edit) for i, slot in enumerate(slots) for edit in self._own[slot].get(layer, ())]
+        return changes([*everybody, *own], len(slots), len(self.batch), self.pack.column)
+
+    def _keep(self, read: Read, value: Tensor, into: Tensor) -> None:
+        """Write what was read of the first variants, columns from the pack's on."""
+        value = value.unflatten(0, (-1, len(self.batch)))
+        which = torch.tensor(self.pack.variants[: len(value)], device=into.device)
+        axes = sites.axes_of(read.site).split()
+        place = next((i for i, axis in enumerate(axes) if axis in COLUMNS), None)
+        if place is None:
+            into[which] = value
+        else:
+            into.movedim(place + 1, 1)[which, self.pack.column :] = value.movedim(place + 1, 1)
+
+    def _entering(self, layer: int) -> Tensor:
+        """The rows of the variants that join at this block: tokens for the first block, else the base run's stream."""
+        joining = self._present(layer) - self._present(layer - 1)
+        source = (
+            self.batch.tokens if layer == 0 else self.base.entering[layer] if joining else self.base.final
+        )
+        rows = source[:, self.pack.column :]
+        return rows.repeat(joining, *[1] * (rows.ndim - 1))
+
+    def _present(self, layer: int) -> int:
+        """How many variants are on the way in this block."""
+        return sum(self.starts[i].layer <= layer for i in self.pack.variants)
+
+    def _copied(self, copies: int) -> Batch:
+        """The examples, `copies` times over."""
+        return self.batch.rows(torch.arange(len(self.batch)).repeat(copies))
+
+    @cached_property
+    def _own(self) -> list[dict[int, list[Placed]]]:
+        """The edits of every variant of the pack, by block."""
+        return [self._by_layer(self.variants[i]) for i in self.pack.variants]
+
+    @cached_property
+    def _common(self) -> dict[int, list[Placed]]:
+        return self._by_layer(self.common)
+
+    def _by_layer(self, edits: Sequence[Placed]) -> dict[int, list[Placed]]:
+        found: dict[int, list[Placed]] = {}
+        for edit in edits:
+            found.setdefault(layer_of(edit.site, self.model.config), []).append(edit)
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Swept:
+    """What a sweep found."""
+
+    values: Float[Tensor, "v b"]
+    """The metric of every variant of every example; the base run's where the variant changed nothing."""
+    base: Float[Tensor, "b"]
+    """The metric of the base run."""
+    changed: Bool[Tensor, "v b"]
+    """Whether the variant changed anything that can reach the metric."""
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Variants of the same examples, and what to watch of them.
+
+    Errors (when it is planned): everything that an `Edit` may have wrong, by name.
+
+    Example:
+        >>> batch = model.text.batch(prompt)
+        >>> variants = [interp.edits.Variant([interp.Edit(f"L{layer}.mlp", interp.edits.Zero())]) for layer in range(2)]
+        >>> Sweep(model.transformer, batch, variants).run(interp.metrics.kl_divergence()).values.shape
+        torch.Size([2, 1])
+    """
+
+    model: Model
+    batch: Batch
+    variants: Sequence[Variant]
+    common: Variant = field(default_factory=Variant)
+    """What is edited in the base run and in every variant, before the variant's own; after the model's own edits."""
+    at: Int[Tensor, "b"] | None = None
+    """The column where each example is watched; None = its last token."""
+    memory: int | None = None
+    """Bytes that a pack may hold; None = as suits the device."""
+
+    def run(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Swept:
+        """The metric of every variant.
+
+        reference: the final stream that a comparing metric compares with, at the watched columns; None = the base
+        run's. A pack that does not fit into the device's memory is halved until it does.
+        """
+        base, everywhere = self.base, metric.everywhere
+        home = base.final if everywhere else picked(base.final, self._columns[:, None])
+        judge = _Judge(metric, self._batch, self._network, home if reference is None else reference)
+        base_value = judge.value(home, 1)[0]
+        values = base_value.repeat(len(self.variants), 1)
+
+        def measure(one: SweepPass) -> None:
+            stream = one.final(None if everywhere else self._columns)
+            values[list(one.pack.variants)] = judge.value(stream, len(one.pack.variants))
+
+        where = self._departures(base, everywhere=everywhere)
+        self._run(base, self._planned(where, everywhere=everywhere), metric.name, measure)
+        return Swept(torch.where(where.reaches, values, base_value), base_value, where.reaches)
+
+    def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
+        """What sites inside the blocks hold in every variant, `[variant, example, *axes]`; no logits are computed.
+
+        Errors: ValueError for a read with `via` or `grad`: the columns that a variant shares with the base run are
+        filled in from there.
+        """
+        if refused := [read for read in reads if read.via is not None or read.grad]:
+            raise ValueError(f"a sweep records whole values; {refused[0]} asks for something else")
+        config = self._network.config
+        asked = {read: replace(read, site=canonical(read.site, config)) for read in reads}
+        base = self.recorded(list(asked.values()))
+        found = {
+            r: base.values[r.site].expand(len(self.variants), *[-1] * base.values[r.site].ndim).clone()
+            for r in asked.values()
+        }
+        stop = 1 + max(layer_of(read.site, config) for read in found)
+        plan = self._planned(self._departures(base, everywhere=True), everywhere=True)
+        self._run(base, plan, "reading", lambda one: one.record(found, stop))
+        return {read: found[same] for read, same in asked.items()}
+
+    def final(self) -> Float[Tensor, "v b d"]:
+        """The final stream of every variant at the watched column; the base run's where the variant changed nothing."""
+        base, columns = self.base, self._columns
+        home = picked(base.final, columns[:, None])[:, 0]
+        found = home.repeat(len(self.variants), 1, 1)
+
+        def keep(one: SweepPass) -> None:
+            found[list(one.pack.variants)] = one.final(columns)[:, 0].unflatten(0, (-1, len(home)))
+
+        where = self._departures(base, everywhere=False)
+        self._run(base, self._planned(where, everywhere=False), "final stream", keep)
+        return found
+
+    def plan(self, *, everywhere: bool = False) -> Plan:
+        """What will run, and what that saves: `print(sweep.plan().explain())`. It takes the base run to know.
+
+        everywhere: for a metric that looks at every column.
+        """
+        return self._planned(self._departures(self.base, everywhere=everywhere), everywhere=everywhere)
+
+    def _planned(self, where: Departures, *, everywhere: bool) -> Plan:
+        config, columns = self._network.config, self._batch.tokens.shape[1]
+        reached = torch.where(where.reaches, where.first, columns).amin(1)
+        latest = columns - 1 if everywhere else int(self._columns.min())
+        latest = latest if all(edit.planned for edit in self._common) else 0
+        starts = [
+            Start(layer if self._network.restarts else 0, min(first, latest), idle=first >= columns)
+            for layer, first in zip(where.layers, reached.tolist(), strict=True)
+        ]
+        explicit = any(
+            edit.site.endswith(("attn_scores", "pattern"))
+            for edits in (*self._variants, self._common)
+            for edit in edits
+        )
+        each = bytes_per_token(config, columns, self._network.embed.weight.element_size(), explicit=explicit)
+        tokens = that_fit(self._network, each, self.memory)
+        plan = planned(starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere)
+        return replace(plan, enters=self._network.restarts)
+
+    @cached_property
+    def base(self) -> Base:
+        """The run that every variant departs from."""
+        return self.recorded(())
+
+    def recorded(self, reads: Sequence[Read]) -> Base:
+        """The run that every variant departs from, with what these sites hold in it."""
+        return base_run(self._plain, self._batch, self._variants, self._common, reads)
+
+    def _run(self, base: Base, plan: Plan, name: str, each: Callable[[SweepPass], None]) -> None:
+        waiting = list(plan.packs[::-1])
+        with tqdm(total=len(self.variants), desc=name, delay=1, leave=False) as bar, torch.no_grad():
+            bar.update(sum(start.idle for start in plan.starts))
+            while waiting:
+                pack = waiting.pop()
+                try:
+                    each(
+                        SweepPass(
+                            self._plain,
+                            self._batch,
+                            base,
+                            plan.starts,
+                            pack,
+                            self._variants,
+                            self._common,
+                        )
+                    )
+                except torch.OutOfMemoryError:
+                    waiting += _halves(pack)
+                    continue
+                bar.update(len(pack.variants))
+
+    @cached_property
+    def _network(self) -> Transformer:
+        """The network, under the interventions that hold here and now."""
+        return as_network(self.model)
+
+    @cached_property
+    def _batch(self) -> Batch:
+        return self.batch.to(self._network.device)
+
+    @cached_property
+    def _columns(self) -> Int[Tensor, "b"]:
+        return (self._batch.last() if self.at is None else self.at).to(self._network.device)
+
+    @cached_property
+    def _variants(self) -> tuple[tuple[Placed, ...], ...]:
+        return tuple(self._placed(variant) for variant in self.variants)
+
+    @cached_property
+    def _common(self) -> tuple[Placed, ...]:
+        return self._placed(Variant([*self._network.edits, *self.common.edits]))
+
+    def _placed(self, variant: Variant) -> tuple[Placed, ...]:
+        return placed(variant, self._network.config, len(self.batch), self.batch.tokens.shape[1])
+
+    @cached_property
+    def _plain(self) -> Transformer:
+        """The model without its own edits, which are among the common ones."""
+        return self._network.unedited
+
+    def _departures(self, base: Base, *, everywhere: bool) -> Departures:
+        watched = None if everywhere else self._columns
+        return departures(self._network.config, base, self._variants, self._batch, watched)
+
+
+@dataclass(frozen=True, eq=False)
+class _Judge:
+    """A metric with all it needs, in slices that keep the logits small."""
+
+    metric: Metric
+    batch: Batch
+    model: Transformer
+    reference: Float[Tensor, "b n d"]
+
+    @torch.no_grad()
+    def value(self, stream: Float[Tensor, "r n d"], copies: int) -> Float[Tensor, "copies b"]:
+        """The metric of rows that are `copies` times the examples."""
+        example = torch.arange(len(self.batch), device=stream.device).repeat(copies)
+        size = that_fit(self.model, 8 * self.model.config.n_outputs * stream.shape[1])
+        found = []
+        for rows in torch.arange(len(stream), device=stream.device).split(size):
+            some = example[rows]
+            outcome = Outcome(self.model, stream[rows], self.batch.rows(some), some, self.reference)
+            found.append(wide(self.metric.of(outcome)))
+        return torch.cat(found).unflatten(0, (copies, len(self.batch)))
+
+
+def _halves(pack: Pack) -> list[Pack]:
+    """The same in two packs; MemoryError for a pack of one variant."""
+    middle = len(pack.variants) // 2
+    if not middle:
+        raise MemoryError(
+            "one variant of these examples does not fit into the device's memory: give the sweep fewer examples"
+        )
+    torch.cuda.empty_cache()
+    return [Pack(pack.variants[middle:], pack.column), Pack(pack.variants[:middle], pack.column)]

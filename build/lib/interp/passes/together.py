@@ -1,0 +1,45 @@
+"""What processes that share a spread model (`tensor_parallel`) do alike: plan by the least memory, write once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+from interp.model.transformer import Transformer
+
+
+def least(model: Transformer, value: int) -> int:
+    """The smallest of the processes' values; the value itself for a model in one process."""
+    group = _group(model)
+    if group is None:
+        return value
+    found = torch.tensor(value, device=model.device)
+    dist.all_reduce(found, dist.ReduceOp.MIN, group=group)
+    return int(found)
+
+
+def writes(model: Transformer) -> bool:
+    """Whether this process is the one that writes files: the first of those that share the model."""
+    group = _group(model)
+    return group is None or dist.get_rank(group) == 0
+
+
+@contextmanager
+def one_after_another(model: Transformer) -> Iterator[None]:
+    """The first process does what stands inside before the others come in; nobody leaves before all have done it."""
+    group = _group(model)
+    if group is None:
+        yield
+        return
+    if not writes(model):
+        least(model, 0)
+    yield
+    if writes(model):
+        least(model, 0)
+    least(model, 0)
+
+
+def _group(model: Transformer) -> dist.ProcessGroup | None:
+    team = getattr(model.blocks[0].attn, "team", None) if len(model.blocks) else None
+    return None if team is None else team.mesh.get_group()

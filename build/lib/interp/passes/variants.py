@@ -1,0 +1,253 @@
+"""The runs of a sweep: which cells of which sites are changed in each, and how a thousand such edits become a few.
+
+Edits whose change is data (`Edit.planned`) say what they touch, so those of many variants at one site are a handful of
+index assignments. A function of the cells runs on the rows of its own variant.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from interp.core.boundary import describe, public, shape_text
+from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.edits import COLUMNS, Change, Edit, Mean, Ready, Resample, Set, Swap
+from interp.model.parts import Part
+
+
+@public(renamed={"puts": "edits"})
+@dataclass(frozen=True, eq=False)
+class Variant:
+    """One run of a sweep: some edits, carried out in this order, and a name for it."""
+
+    edits: Sequence[Edit] = ()
+    label: str = ""
+
+
+class Placed(NamedTuple):
+    """An edit of one cell (per axis that it names), checked: what a sweep computes with."""
+
+    site: str
+    at: Mapping[str, int]
+    """Index by axis letter, counted from the front."""
+    change: Change
+
+    @property
+    def planned(self) -> bool:
+        """Whether the change is data."""
+        return isinstance(self.change, Ready)
+
+    def as_edit(self, rows: tuple[int, ...] | None = None) -> Edit:
+        """The same as an edit of a pass."""
+        return Edit(self.site, self.change, {sites.WORDS[axis]: i for axis, i in self.at.items()}, rows)
+
+
+def placed(variant: Variant, config: ModelConfig, examples: int, columns: int) -> tuple[Placed, ...]:
+    """The edits of a variant, checked; a residual that leaves a block enters the next.
+
+    Errors: KeyError for an unknown site; ValueError for a site after the last block, values that do not fit, values
+    nobody looked up, or an edit of some rows only; IndexError for an index outside the site.
+    """
+    found = []
+    for edit in variant.edits:
+        if edit.rows is not None:
+            raise ValueError(f"an edit of a variant concerns all its rows; that of {edit.name} names some")
+        if isinstance(edit.change, Mean | Resample):
+            raise ValueError(
+                f"{type(edit.change).__name__}() at {edit.name} stands for values that have to be looked up first: "
+                "`ablate` does, and so does model.edited(...)"
+            )
+        name = canonical(edit.site, config)
+        if isinstance(edit.where, Part):
+            edit.where.within(config)
+        sizes = _sizes(edit, config, examples, columns)
+        found += [Placed(name, _counted(one, sizes), one.change) for one in edit.singly()]
+    return tuple(found)
+
+
+def layer_of(name: str, config: ModelConfig) -> int:
+    """The block during which a site is visited, the first for embeddings.
+
+    Errors: KeyError for an unknown site; ValueError for a site after the last block.
+    """
+    _, layer = sites.find(name, config)
+    if layer is None and name not in sites.EMBEDDING_SITES:
+        raise ValueError(f"a sweep works before and inside the blocks; {name!r} is after them")
+    return 0 if layer is None else layer
+
+
+def canonical(name: str, config: ModelConfig) -> str:
+    """The stream that leaves a block under the name of the stream that enters the next, where there is one."""
+    layer = layer_of(name, config)
+    leaves = name.endswith(".hook_resid_post") and config.norm_place != "post"
+    return f"blocks.{layer + 1}.hook_resid_pre" if leaves and layer + 1 < config.n_layers else name
+
+
+def _sizes(edit: Edit, config: ModelConfig, examples: int, columns: int) -> dict[str, int | None]:
+    """The length of every axis of the site, as far as it is known; ValueError for values that do not fit."""
+    letters = sites.axes_of(edit.site).split()[1:]
+    known: dict[str, int | None] = {
+        **dict.fromkeys(letters),
+        **{axis: columns for axis in (*COLUMNS, "k") if axis in letters},
+    }
+    values = getattr(edit.change, "values", None)
+    if isinstance(values, Tensor) and values.ndim > len(letters):
+        rows, first = len(values), getattr(edit.change, "first", 0)
+        sizes = dict(zip(letters, values.shape[1:], strict=False))
+        fits = values.ndim == len(letters) + 1 and (rows == 1 or 0 <= first <= rows - examples)
+        if not fits or any(sizes[axis] != columns for axis in COLUMNS if axis in sizes):
+            raise ValueError(
+                f"values for {edit.name} must be {describe(sites.axes_of(edit.site))} of 1 or {examples} rows and "
+                f"{columns} columns, got {shape_text(values.shape)}"
+            )
+        known |= sizes
+    for axis, count in (
+        ("h", config.n_heads),
+        ("g", config.kv_heads),
+        ("m", getattr(config.mlp, "d_mlp", None)),
+    ):
+        if axis in known and known[axis] is None:
+            known[axis] = count
+    return known
+
+
+def _counted(edit: Edit, sizes: Mapping[str, int | None]) -> dict[str, int]:
+    """The indices of an edit of one cell, negative ones counted from the end."""
+    found = {}
+    for axis, i in edit.cells.items():
+        assert isinstance(i, int)
+        size = sizes[axis]
+        if size is not None and not -size <= i < size:
+            raise IndexError(f"{edit.name} has {size} along {sites.WORDS[axis]!r}, got index {i}")
+        found[axis] = i if size is None else i % size
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Wave:
+    """Planned edits of one kind, at most one for each of some variants."""
+
+    change: Ready
+    axes: tuple[str, ...]
+    slots: list[int] = field(default_factory=list)
+    indices: list[list[int]] = field(default_factory=list)
+    """Per slot, the index along every named axis."""
+    firsts: list[int] = field(default_factory=list)
+
+
+def changes(edits: Sequence[tuple[int, Placed]], copies: int, examples: int, start: int) -> list[Edit]:
+    """The edits that carry out these `(slot, edit)`s in a pass of `copies` x `examples` rows, from column `start` on.
+
+    Those of one slot at one site are carried out in their order; those before the first column change nothing here.
+    """
+    by_site: dict[str, list[tuple[int, Placed]]] = defaultdict(list)
+    for slot, each in edits:
+        if all(each.at.get(axis, start) >= start for axis in COLUMNS):
+            by_site[each.site].append((slot, each))
+    found: list[Edit] = []
+    for site, here in by_site.items():
+        for waves, free in _turns(here):
+            if waves:
+                letters = sites.axes_of(site).split()[1:]
+                found.append(Edit(site, _written(waves, letters, copies, examples, start)))
+            found += [
+                each.as_edit(tuple(range(slot * examples, (slot + 1) * examples))) for slot, each in free
+            ]
+    return found
+
+
+def _turns(edits: Sequence[tuple[int, Placed]]) -> Iterator[tuple[list[_Wave], list[tuple[int, Placed]]]]:
+    """What is done together, in order: waves of planned edits, then functions, then waves again, ..."""
+    seen: dict[int, int] = defaultdict(int)
+    steps: dict[int, list[tuple[int, Placed]]] = defaultdict(list)
+    for slot, each in edits:
+        steps[seen[slot]].append((slot, each))
+        seen[slot] += 1
+    waves: list[_Wave] = []
+    for step in sorted(steps):
+        waves += _waves([(slot, each) for slot, each in steps[step] if each.planned])
+        if free := [(slot, each) for slot, each in steps[step] if not each.planned]:
+            yield waves, free
+            waves = []
+    if waves:
+        yield waves, []
+
+
+def _waves(edits: Sequence[tuple[int, Placed]]) -> list[_Wave]:
+    """Edits of the same axes and values go together."""
+    found: dict[tuple[object, ...], _Wave] = {}
+    for slot, each in edits:
+        change, axes = each.change, tuple(each.at)
+        assert isinstance(change, Ready)
+        same: object = (type(change), id(change.values)) if isinstance(change, Set) else change
+        wave = found.setdefault((axes, same), _Wave(change, axes))
+        wave.slots.append(slot)
+        wave.indices.append(list(each.at.values()))
+        wave.firsts.append(change.first if isinstance(change, Set | Swap) else 0)
+    return list(found.values())
+
+
+def _written(
+    waves: Sequence[_Wave], letters: Sequence[str], copies: int, examples: int, start: int
+) -> Callable[[Tensor], Tensor]:
+    def change(value: Tensor) -> Tensor:
+        cells = value.unflatten(0, (copies, examples))
+        for wave in waves:
+            _write(cells, wave, letters, start)
+        return value
+
+    return change
+
+
+def _write(
+    cells: Shaped[Tensor, "copies examples ..."], wave: _Wave, letters: Sequence[str], start: int
+) -> None:
+    """One index assignment; slices keep whole axes, positions count from `start`."""
+    device = cells.device
+    index = torch.tensor(wave.indices, device=device).reshape(len(wave.slots), -1)
+    into: list[Tensor | slice] = [
+        torch.tensor(wave.slots, device=device)[:, None], torch.arange(cells.shape[1], device=device)
+    ]  # fmt: skip
+    for letter in letters:
+        place = index[:, wave.axes.index(letter), None] if letter in wave.axes else None
+        into.append(slice(None) if place is None else place - (start if letter in COLUMNS else 0))
+    own = _own(cells, wave, letters, start, into)
+    if isinstance(wave.change, Set):
+        assert own is not None
+        cells[tuple(into)] = own.to(cells)
+    else:
+        cells[tuple(into)] = wave.change(cells[tuple(into)], own).to(cells.dtype)
+
+
+def _own(
+    cells: Shaped[Tensor, "copies examples ..."],
+    wave: _Wave,
+    letters: Sequence[str],
+    start: int,
+    into: Sequence[Tensor | slice],
+) -> Tensor | None:
+    """The values that a wave's change brings for its cells."""
+    values = getattr(wave.change, "values", None)
+    if values is None:
+        return None
+    if not isinstance(values, Tensor):
+        return torch.tensor(values)
+    if values.ndim <= len(letters):
+        return values
+    where = values.device
+    if len(values) > 1:
+        rows = torch.tensor(wave.firsts)[:, None] + torch.arange(cells.shape[1])
+    else:
+        rows = torch.zeros(len(wave.slots), 1, dtype=torch.long)
+    out_of: list[Tensor | slice] = [rows.to(where)]
+    for letter, place in zip(letters, into[2:], strict=True):
+        skipped = start if letter in COLUMNS else 0
+        out_of.append(slice(skipped, None) if isinstance(place, slice) else (place + skipped).to(where))
+    return values[tuple(out_of)]

@@ -1,0 +1,131 @@
+"""Results as matplotlib pictures: each function takes a result and an optional Axes, and returns the Axes.
+
+Nothing is computed here, nothing is shown, and no style is changed. Signed numbers get a diverging map centred on 0.
+"""
+
+from interp.circuits.edge_circuit import Circuit
+from interp.core.factored import FactoredMatrix
+from interp.core.viewer import PICTURES
+from interp.plot.ablation import ablation, recall_curve, recall_map
+from interp.plot.attention import attention
+from interp.plot.attention_attribution import attention_attribution
+from interp.plot.attention_rows import attention_entropy, dispersion
+from interp.plot.attribution import attribution, attribution_map
+from interp.plot.backward_lens import (
+    backward_lens,
+    backward_lens_curves,
+    backward_lens_grid,
+    gradient_cosines,
+    gradient_rank,
+)
+from interp.plot.cards import card, drawn
+from interp.plot.causal_trace import causal_trace, causal_trace_curves
+from interp.plot.circuit import circuit, circuit_checks, circuit_curve
+from interp.plot.composition import composition
+from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_disc
+from interp.plot.depth import consensus, rank_collapse
+from interp.plot.heads import head_labels, heads
+from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
+from interp.plot.lens import lens_comparison, lens_curve, logit_lens, patchscope
+from interp.plot.patching import patching
+from interp.plot.paths import loss_by_order
+from interp.plot.probing import probing
+from interp.plot.spectra import factored_spectrum, singular_values, spectra_map
+from interp.plot.token_attribution import token_attribution
+from interp.plot.verify import contract
+from interp.verify import Contract
+
+__all__ = [
+    "ablation",
+    "attention",
+    "attention_attribution",
+    "attention_entropy",
+    "attribution",
+    "attribution_map",
+    "backward_lens",
+    "backward_lens_curves",
+    "backward_lens_grid",
+    "causal_trace",
+    "causal_trace_curves",
+    "circuit",
+    "circuit_checks",
+    "circuit_curve",
+    "composition",
+    "consensus",
+    "contract",
+    "copying",
+    "copying_map",
+    "copying_plane",
+    "dispersion",
+    "drawn",
+    "eigenvalue_disc",
+    "factored_spectrum",
+    "gradient_cosines",
+    "gradient_rank",
+    "head_labels",
+    "heads",
+    "heads_over_training",
+    "lens_comparison",
+    "lens_curve",
+    "logit_lens",
+    "loss_by_index",
+    "loss_by_order",
+    "loss_map",
+    "patching",
+    "patchscope",
+    "probing",
+    "rank_collapse",
+    "recall_curve",
+    "recall_map",
+    "singular_values",
+    "spectra_map",
+    "token_attribution",
+]
+
+PICTURES.card = card
+PICTURES.draws |= {
+    # objects of our own
+    Circuit: circuit,
+    Contract: contract,
+    FactoredMatrix: factored_spectrum,
+    # labelled results, by the analysis that they name
+    "ablate": ablation,
+    "attention_attribution": attention_attribution,
+    "attention_entropy": attention_entropy,
+    "attribute": attribution,
+    "attribution_patch": patching,
+    "backward_lens": backward_lens,
+    "causal_trace": causal_trace,
+    "circuit_curve": circuit_curve,
+    "compare_lenses": lens_comparison,
+    "patchscope": patchscope,
+    "composition": composition,
+    "consensus": consensus,
+    "copying": copying,
+    "dispersion": dispersion,
+    "evaluate_circuit": circuit_checks,
+    "find_circuit": circuit,
+    "gradient_cosines": gradient_cosines,
+    "gradient_rank": gradient_rank,
+    "heads": heads,
+    "in_context": loss_by_index,
+    "knock_out": ablation,
+    "lens_by_depth": lens_curve,
+    "logit_lens": logit_lens,
+    "loss_map": loss_map,
+    "patch": patching,
+    "path_patch": patching,
+    "paths": attribution,
+    "probe": probing,
+    "probe_neurons": probing,
+    "rank_collapse": rank_collapse,
+    "recall": recall_curve,
+    "short_circuit": ablation,
+    "spectra": singular_values,
+    "term_importance": loss_by_order,
+    "token_attribution": token_attribution,
+    # results with a `step` dim, those of `over_checkpoints`
+    "heads over training": heads_over_training,
+    "in_context over training": loss_map,
+    "loss_map over training": loss_map,
+}

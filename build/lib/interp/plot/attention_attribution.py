@@ -1,0 +1,38 @@
+"""What makes an attention score: a map of the pairs of parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from interp.core.boundary import public
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, numbers
+
+
+@public()
+def attention_attribution(
+    result: xr.Dataset, *, prompt: int = 0, top: int = 10, ax: Axes | None = None
+) -> Axes:
+    """The pairs of parts that make one score: parts at the query as rows, at the key as columns, signed.
+
+    result: what `interp.attention.attention_attribution` returned. top: so many rows and columns at most, those of the
+    largest values; the others are not drawn.
+    Errors: IndexError for a prompt that the result does not hold.
+
+    Example:
+        >>> plot.attention_attribution(interp.attention.attention_attribution(model, prompt, "L1H2", key=2))
+    """
+    one = result.isel(prompt=prompt)
+    values = one["value"].transpose("query_part", "key_part").to_numpy()
+    rows, columns = (np.sort(np.argsort(-np.abs(values).max(axis), kind="stable")[:top]) for axis in (1, 0))
+    shown = values[np.ix_(rows, columns)]
+    ax = axes(ax, 2.6 + 0.55 * len(columns), 1.8 + 0.34 * len(rows))
+    title = f"{result.attrs['part']} from {int(one['query'])} to {int(one['key'])}: score {float(one['total']):+.2f}"
+    image = heat_map(ax, shown, Scale.signed(shown, "part of the score"), title=title)
+    annotate(ax, image, numbers(shown, "{:+.2f}"), size=7.0)
+    names = [one[dim].to_numpy()[kept] for dim, kept in (("query_part", rows), ("key_part", columns))]
+    name_cells(ax, rows=[str(x) for x in names[0]], columns=[str(x) for x in names[1]], turned=True)
+    ax.set_ylabel("part at the query")
+    ax.set_xlabel("part at the key")
+    return ax

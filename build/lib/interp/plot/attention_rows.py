@@ -1,0 +1,102 @@
+"""How sharp attention is: a map of the heads, and curves over the number of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from interp.core.boundary import nearest, public
+from interp.model.parts import Named, Part
+from interp.plot.canvas import MASS, Scale, axes, curve, head_map, legend
+
+REST = "#bbbbbb"
+"""Colour of heads that are not named."""
+VALUES = {
+    "max_weight": "largest weight (attention mass)",
+    "entropy": "entropy (nats)",
+    "gap": "score gap (score)",
+}
+
+
+@public()
+def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes | None = None) -> Axes:
+    """A layer x head map of `interp.attention.attention_entropy`, each cell with its number.
+
+    score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight". Errors: KeyError for another.
+
+    Example:
+        >>> attention_entropy(interp.attention.attention_entropy(model, prompt))
+    """
+    known = {
+        "relative": "entropy / log(keys)",
+        "entropy": VALUES["entropy"],
+        "max_weight": VALUES["max_weight"],
+    }
+    if score not in known:
+        raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
+    values = result["value"].sel(score=score).transpose("layer", "head").to_numpy()
+    top = float(values.max()) if score == "entropy" else 1.0
+    return head_map(ax, values, Scale(MASS, 0.0, top, known[score]), title="attention entropy by head")
+
+
+@public()
+def dispersion(
+    result: xr.Dataset,
+    score: str = "max_weight",
+    *,
+    heads: Sequence[Named] = (),
+    label: str = "",
+    ax: Axes | None = None,
+) -> Axes:
+    """One score of `interp.attention.dispersion` against the number of keys: named heads in colour, all others grey.
+
+    score: "max_weight" (both axes logarithmic; dashed: 1 / n, even attention), "entropy" (dashed: log n) or "gap".
+    heads: those with a name and a 95 % band, `"L0H1"` or (0, 1). label: what is added to the names, where several
+    results share an Axes (select the named heads in all but the first). Errors: KeyError for another score or head.
+
+    Example:
+        >>> dispersion(interp.attention.dispersion(model, prompt), "entropy", heads=["L0H1"])
+    """
+    if score not in VALUES:
+        raise KeyError(f"no score {score!r} to draw; {nearest(score, VALUES)}")
+    ax = axes(ax, 5.6, 3.8)
+    n, one = result["n_keys"].to_numpy(), result.sel(score=score)
+    lines = {str(each["part"].item()): each for each in _heads(one)}
+    named = [str(Part.of(head)) for head in heads]
+    if missing := [head for head in named if head not in lines]:
+        raise KeyError(f"no head {missing[0]} in this result; it has {', '.join(lines)}")
+    for head, cell in lines.items():
+        if head not in named:
+            ax.plot(n, cell["value"], color=REST, linewidth=0.6, zorder=1)
+    for head in named:
+        curve(ax, n, lines[head], linewidth=1.4, label=f"{head}{label}")
+    _even(ax, result, score)
+    ax.set_xlabel("visible keys n")
+    ax.set_ylabel(VALUES[score])
+    ax.set_title(f"{score.replace('_', ' ')} by number of keys")
+    if named:
+        legend(ax, title="head")
+    return ax
+
+
+def _heads(result: xr.Dataset) -> Iterator[xr.Dataset]:
+    """The curves of every head."""
+    for layer in result["layer"].values:
+        for head in result["head"].values:
+            yield result.sel(layer=layer, head=head)
+
+
+def _even(ax: Axes, result: xr.Dataset, score: str) -> None:
+    """Even attention, once per Axes, and the scales that make it a straight line."""
+    ax.set_xscale("log")
+    if score == "max_weight":
+        ax.set_yscale("log")
+    name = "even attention"
+    if score == "gap" or any(line.get_label() == name for line in ax.lines):
+        return
+    n = result["n_keys"].to_numpy()
+    even = 1 / n if score == "max_weight" else np.log(n)
+    ax.plot(n, even, color="black", linewidth=0.9, linestyle="--", label=name)

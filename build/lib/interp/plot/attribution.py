@@ -1,0 +1,71 @@
+"""Direct logit attribution: a waterfall of parts (or paths), and a map of the heads."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+
+from interp.core.boundary import public
+from interp.model.parts import Part
+from interp.plot.canvas import Scale, axes, head_map
+
+FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
+"""Colours of a part that raises the logit (difference), of one that lowers it, and of everything not shown singly."""
+
+
+@public()
+def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes | None = None) -> Axes:
+    """The largest parts as a waterfall that ends at the total: each bar starts where the one above stopped.
+
+    result: what `interp.attribute` returned, at any grain, or `interp.residual.paths`. What comes after
+    the first `top` is one bar.
+    Errors: IndexError for a prompt that the result does not hold.
+
+    Example:
+        >>> plot.attribution(interp.attribute(model, prompt, " Mary", " John", parts="head"))
+    """
+    dim = "path" if "path" in result.dims else "part"
+    unit = str(result.value.attrs.get("unit", "logits"))
+    values = result.value.transpose("prompt", dim).to_numpy()[prompt]
+    order = np.argsort(-np.abs(values), kind="stable")
+    names = [str(result[dim].values[i]) for i in order[:top]]
+    steps = values[order[:top]]
+    if len(order) > top:
+        names.append(f"{len(order) - top} others")
+        steps = np.append(steps, values[order[top:]].sum())
+    ax = axes(ax, 6.4, 1.2 + 0.24 * len(names))
+    colours = [FOR if step >= 0 else AGAINST for step in steps]
+    if len(order) > top:
+        colours[-1] = REST
+    ax.barh(names, steps, left=np.cumsum(steps) - steps, color=colours, height=0.7)
+    total = float(result.total[prompt])
+    ax.axvline(0, color=REST, linewidth=0.8)
+    ax.axvline(total, color=REST, linewidth=0.8, linestyle="--")
+    ax.invert_yaxis()
+    ax.set_xlabel(f"sum so far ({unit})")
+    ax.set_ylabel(dim)
+    ax.set_title(f"direct logit attribution, total {total:+.2f} {unit}")
+    return ax
+
+
+@public()
+def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = None) -> Axes:
+    """What each head adds directly to the logit (difference), layer x head, signed, in logits.
+
+    Errors: ValueError unless the result is by head (or by source).
+
+    Example:
+        >>> plot.attribution_map(interp.attribute(model, prompt, " Mary", " John", parts="head"))
+    """
+    if result.attrs.get("parts") not in ("head", "source"):
+        raise ValueError(
+            f"attribution with parts='head' is required for a map of heads, got parts={result.attrs.get('parts')!r}"
+        )
+    every = [Part.of(str(name)) for name in result.part.values]
+    heads = {(part.layer, part.index): i for i, part in enumerate(every) if part.kind == "head"}
+    row = result.value.transpose("prompt", "part").to_numpy()[prompt]
+    n_layers, n_heads = (1 + max(place[axis] or 0 for place in heads) for axis in (0, 1))
+    values = row[[heads[place] for place in np.ndindex(n_layers, n_heads)]].reshape(n_layers, n_heads)
+    scale = Scale.signed(values, f"contribution ({result.value.attrs.get('unit', 'logits')})")
+    return head_map(ax, values, scale, title="direct logit attribution", form="{:+.2f}")

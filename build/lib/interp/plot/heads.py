@@ -1,0 +1,66 @@
+"""Scores of every head as a map, layer by head, and what the heads are called."""
+
+from __future__ import annotations
+
+from textwrap import fill
+
+import numpy as np
+import xarray as xr
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+
+from interp.attention.labels import RULES
+from interp.core.boundary import public
+from interp.plot.canvas import Scale, axes, head_map, name_heads, score_of
+
+MASS_UNIT = "attention mass"
+WIDTH = 9
+"""Letters of a label that fit on a line of its cell."""
+
+
+@public()
+def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = None) -> Axes:
+    """One score of `interp.heads` as a layer x head map, each cell with its number; blank where there is none.
+
+    Attention mass is drawn from 0 to 1; what can be negative (copying, name movers) as far above chance as below it.
+    Errors: KeyError for a score that the result does not hold.
+
+    Example:
+        >>> plot.heads(interp.heads(model), "previous_token")
+    """
+    cells = score_of(result, score).transpose("layer", "head", ...)
+    values, unit = cells["value"].to_numpy(), str(cells["unit"].item())
+    chance = float(cells["null"].mean())
+    scale = Scale.mass(unit) if unit == MASS_UNIT else Scale.around(chance, values, unit)
+    return head_map(ax, values, scale, title=f"{score.replace('_', ' ')} score")
+
+
+@public()
+def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """The `label` of every head of `interp.heads` as a layer x head map, one colour per label, heads without one white.
+
+    Errors: KeyError for a result without labels.
+
+    Example:
+        >>> head_labels(interp.heads(model))
+    """
+    if "label" not in result:
+        raise KeyError("no labels in this result: the table of interp.heads is required")
+    cells = result["label"].transpose("layer", "head").to_numpy()
+    ax = axes(ax, 1.2 + 0.8 * cells.shape[1], 1.0 + 0.5 * cells.shape[0])
+    colours = colormaps["Set3"]
+    filled = np.ones((*cells.shape, 3))
+    for i, rule in enumerate(RULES):  # a label has its colour in every picture
+        filled[cells == rule.label] = colours(i % colours.N)[:3]
+    ax.imshow(filled, aspect="auto", interpolation="none")
+    ax.set_xticks(np.arange(cells.shape[1] + 1) - 0.5, minor=True)
+    ax.set_yticks(np.arange(cells.shape[0] + 1) - 0.5, minor=True)
+    ax.tick_params(which="minor", length=0)
+    ax.grid(which="minor", color="#dddddd", linewidth=1)
+    for (row, column), word in np.ndenumerate(cells):
+        if word != "none":
+            text = fill(str(word), WIDTH, break_long_words=False)
+            ax.text(column, row, text, ha="center", va="center", fontsize=7)
+    ax.set_title("what each head does (white: no label)")
+    name_heads(ax, *cells.shape)
+    return ax

@@ -1,0 +1,152 @@
+"""The logit lens as a table of words, depth by position, and as curves over depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import xarray as xr
+from matplotlib.axes import Axes
+
+from interp.core.boundary import nearest, public
+from interp.plot.canvas import (
+    Scale,
+    annotate,
+    axes,
+    curve,
+    heat_map,
+    legend,
+    name_cells,
+    printable,
+    token_names,
+)
+
+
+@public()
+def logit_lens(
+    result: xr.Dataset,
+    pieces: Callable[[Sequence[int]], Sequence[str]] | None = None,
+    *,
+    tokens: Sequence[str] | None = None,
+    prompt: int = 0,
+    ax: Axes | None = None,
+) -> Axes:
+    """The most probable token at every depth and position, coloured by its probability.
+
+    pieces: ids to their texts, `model.text.pieces`, for a result without its own (that of a run); else tokens are
+    named by their ids. tokens: the prompt's own, to name the columns of a result that does not know them.
+    Errors: ValueError if `tokens` do not fit the result.
+
+    Example:
+        >>> plot.logit_lens(interp.logit_lens(model, prompt))
+    """
+    best = result.isel(prompt=prompt, rank=0).transpose("depth", "pos")
+    n_depths, n = best.top_token.shape
+    names = token_names(best, tokens)
+    ax = axes(ax, 2.0 + 0.7 * n, 1.6 + 0.36 * n_depths)
+    scale = Scale.mass("probability of the top token")
+    image = heat_map(ax, best.top_prob.to_numpy(), scale, title="logit lens: top token at each depth")
+    annotate(ax, image, [[printable(str(word)) for word in row] for row in _words(best, pieces)])
+    rows = [str(depth) for depth in best.depth.values]
+    name_cells(ax, rows=rows, columns=names or [str(i) for i in range(n)], turned=True)
+    ax.set_xlabel("position" if names is None else "token read last")
+    ax.set_ylabel("depth")
+    return ax
+
+
+def _words(
+    best: xr.Dataset, pieces: Callable[[Sequence[int]], Sequence[str]] | None
+) -> Sequence[Sequence[object]]:
+    """The text of every cell: by `pieces`, else the result's own, else the id."""
+    ids = best.top_token.to_numpy()
+    if pieces is not None:
+        return [pieces([int(i) for i in row]) for row in ids]
+    return best.word.to_numpy().tolist() if "word" in best else ids.tolist()
+
+
+@public()
+def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """The share of prompts whose answer comes first, by the depth a state is taken at and the depth it is put at.
+
+    Example:
+        >>> plot.patchscope(interp.lenses.patchscope(model, [prompt], prompt))
+    """
+    values = result.value.transpose("depth", "target_depth").to_numpy()
+    rows, columns = ([str(name) for name in result[dim].values] for dim in ("depth", "target_depth"))
+    ax = axes(ax, 2.6 + 0.62 * len(columns), 1.7 + 0.36 * len(rows))
+    scale = Scale.mass("share: answer comes first")
+    image = heat_map(ax, values, scale, title=f"patchscope: states of {result.sizes['prompt']} prompts")
+    annotate(ax, image, [[f"{value:.2f}" for value in row] for row in values])
+    name_cells(ax, rows=rows, columns=[*columns[:-1], "logit lens"], turned=True)
+    ax.set_xlabel("put at, in the target prompt")
+    ax.set_ylabel("taken at")
+    return ax
+
+
+COMPARED = {
+    "kl": "KL(final || lens) (nats)",
+    "cross_entropy": "cross-entropy to the model's answer (nats)",
+    "top_agreement": "share of tokens with the model's top token",
+    "stability": "share of tokens with the other fit's top token",
+}
+"""Scores of several lenses, and their names on the axis."""
+UNITS = {
+    "kl": "KL(final || lens) (nats)",
+    "entropy": "entropy (nats)",
+    "target_prob": "probability of the target",
+}
+"""What a curve may show, and its name on the axis."""
+
+
+@public()
+def lens_comparison(result: xr.Dataset, value: str = "cross_entropy", *, ax: Axes | None = None) -> Axes:
+    """One score of several lenses against depth: a line with its 95 % band for each.
+
+    result: what `interp.lenses.compare_lenses` returned. value: cross_entropy, kl, top_agreement or stability; lenses
+    without that score are left out. Errors: KeyError for another score.
+
+    Example:
+        >>> found = interp.lenses.compare_lenses(model, ["The cat sat on", "The dog sat on the"], {"logit lens": None})
+        >>> lens_comparison(found, "top_agreement")
+    """
+    if value not in COMPARED:
+        raise KeyError(f"no score {value!r} of lenses; {nearest(value, COMPARED)}")
+    ax, place, cells = axes(ax, 5.6, 3.8), range(result.sizes["depth"]), result.sel(score=value)
+    for lens in cells.lens.values:
+        if bool(cells.value.sel(lens=lens).notnull().any()):
+            curve(ax, place, cells.sel(lens=lens), alpha=0.25, marker="o", markersize=4, label=str(lens))
+    ax.set_xticks(list(place), [str(depth) for depth in result.depth.values])
+    ax.set_xlabel("depth")
+    ax.set_ylabel(COMPARED[value])
+    ax.set_ylim(bottom=0.0)
+    ax.set_title(f"lenses by depth: mean and 95 % over {int(cells.n.max())} prompts")
+    legend(ax)
+    return ax
+
+
+@public()
+def lens_curve(
+    result: xr.Dataset, value: str = "kl", *, label: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """One number of the lens against depth, the mean over prompts with its 95 % band.
+
+    result: what `interp.lenses.by_depth` returned. value: kl, entropy or target_prob. label: a name for the legend,
+    where several lenses share an Axes. Errors: KeyError for another value.
+
+    Example:
+        >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])
+        >>> lens_curve(interp.lenses.by_depth(found), label="logit lens")
+    """
+    if value not in UNITS:
+        raise KeyError(f"no value {value!r} in a lens; {nearest(value, UNITS)}")
+    ax = axes(ax, 6.4, 3.8)
+    place = range(result.sizes["depth"])
+    cells = result.sel(score=value)
+    curve(ax, place, cells, alpha=0.25, marker="o", markersize=4, label=label)
+    ax.set_xticks(list(place), [str(depth) for depth in result.depth.values])
+    ax.set_xlabel("depth")
+    ax.set_ylabel(UNITS[value])
+    ax.set_ylim(bottom=0.0)
+    ax.set_title(f"the lens by depth: mean and 95 % over {int(cells.n.max())} prompts")
+    if label is not None:
+        legend(ax)
+    return ax

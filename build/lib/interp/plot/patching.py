@@ -1,0 +1,112 @@
+"""Patching maps: what putting each cell of one run into the other does to the metric."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import xarray as xr
+from matplotlib.axes import Axes
+from matplotlib.image import AxesImage
+
+from interp.core.boundary import public
+from interp.model.parts import Part
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
+
+UNCHANGED = "·"
+"""Written on cells that nothing was changed in."""
+_COLUMNS = ("pos", "query", "key", "source")
+
+
+@public()
+def patching(
+    result: xr.Dataset,
+    value: str = "normalised",
+    *,
+    tokens: Sequence[str] | None = None,
+    numbers: bool | None = None,
+    reach: float | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """A map of two dims, coloured around 0; a dot marks cells where nothing was changed.
+
+    result: that of `patch`, `attribution_patch` or another causal question; select from a third dim first,
+    `result.sel(layer=3)`. The senders of `path_patch` are laid out by layer: their heads, then the other parts.
+    value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "value", in the metric's unit.
+    tokens: the prompt's, to name the positions. numbers: write the values on the cells; None = where they fit.
+    reach: where the colours end, so that several maps can share them; None = the largest value.
+    Errors: KeyError for a value that the result lacks; ValueError for another number of dims, or of tokens.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> plot.patching(interp.patch(model, *pairs, metric=interp.logit_difference(3, 4)))
+    """
+    if value not in result:
+        raise KeyError(f"this result has {', '.join(str(name) for name in result)}, not {value!r}")
+    result = _by_layer(result) if result[value].dims == ("part",) and "kind" in result.coords else result
+    table = result[value]
+    if table.ndim != 2:
+        raise ValueError(f"a map has two dims, select from the others: got {', '.join(map(str, table.dims))}")
+    rows, columns = (str(dim) for dim in table.dims)
+    values = table.to_numpy()
+    if tokens is not None and (columns not in _COLUMNS or len(tokens) != values.shape[1]):
+        raise ValueError(
+            f"one token per position is required, got {len(tokens)} for {values.shape[1]} of {columns!r}"
+        )
+    ax = axes(ax, 2.2 + 0.52 * values.shape[1], 1.8 + 0.36 * values.shape[0])
+    how = {"denoise": "clean into corrupted", "noise": "corrupted into clean"}
+    title = f"{result.attrs.get('site', 'patching')}: {how.get(str(result.attrs.get('direction')), '')}"
+    scale = Scale.signed(values if reach is None else np.array([reach]), _label(result, value))
+    image = heat_map(ax, values, scale, title=title.rstrip(": "))
+    _write(ax, image, values, result, numbers)
+    shown = [printable(token) for token in tokens] if tokens is not None else _names(table, columns)
+    name_cells(ax, rows=_names(table, rows), columns=shown, turned=tokens is not None or len(shown) > 20)
+    ax.set_xlabel("token" if tokens is not None else columns.replace("_", " "))
+    ax.set_ylabel(rows.replace("_", " "))
+    return ax
+
+
+def _by_layer(result: xr.Dataset) -> xr.Dataset:
+    """Senders by layer: the heads by their numbers, then the other kinds of parts; NaN for those not asked for."""
+    parts = [Part.of(str(name)) for name in result.part.values]
+    own = [part.index if part.kind == "head" else part.kind for part in parts]
+    columns = [
+        *sorted(i for i in set(own) if isinstance(i, int)),
+        *dict.fromkeys(k for k in own if isinstance(k, str)),
+    ]
+    layers = sorted({part.layer or 0 for part in parts})
+    found = {}
+    for name in ("value", "normalised", "changed"):
+        cells = np.full((len(layers), len(columns)), np.nan)
+        for part, which, number in zip(parts, own, result[name].to_numpy(), strict=True):
+            cells[layers.index(part.layer or 0), columns.index(which)] = number
+        found[name] = (("layer", "part"), cells)
+    coords = {"layer": layers, "part": [str(each) for each in columns]}
+    laid_out = xr.Dataset(
+        found, coords=coords, attrs={**result.attrs, "site": f"to {result.attrs['receivers']}"}
+    )
+    return laid_out.assign(changed=laid_out.changed != 0)
+
+
+def _label(result: xr.Dataset, value: str) -> str:
+    if value == "normalised":
+        return f"{result.attrs['metric']}\n0 = corrupted, 1 = clean"
+    return f"change of {result.attrs['metric']}\n({result.attrs['unit']})"
+
+
+def _names(table: xr.DataArray, dim: str) -> list[str]:
+    return [str(i) for i in (table[dim].to_numpy() if dim in table.coords else range(table.sizes[dim]))]
+
+
+def _write(ax: Axes, image: AxesImage, values: np.ndarray, result: xr.Dataset, numbers: bool | None) -> None:
+    """Numbers where they fit, dots where nothing was changed."""
+    fit = values.shape[1] <= 24 if numbers is None else numbers
+    changed = result["changed"].to_numpy() if "changed" in result else np.ones(values.shape, dtype=bool)
+    texts = [
+        [
+            (f"{round(v, 2) + 0.0:.2f}" if fit and not np.isnan(v) else "") if c else UNCHANGED
+            for v, c in zip(row, mask, strict=True)
+        ]
+        for row, mask in zip(values, changed, strict=True)
+    ]
+    annotate(ax, image, texts, size=7.0)

@@ -1,0 +1,56 @@
+"""Several attributions of one prompt, one strip of its tokens each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import xarray as xr
+from jaxtyping import Shaped
+from matplotlib.axes import Axes
+
+from interp.core.boundary import public
+from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
+
+
+@public()
+def token_attribution(
+    results: Mapping[str, xr.Dataset] | xr.Dataset, *, prompt: int = 0, ax: Axes | None = None
+) -> Axes:
+    """Tokens x methods, coloured by value relative to the largest of its row; the numbers are the values themselves.
+
+    results: what `token_attribution` returned, or several by method, of the same prompts: a Dataset per row of the
+    picture. The methods' units differ (shares, logits), so rows are not to be compared by colour. Padding is left out.
+    Errors: ValueError for no results, or results about different tokens; IndexError for a prompt they do not hold.
+
+    Example:
+        >>> methods = ("attention", "rollout", "alti")
+        >>> plot.token_attribution({name: interp.token_attribution(model, prompt, method=name) for name in methods})
+    """
+    if isinstance(results, xr.Dataset):
+        results = {str(results.attrs.get("method", "score")): results}
+    if not results:
+        raise ValueError("at least one attribution is required, got none")
+    rows = {name: result.isel(prompt=prompt) for name, result in results.items()}
+    first = next(iter(rows.values()))
+    if other := [name for name, row in rows.items() if not np.array_equal(_tokens(row), _tokens(first))]:
+        raise ValueError(f"attributions of the same tokens are required, {other[0]!r} has others")
+    scores = np.stack([row["value"].to_numpy() for row in rows.values()])
+    real = ~np.isnan(scores).all(0)
+    scores = scores[:, real]
+    tokens = [printable(str(token)) for token in _tokens(first)[real]]
+    reach = np.abs(scores).max(1, keepdims=True)
+    relative = np.divide(scores, reach, out=np.zeros_like(scores), where=reach > 0)
+    ax = axes(ax, 2.4 + 0.5 * len(tokens), 1.6 + 0.36 * len(rows))
+    scale = Scale.signed(np.ones(1), "value / largest of its row")
+    image = heat_map(ax, relative, scale, title="token attribution")
+    annotate(ax, image, [[f"{score:.2f}" for score in row] for row in scores], size=7.0)
+    name_cells(ax, rows=list(rows), columns=tokens, turned=True)
+    ax.set_xlabel("token")
+    ax.set_ylabel("method")
+    return ax
+
+
+def _tokens(row: xr.Dataset) -> Shaped[np.ndarray, "pos"]:
+    """The text of each token."""
+    return row["token"].to_numpy()

@@ -1,0 +1,144 @@
+"""The activations of one pass under their site names, with the residual stream's accessors on them."""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import nearest, shape_text
+from interp.core.viewer import Shown, fitted
+from interp.model.parts import Part
+from interp.model.sites import full_name
+from interp.model.transformer import Transformer
+from interp.passes.frozen import final_norm
+from interp.residual import decomposition
+from interp.residual.decomposition import Decomposition
+
+_BLOCK = re.compile(r"^blocks\.\d+\.")
+Key = str | tuple[str, int] | tuple[str, int, str]
+
+
+class ActivationCache(Shown, Mapping[str, Tensor]):
+    """What `run_with_cache` recorded. Index by site name, or in shorthand: `cache["pattern", 3]`.
+
+    A negative layer counts from the end. Accessors that split the stream check that the parts sum to the whole and
+    raise `IncompleteSumError` if they do not.
+    """
+
+    def __init__(self, values: Mapping[str, Tensor], model: Transformer, *, batched: bool = True) -> None:
+        self._values = dict(values)
+        self.model = model
+        self.batched = batched
+
+    def __getitem__(self, key: Key) -> Tensor:
+        name = key if isinstance(key, str) else self._named(*key)
+        found = self._values.get(name)
+        if found is None:
+            found = self._values.get(full_name(name)) if "hook_" not in name else None
+        if found is None:
+            raise KeyError(f"{name!r} was not recorded; {nearest(name, self._values)}")
+        return found
+
+    def _named(self, short: str, layer: int, part: str | None = None) -> str:
+        n = self.model.config.n_layers
+        if not -n <= layer < n:
+            raise KeyError(f"layers are 0 to {n - 1}, got {layer}")
+        return full_name(short, layer % n, part)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        megabytes = sum(v.nbytes for v in self._values.values()) / 2**20
+        return f"ActivationCache({len(self)} activations, {megabytes:.1f} MiB)"
+
+    def __str__(self) -> str:
+        kinds = Counter(
+            (_BLOCK.sub("blocks.*.", name), shape_text(v.shape)) for name, v in self._values.items()
+        )
+        lines = [
+            f"  {name} {shape}{f' x {count} layers' if count > 1 else ''}"
+            for (name, shape), count in kinds.items()
+        ]
+        return fitted([repr(self), *lines])
+
+    def to(self, device: torch.device | str) -> "ActivationCache":
+        """The same activations on another device (the model stays where it is)."""
+        moved = {name: value.to(device) for name, value in self._values.items()}
+        return ActivationCache(moved, self.model, batched=self.batched)
+
+    def remove_batch_dim(self) -> "ActivationCache":
+        """The activations of the only row, without the batch axis; ValueError if there are several rows."""
+        if not self.batched:
+            return self
+        rows = {value.shape[0] for value in self._values.values()}
+        if rows != {1}:
+            raise ValueError(f"the batch axis can be dropped for one row only, got {sorted(rows)}")
+        return ActivationCache({n: v[0] for n, v in self._values.items()}, self.model, batched=False)
+
+    def accumulated_resid(self, layer: int | None = None, *, incl_mid: bool = False) -> Decomposition:
+        """The stream at each depth up to `layer`, `[depth, batch, pos, d_model]`, for a lens."""
+        return decomposition.accumulated(self._rows(), self.model, layer, incl_mid=incl_mid)
+
+    def decompose_resid(self, layer: int | None = None) -> Decomposition:
+        """Embeddings and every sublayer's addition before depth `layer`, `[part, batch, pos, d_model]`."""
+        return decomposition.by_sublayer(self._rows(), self.model, layer)
+
+    def stack_head_results(self, layer: int | None = None) -> Decomposition:
+        """Every head's write and the remainder, `[part, batch, pos, d_model]`."""
+        return decomposition.by_head(self._rows(), self.model, layer)
+
+    def head_source_results(self, layer: int, pos: int = -1) -> Float[Tensor, "h k b d"]:
+        """What each head moved to `pos` from each source position, `[head, source, batch, d_model]`."""
+        return decomposition.by_source(self._rows(), self.model, layer, pos)
+
+    def stack_neuron_results(self, layer: int, pos: int = -1, *, before: bool = False) -> Decomposition:
+        """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out.
+
+        before: those of the MLP before attention, in Macaron blocks.
+        """
+        return decomposition.by_neuron(self._rows(), self.model, layer, pos, before=before)
+
+    def apply_ln_to_stack(self, stack: Float[Tensor, "c b p d"]) -> Float[Tensor, "c b p d"]:
+        """Parts of the stream through the final norm with its scale frozen (gamma applied, beta left out).
+
+        The right norm for attribution; a lens recomputes the scale instead: `model.transformer.read_out`.
+        """
+        return final_norm(self.model).of(decomposition.stream(self._rows(), self.model, None)).through(stack)
+
+    def logit_attrs(
+        self,
+        stack: Decomposition,
+        answer: Int[Tensor, "b"],
+        wrong: Int[Tensor, "b"] | None = None,
+        *,
+        pos: int = -1,
+    ) -> Decomposition:
+        """Each part's contribution to the logit (or logit difference) at `pos`, `[part + 1, batch]`.
+
+        The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum is checked against the logits that
+        the final residual gives (before a soft cap). Computed in float32 at least.
+        """
+        model = self.model
+        wide = torch.promote_types(model.dtype, torch.float32)
+        final = decomposition.stream(self._rows(), model, None)[:, pos]
+        direction, bias = decomposition.logit_direction(model, answer, wrong)
+        pulled = final_norm(model).of(final.to(wide)).back(direction.to(wide))
+        values = einsum(stack.values[:, :, pos].to(wide), pulled, "c b d, b d -> c b")
+        whole_stack = torch.cat((values, bias[None].to(wide)))
+        if stack.complete:
+            tokens = answer[None] if wrong is None else torch.stack((answer, wrong))
+            terms = model.uncapped(final).gather(1, tokens.mT).to(wide)
+            whole = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
+            decomposition.check_sum(whole_stack, whole, "logit attribution", model.dtype, terms=terms)
+        return Decomposition(whole_stack, (*stack.parts, str(Part("final_bias"))), complete=stack.complete)
+
+    def _rows(self) -> Mapping[str, Tensor]:
+        return self if self.batched else {name: value[None] for name, value in self._values.items()}

@@ -1,0 +1,628 @@
+"""Direct logit attribution: which parts of the model wrote the answer at one position of each prompt.
+
+With the final norm frozen at its actual scale, the logit of a token (or the difference of two) is a sum over what every
+part added to the residual stream; so is the projection of the normed stream on any direction. `attribute` returns the
+summands and checks the sum. It shows direct effects only: what a part does through later parts is credited to those.
+Elhage et al. 2021; Ferrando et al. 2024, section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import public, shape_text
+from interp.core.results import labelled
+from interp.core.stats import Partial, Rows
+from interp.data.batch import Answers, Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import MLP, MLPS, WITH_HEADS, LayerNorm, ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Part
+from interp.model.records import require
+from interp.model.sites import embedding_parts, final_stream
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Analysis, Posed, Question
+from interp.passes.edited import edits_at, layer_of
+from interp.passes.frozen import (
+    SUM_NORMS,
+    embedding_norm,
+    embedding_scale,
+    final_norm,
+    output_norm,
+    sum_norm,
+    sum_scale,
+)
+from interp.passes.observe import Model, Subject, observe
+from interp.residual.decomposition import (
+    TOLERANCE,
+    IncompleteSumError,
+    check_sum,
+    logit_direction,
+    not_linear,
+    places_before_attention,
+)
+from interp.residual.edited_sums import head_shares
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Grain = Literal["layer", "sublayer", "head", "source", "neuron"]
+"""The grain of a decomposition."""
+
+
+_SOURCES = {"attn_out": ("by_source", "source"), "cross_attn_out": ("by_memory", "memory")}
+_NEURONS = {"mlp_before_out": "neuron_before", "mlp_out": "neuron"}
+"""The kind of part that the neurons of each MLP are."""
+
+
+@dataclass(frozen=True, eq=False)
+class Attribute(Question):
+    """How much each part adds to the answer's logit at one token of each prompt; `attribute` describes the result."""
+
+    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None
+    """The right next token, as text or id, one for all prompts or one for each, or a direction at the output of the
+    final norm; None = the answer that the data bring."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with."""
+    parts: Grain = "sublayer"
+    """Which parts: layers, sublayers, heads, heads by source position, or neurons."""
+    pos: int | Sequence[int] = -1
+    """Which token of each prompt, one number or one for each, negative from its end."""
+    top: int | None = None
+    """With neurons, only so many: those of the largest mean absolute value."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The last row of what every part says, or the same after cutting the prompts."""
+        config = model.transformer.config
+        directions = _directions(self.answer, self.wrong, config.d_model)
+        posed = None if directions is not None else Posed.of(model.text, self.answer, self.wrong)
+        found = attribution(config, self.parts, top=self.top, directions=directions)
+        if self.parts == "source":
+            found = replace(found, compute=partial(_from_the_first_token, inner=found.compute))
+        held = {
+            "answers": 1 if posed is None else posed.rows or 1,
+            "directions": 1 if directions is None else len(directions),
+            "positions": 1 if isinstance(self.pos, int) else len(self.pos),
+        }
+        counts = {what: n for what, n in held.items() if n != 1}
+        if len(set(counts.values())) > 1:
+            listed = ", ".join(f"{n} {what}" for what, n in counts.items())
+            raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
+        rows = next(iter(counts.values()), None)
+        if not isinstance(self.pos, int) and not self.pos:
+            raise ValueError("pos must be one position, or one for each prompt, got none")
+        if not (isinstance(self.pos, int) and self.pos == -1):
+            compute = partial(_elsewhere, pos=self.pos, reads=found.reads, inner=found.compute)
+            found = replace(found, compute=compute, reads=(), left=False)
+        return replace(found, name=self.name, pose=posed, rows=rows)
+
+
+def attribution(
+    config: ModelConfig,
+    parts: Grain,
+    *,
+    top: int | None = None,
+    directions: Float[Tensor, "n d"] | None = None,
+    summed: bool = True,
+) -> Analysis:
+    """What `Attribute` reads and computes; batches must carry answers and end in their last column.
+
+    directions: one for all prompts, or one for each, after the final norm, in place of tokens. summed: parts that miss
+    the total are an error; not so where the parts asked about are others than those that write the stream.
+    """
+    _check(config, parts, top)
+    if directions is None and (what := not_linear(config)):
+        raise ValueError(
+            "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction; "
+            f"this model {what}"
+        )
+    return Analysis(
+        name="attribute",
+        reads=_reads(config, parts, logits=directions is None),
+        compute=partial(_compute, parts=parts, directions=directions, summed=summed),
+        reduction=Rows,
+        finish=partial(_finish, config=config, parts=parts, top=top, projected=directions is not None),
+        last_only=True,
+        left=True,
+    )
+
+
+@public(renamed={"by": "parts"})
+def attribute(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None,
+    wrong: Answers | None = None,
+    *,
+    parts: Grain = "sublayer",
+    pos: int | Sequence[int] = -1,
+    top: int | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
+
+    Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
+    `attrs["completeness_error"]` is the largest relative difference between the sum over parts and that. With
+    `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the token it moved
+    from, numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN in layers that keep a
+    state of the past instead of moving tokens.
+    Parts: `embed`, `pos_embed`, heads `L0H3` (of cross-attention `L0X3`), neurons `L0N17` (of the MLP before attention
+    in Macaron blocks `L0B17`), sublayers `L0.attn` and `L0.mlp`, layers `L0`, output biases `L0.attn_bias`, betas of
+    norms that stand in the stream (`L0.ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
+    answer: one token for all prompts or one each, as text or id (None: those of the data); or a direction u at the
+    output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then
+    the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
+    pos: which token of each prompt (one number, or one per prompt), negative from its end; BOS counts. The prompt is
+    cut after it, and its sources number the tokens that are left.
+    top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the
+    others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`).
+    Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
+    Errors: ValueError for answers that are not one token, directions of another shape, a `pos` in a model that sees
+    both ways, and models without logits linear in the normed stream; IndexError for a position that a prompt lacks;
+    IncompleteSumError if the parts do not sum, as under edits that add to the stream what no part wrote.
+
+    Example:
+        >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+        >>> interp.attribute(model, prompt, model.W_U[:, 5] - model.W_U.mean(1), parts="neuron", top=10, pos=3)
+    """
+    question = Attribute(answer, wrong, parts, pos, top)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def _check(config: ModelConfig, parts: Grain, top: int | None) -> None:
+    """Refuse a grain that this model does not have."""
+    if parts not in get_args(Grain):
+        raise ValueError(f"parts must be one of {', '.join(get_args(Grain))}, got {parts!r}")
+    if parts == "neuron" and not isinstance(config.mlp, MLP):
+        raise ValueError(f"parts='neuron' requires a plain or gated MLP, this model is {config.mlp_in_words}")
+    if parts == "source" and not any(mixer.traits.additive for mixer in config.mixers):
+        require("additive", config.mixers, "parts='source'")
+    if top is None:
+        return
+    if parts != "neuron" or not isinstance(config.mlp, MLP):
+        raise ValueError(f"top requires parts='neuron', got parts={parts!r}")
+    count = len(_mlps(config)) * config.mlp.d_mlp
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= count:
+        raise ValueError(f"top must be in [1, {count}] neurons, got {top!r}")
+
+
+def _elsewhere(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    pos: int | Sequence[int],
+    reads: Sequence[Read],
+    inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
+) -> Mapping[str, Tensor]:
+    """The same at other positions: each prompt is cut after its own, and runs by itself; whole where all see all."""
+    if not isinstance(pos, int):
+        rows = range(len(batch)) if batch.row is None else batch.row.tolist()
+        if len(pos) not in (1, max(rows) + 1) and len(pos) <= max(rows):
+            raise ValueError(f"one position per prompt is required, got {len(pos)} for prompt {max(rows)}")
+        pos = pos[0] if len(pos) == 1 else [pos[row] for row in rows]
+    if not model.config.causal:
+        return _within(batch, model, pos, reads, inner)
+    cut = cut_after(batch, pos)
+    last = cut.last()[:, None]
+    return inner(observe(model, cut, reads, logits_at=last, answers_only=True).trace, cut, model)
+
+
+def _within(
+    batch: Batch,
+    model: Transformer,
+    pos: int | Sequence[int],
+    reads: Sequence[Read],
+    inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
+) -> Mapping[str, Tensor]:
+    """The same at positions of whole prompts: what was to be read at the last column is read at theirs."""
+    whole = batch.left_aligned()
+    column = places_of(whole, pos) + whole.tokens.shape[1] - whole.lengths
+    moved = {read: _there(read, column) for read in reads}
+    seen = observe(model, whole, list(moved.values()), answers_only=True).trace
+    return inner(Trace({read: seen[there] for read, there in moved.items()}), whole, model)
+
+
+def _there(read: Read, column: Int[Tensor, "b"]) -> Read:
+    """A read of the last column as one of each row's own; others as they are."""
+    axis = 1 if read.via is _last else 2 if read.via is _last_query else None
+    return read if axis is None else Read(read.site, partial(_at, column=column, axis=axis))
+
+
+def _at(x: Tensor, column: Int[Tensor, "b"], axis: int) -> Tensor:
+    """One column of each row along the axis of positions."""
+    rows = torch.arange(len(column), device=x.device)
+    return x.expand(len(column), *x.shape[1:]).movedim(axis, 1)[rows, column.to(x.device)]
+
+
+def places_of(batch: Batch, pos: int | Sequence[int]) -> Int[Tensor, "b"]:
+    """How many real tokens stand before the one asked for in each row, negative numbers counted from its end."""
+    asked = torch.as_tensor(pos, device=batch.tokens.device).flatten()
+    if len(asked) not in (1, len(batch)):
+        raise ValueError(
+            f"one position per prompt is required, got {len(asked)} positions for {len(batch)} prompts"
+        )
+    column, lengths = asked.expand(len(batch)), batch.lengths
+    if bool(((column >= lengths) | (column < -lengths)).any()):
+        raise IndexError(f"positions of prompts of {lengths.tolist()} tokens are required, got {pos}")
+    return torch.where(column < 0, column + lengths, column)
+
+
+def cut_after(batch: Batch, pos: int | Sequence[int]) -> Batch:
+    """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
+
+    In a causal model nothing after a position changes what is computed there.
+    Errors: ValueError for another number of positions than of rows; IndexError for a position that a row lacks.
+    """
+    column, keep = places_of(batch, pos), batch.real
+    keep = keep & (keep.cumsum(1) <= column[:, None] + 1)
+    aligned, width = replace(batch, keep=keep).left_aligned(), int(column.max()) + 1
+    assert aligned.keep is not None
+    keep, types = aligned.keep[:, -width:], aligned.types
+    return replace(
+        aligned,
+        tokens=aligned.tokens[:, -width:],
+        keep=None if bool(keep.all()) else keep,
+        types=None if types is None else types[:, -width:],
+    )
+
+
+def _from_the_first_token(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
+) -> Mapping[str, Tensor]:
+    """The same with sources numbered as the prompt numbers its tokens, whatever the padding on its left."""
+    found = inner(trace, batch, model)
+    if batch.keep is None:
+        return found
+    first = batch.keep.int().argsort(dim=1, descending=True, stable=True)
+    every = {f"attn_out_{layer}" for layer in range(model.config.n_layers)}
+    return {
+        name: x.gather(-1, first.to(x.device)[:, None].expand(x.shape)) if name in every else x
+        for name, x in found.items()
+    }
+
+
+def _directions(answer: object, wrong: object, d_model: int) -> Float[Tensor, "n d_model"] | None:
+    """One direction for all prompts as a table of one, or one for each; None where the answers are tokens."""
+    floating = [x for x in (answer, wrong) if isinstance(x, Tensor) and x.is_floating_point()]
+    if not floating:
+        return None
+    if wrong is not None:
+        raise ValueError("a direction has no wrong answer: pass the difference of two directions")
+    (directions,) = floating
+    if directions.ndim not in (1, 2) or directions.shape[-1] != d_model:
+        raise ValueError(
+            f"a direction requires the shape [d_model] = [{d_model}] or [prompt, d_model] = [prompt, {d_model}], "
+            f"got {shape_text(directions.shape)}"
+        )
+    if not bool(directions.isfinite().all()):
+        raise ValueError("a direction requires finite numbers, got infinity or NaN")
+    return directions.detach().reshape(-1, d_model)
+
+
+def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
+    """The parts of one grain, in the order of the values."""
+    found = _of_embeddings(config)
+    for layer in range(config.n_layers):
+        whole = [Part("block", layer)]
+        each = (part for s in config.sublayers for part in _of_sublayer(config, parts, layer, s))
+        found += whole if parts == "layer" else each
+    return (*map(str, found), "final_bias")
+
+
+def labels_before_attention(config: ModelConfig, layer: int, parts: Grain) -> tuple[str, ...]:
+    """Those of one grain (`sublayer` or `head`) that were written before attention of a layer reads."""
+    places = places_before_attention(config, layer)
+    written = [part for place in places for part in _of_sublayer(config, parts, *place)]
+    return tuple(map(str, [*_of_embeddings(config), *written]))
+
+
+def _of_embeddings(config: ModelConfig) -> list[Part]:
+    bias = [Part("embed_bias")] if config.embed_norm and _has_beta(config) else []
+    return [Part.of(site) for site in embedding_parts(config)] + bias
+
+
+def _of_sublayer(config: ModelConfig, grain: Grain, layer: int, sublayer: str) -> list[Part]:
+    name = sublayer.removesuffix("_out")
+    head = {"attn": "head", "cross_attn": "cross_head"}.get(name)
+    found = [Part(name, layer)]
+    if head and grain in ("head", "source"):
+        found = [Part(head, layer, h) for h in range(config.n_heads)] + [Part(f"{name}_bias", layer)]
+    elif grain == "neuron" and sublayer in MLPS and isinstance(config.mlp, MLP):
+        kind = _NEURONS[sublayer]
+        found = [Part(kind, layer, u) for u in range(config.mlp.d_mlp)] + [Part(f"{name}_bias", layer)]
+    post = config.norm_place == "post" and _has_beta(config)
+    return [*found, Part(f"{SUM_NORMS[sublayer]}_bias", layer)] if post else found
+
+
+def _mlps(config: ModelConfig) -> list[tuple[int, str]]:
+    """Layer and sublayer of every MLP, in the order of the labels."""
+    return [(layer, mlp) for layer in range(config.n_layers) for mlp in MLPS if mlp in config.sublayers]
+
+
+def _has_beta(config: ModelConfig) -> bool:
+    return isinstance(config.norm, LayerNorm) and config.norm.trained == "gamma and beta"
+
+
+def _last(x: Tensor) -> Tensor:
+    return x[:, -1]
+
+
+def _last_query(pattern_bhqk: Tensor) -> Tensor:
+    return pattern_bhqk[:, :, -1]
+
+
+def _splits(config: ModelConfig, layer: int, sublayer: str) -> bool:
+    """Whether the heads of a layer split by source: what keeps a state of the past does not."""
+    return sublayer == "cross_attn_out" or config.mixers[layer].traits.additive
+
+
+def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read]:
+    for sublayer in config.sublayers:
+        mixer = sublayer.removesuffix("_out")
+        if sublayer in WITH_HEADS and parts in ("head", "source"):
+            yield Read(f"blocks.{layer}.{mixer}.hook_z", _last)
+            if parts == "source" and _splits(config, layer, sublayer):
+                yield Read(f"blocks.{layer}.{mixer}.hook_pattern", _last_query)
+                yield Read(f"blocks.{layer}.{mixer}.hook_v")
+        elif sublayer in MLPS and parts == "neuron":
+            yield Read(f"blocks.{layer}.{mixer}.hook_post", _last)
+        else:
+            yield Read(f"blocks.{layer}.hook_{sublayer}", _last)
+        yield from (Read(scale, _last) for scale in sum_scale(config, layer, sublayer))
+
+
+def _reads(config: ModelConfig, parts: Grain, logits: bool = True) -> tuple[Read, ...]:
+    reads = [Read(site, _last) for site in (*embedding_parts(config), *embedding_scale(config))]
+    for layer in range(config.n_layers):
+        reads += _layer_reads(config, parts, layer)
+    reads.append(Read(final_stream(config), _last))
+    return (*reads, Read(_logits(config), _last)) if logits else tuple(reads)
+
+
+def _logits(config: ModelConfig) -> str:
+    """The logits as a sum of parts sees them: before their soft cap."""
+    return "unembed.hook_out" if config.logit_softcap is None else "unembed.hook_uncapped"
+
+
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    parts: Grain,
+    directions: Float[Tensor, "n d"] | None,
+    summed: bool,
+) -> Mapping[str, Tensor]:
+    """Contributions `[b c]` by folding the direction backwards, so nothing per head or neuron is as wide as d_model."""
+    if batch.answer is None and directions is None:
+        raise ValueError(
+            "attribution requires an answer for every prompt, got none: name it, or bring it with the data"
+        )
+    if batch.keep is not None and not bool(batch.keep[:, -1].all()):
+        raise ValueError("attribution requires rows that end in the last column (padding on the left)")
+    wide = torch.promote_types(model.dtype, torch.float32)
+    last = {read.site: trace[read].to(wide) for read in _reads(model.config, parts, directions is None)}
+    target = (
+        _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
+    )
+    folded = Folded(model, last, target.direction.to(wide))
+    columns = folded.embeddings()
+    extra: dict[str, Tensor] = {}
+    for layer in range(model.config.n_layers):
+        found, sources = folded.block(layer, parts)
+        columns += [torch.cat(found, 1).sum(1, keepdim=True)] if parts == "layer" else found
+        extra |= sources
+    values = torch.cat((*columns, target.constant[:, None].to(wide)), 1)
+    largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(wide).tiny)
+    error = (values.sum(1) - target.total).abs() / largest
+    if summed and not bool((error <= TOLERANCE[model.dtype]).all()):
+        edited = ", ".join(edit.name for edit in model.edits)
+        raise IncompleteSumError(
+            f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative"
+            + (f"; under the edits of {edited} the stream holds what none of them wrote" if edited else ""),
+            float(error.max()),
+        )
+    return {"logits": values, "total": target.total, "error": error, **extra}
+
+
+@dataclass(frozen=True)
+class _Target:
+    """What the parts are to sum to."""
+
+    direction: Float[Tensor, "b d"]
+    """At the output of the final norm."""
+    constant: Float[Tensor, "b"]
+    """What is added after the linear part of the final norm."""
+    total: Float[Tensor, "b"]
+    """The model's own number."""
+    largest: Float[Tensor, "b"]
+    """The largest term that the model sums or subtracts to get it; the rounding it carries."""
+
+
+def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> _Target:
+    """The logit (difference) of each row."""
+    assert batch.answer is not None
+    logits = last[_logits(model.config)]
+    direction, constant = logit_direction(model, batch.answer, batch.wrong)
+    answer = logits.gather(1, batch.answer[:, None])[:, 0]
+    if batch.wrong is None:
+        return _Target(direction, constant, answer, answer.abs())
+    wrong = logits.gather(1, batch.wrong[:, None])[:, 0]
+    return _Target(direction, constant, answer - wrong, torch.maximum(answer.abs(), wrong.abs()))
+
+
+def _of_rows(
+    model: Transformer, batch: Batch, last: Mapping[str, Tensor], directions: Float[Tensor, "n d"]
+) -> _Target:
+    """The normed final stream on a direction: that of each prompt, or the one for all."""
+    stream = last[final_stream(model.config)]
+    whose = (
+        torch.zeros(len(batch), dtype=torch.long) if len(directions) == 1 or batch.row is None else batch.row
+    )
+    direction = directions.to(stream)[whose.to(stream.device)]
+    gamma, beta = model.ln_final.weight, model.ln_final.bias
+    normed = model.ln_final(stream.to(stream.device if gamma is None else gamma.device, model.dtype))
+    terms = normed.to(stream) * direction
+    constant = torch.zeros_like(terms[:, 0]) if beta is None else direction @ beta.to(direction)
+    return _Target(direction, constant, terms.sum(1), terms.abs().amax(1))
+
+
+class Folded:
+    """A direction at the end of the stream, carried back through the frozen norms to where each sublayer writes.
+
+    The transpose of pushing every part forwards: what a head or a neuron adds along the direction is its activation
+    times one folded vector, and nothing per head or neuron is ever as wide as d_model.
+
+    `last` holds the activations at the last position, `direction` stands at the output of the final norm. In pre-norm
+    models it is the same everywhere in the stream; the beta of a norm that lies in between becomes a column.
+    """
+
+    def __init__(
+        self, model: Transformer, last: Mapping[str, Tensor], direction: Float[Tensor, "b d"]
+    ) -> None:
+        self.model, self.last, self.weights = model, last, Weights(model)
+        self.at: dict[tuple[int, str], Float[Tensor, "b d"]] = {}
+        self.betas: dict[tuple[int, str], Float[Tensor, "b 1"]] = {}
+        end = final_norm(model).of(last[final_stream(model.config)]).back(direction)
+        for layer in reversed(range(model.config.n_layers)):
+            for sublayer in reversed(model.config.sublayers):
+                norm = sum_norm(model, layer, sublayer).recorded(last)
+                if norm.beta is not None:
+                    self.betas[layer, sublayer] = _dot(end, norm.beta.to(end))
+                end = self.at[layer, sublayer] = norm.back(end)
+        self.end = end
+
+    def embeddings(self) -> list[Float[Tensor, "b 1"]]:
+        """The embeddings' columns, and beta of the norm after them."""
+        norm = embedding_norm(self.model).recorded(self.last)
+        direction = norm.back(self.end)
+        beta = [] if norm.beta is None else [_dot(self.end, norm.beta.to(self.end))]
+        return [_dot(self.last[name], direction) for name in embedding_parts(self.model.config)] + beta
+
+    def block(self, layer: int, grain: Grain) -> tuple[list[Float[Tensor, "b c"]], dict[str, Tensor]]:
+        """The columns of one block at this grain, and each head split by source if that is asked."""
+        columns: list[Tensor] = []
+        extra: dict[str, Tensor] = {}
+        for sublayer in self.model.config.sublayers:
+            if sublayer in WITH_HEADS and grain in ("head", "source"):
+                found, sources = self._heads(layer, sublayer, grain)
+                columns += found
+                extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
+            elif sublayer in MLPS and grain == "neuron":
+                columns += self._neurons(layer, sublayer)
+            else:
+                columns.append(_dot(self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer]))
+            if (layer, sublayer) in self.betas:
+                columns.append(self.betas[layer, sublayer])
+        return columns, extra
+
+    def _heads(
+        self, layer: int, sublayer: str, grain: Grain
+    ) -> tuple[list[Float[Tensor, "b c"]], Float[Tensor, "b h k"] | None]:
+        """The heads' columns and their bias'; with `grain="source"` also each head's by source."""
+        mixer = sublayer.removesuffix("_out")
+        w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
+        z = self.last[f"blocks.{layer}.{mixer}.hook_z"]
+        output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+        direction, beta = self._at_output(layer, sublayer, output)
+        folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
+        heads = (z * folded).sum(-1)
+        columns = [heads, _dot(direction, w.b_O.to(z)) + beta]
+        if grain == "head" or not _splits(self.model.config, layer, sublayer):
+            return columns, None
+        v = self.last[f"blocks.{layer}.{mixer}.hook_v"][:, :, self.weights.kv_head()]
+        pattern = self.last[f"blocks.{layer}.{mixer}.hook_pattern"]
+        if edits_at(self.model, layer, [f"{mixer}.hook_z"]):
+            shares = head_shares(self.model, layer, pattern[:, :, None], v, z[:, None])
+            pattern = pattern * shares[:, :, 0]
+        sources = einsum(v, folded, "b k h e, b h e -> b h k") * pattern
+        edited = [edit.name for edit in self.model.edits if layer_of(edit, self.model) == layer]
+        under = f" under the edits of {', '.join(edited)}" if edited else ""
+        check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}{under}", self.model.dtype)
+        return columns, sources
+
+    def _neurons(self, layer: int, sublayer: str) -> list[Float[Tensor, "b c"]]:
+        """Every neuron's column, and the bias'."""
+        w = self.weights.layer(layer, before=sublayer == "mlp_before_out")
+        post = self.last[f"blocks.{layer}.{sublayer.removesuffix('_out')}.hook_post"]
+        assert w.W_out is not None and w.b_out is not None
+        direction, beta = self._at_output(layer, sublayer, post @ w.W_out.to(post) + w.b_out.to(post))
+        return [post * (direction @ w.W_out.to(post).mT), _dot(direction, w.b_out.to(post)) + beta]
+
+    def _at_output(
+        self, layer: int, sublayer: str, output: Float[Tensor, "b d"]
+    ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
+        """The direction at a sublayer's bare output, and what beta of the norm after it adds."""
+        norm, direction = output_norm(self.model, layer, sublayer).of(output), self.at[layer, sublayer]
+        beta = 0.0 if norm.beta is None else _dot(direction, norm.beta.to(direction))
+        return norm.back(direction), beta
+
+
+def _dot(x: Float[Tensor, "b d"], y: Float[Tensor, "*#b d"]) -> Float[Tensor, "b 1"]:
+    return (x * y).sum(-1, keepdim=True)
+
+
+def _finish(
+    merged: Partial, config: ModelConfig, parts: Grain, top: int | None, projected: bool
+) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    rows, names = merged.rows, labels(config, parts)
+    found, names = (
+        (rows["logits"], names) if top is None else _top_neurons(rows["logits"], names, config, top)
+    )
+    values: dict[str, tuple[Sequence[str], Tensor]] = {
+        "value": (("prompt", "part"), found),
+        "total": (("prompt",), rows["total"]),
+    }
+    if parts == "source":
+        for sublayer, (name, dim) in _SOURCES.items():
+            if sublayer in config.sublayers:
+                each = [rows.get(f"{sublayer}_{layer}") for layer in range(config.n_layers)]
+                none = torch.full_like(next(one for one in each if one is not None), torch.nan)
+                every = torch.stack([none if one is None else one for one in each], 1)
+                values[name] = (("prompt", "layer", "head", dim), every)
+    unit = "logits" if config.logit_softcap is None else "logits before the soft cap"
+    return labelled(
+        "attribute",
+        values,
+        coords={"part": names},
+        units="projection on the direction" if projected else unit,
+        attrs={"parts": parts, "completeness_error": float(rows["error"].max())},
+    )
+
+
+def _top_neurons(
+    values: Float[Tensor, "b c"], names: tuple[str, ...], config: ModelConfig, top: int
+) -> tuple[Float[Tensor, "b c2"], tuple[str, ...]]:
+    """The columns with all but the largest neurons summed, one column per MLP."""
+    assert isinstance(config.mlp, MLP)
+    width, mlps = config.mlp.d_mlp, _mlps(config)
+    starts = [names.index(str(Part(_NEURONS[mlp], layer, 0))) for layer, mlp in mlps]
+    neurons = torch.cat([values[:, start : start + width] for start in starts], 1)
+    chosen = torch.zeros(neurons.shape[1], dtype=torch.bool, device=values.device)
+    chosen[neurons.abs().mean(0).topk(top).indices] = True
+    columns, kept, end = [], list[str](), 0
+    for (layer, mlp), start, mask in zip(mlps, starts, chosen.split(width), strict=True):
+        block = values[:, start : start + width]
+        rest = block.masked_fill(mask, 0).sum(1, keepdim=True)
+        columns += [values[:, end:start], block[:, mask], rest]
+        kept += [*names[end:start], *(names[start + u] for u in mask.nonzero().flatten().tolist())]
+        kept.append(str(Part(f"{mlp.removesuffix('_out')}_rest", layer)))
+        end = start + width
+    return torch.cat((*columns, values[:, end:]), 1), (*kept, *names[end:])

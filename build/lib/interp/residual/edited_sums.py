@@ -1,0 +1,54 @@
+"""What edits made of sums that are told apart by source: the number by which every one of them was multiplied."""
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.model.transformer import Transformer
+from interp.passes.edited import layer_of
+from interp.residual.decomposition import TOLERANCE
+
+
+def head_shares(
+    model: Transformer,
+    layer: int,
+    pattern: Float[Tensor, "b h q k"],
+    value: Float[Tensor, "b k h e"],
+    z: Float[Tensor, "b q h e"],
+) -> Float[Tensor, "b h q 1"]:
+    """What every head's output of an edited pass is times, at every query: 1 where no edit touched it, 0 if zeroed.
+
+    Errors: ValueError where it is no multiple of what the head moved.
+    """
+    moved, size = (
+        einsum(p, v, "b h q k, b k h e -> b q h e")
+        for p, v in ((pattern, value), (pattern.abs(), value.abs()))
+    )
+    return rearrange(multiple(model, layer, z, moved, size), "b q h 1 -> b h q 1")
+
+
+def multiple(
+    model: Transformer,
+    layer: int,
+    edited: Float[Tensor, "*b d"],
+    whole: Float[Tensor, "*b d"],
+    size: Float[Tensor, "*b d"],
+) -> Float[Tensor, "*b 1"]:
+    """The c of `edited = c whole` for every vector; size: a bound of what is summed to `whole`, for the rounding.
+
+    Errors: ValueError, naming the edits of the layer, where there is none.
+    """
+    tiny = torch.finfo(whole.dtype).tiny
+    allowed = TOLERANCE[model.dtype] * torch.maximum(size, edited.abs()).amax(-1, keepdim=True)
+    found = (edited * whole).sum(-1, keepdim=True) / whole.square().sum(-1, keepdim=True).clamp_min(tiny)
+    found = torch.where(whole.abs().amax(-1, keepdim=True) <= allowed, torch.ones_like(found), found)
+    found = torch.where((edited == 0).all(-1, keepdim=True), torch.zeros_like(found), found)
+    if not bool(((edited - found * whole).abs() <= allowed).all()):
+        names = [edit.name for edit in model.edits if layer_of(edit, model) == layer]
+        raise ValueError(
+            f"splitting attention of layer {layer} by source requires edits that multiply what it moved (Zero, "
+            f"Scale), or that come before its patterns and values; what the edits of {', '.join(names)} write comes "
+            "from no source"
+        )
+    return found

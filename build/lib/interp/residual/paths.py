@@ -1,0 +1,633 @@
+"""Attention-only models as sums of paths: the direct path, single heads, virtual heads; and what each order is worth.
+
+With its pattern A given, a head is the linear map A (x) W_V W_O, mixing positions on one side and vectors on the other;
+a norm whose scale is given is affine too. So the logits are a sum over the ways through the heads. Order k is all that
+passed exactly k of them. Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
+
+Freezing the patterns limits all this to V-composition: a head that serves another one's queries or keys (an induction
+circuit's previous-token head) shows up in the pattern of that head, not as a path of its own.
+
+Terms are kept by order, stacked along the first axis. Constants (b_V, b_O, betas) stand where a rerun that adds the
+heads' previous outputs would meet them: a head acts with its constants on order 0, linearly on every other order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import pairwise
+from math import comb, log
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.factored import FactoredMatrix
+from interp.core.results import Score, labelled, scored
+from interp.core.stats import Means, Partial, Rows, wide
+from interp.data.batch import Answers, Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import FullSoftmax, ModelConfig
+from interp.model.edits import Edit, Scale, Span, Zero, edited
+from interp.model.loss import next_token_loss, predicted
+from interp.model.parts import Named, Part, as_part
+from interp.model.records import require
+from interp.model.sites import final_stream, names
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import LayerWeights, Weights
+from interp.passes.analysis import Analysis, Posed, Question
+from interp.passes.frozen import FrozenNorm, final_norm, input_norm, output_norm, sum_norm
+from interp.passes.observe import Model, Subject
+from interp.residual.decomposition import REMAINDER, check_sum, logit_direction
+from interp.runs.run import answered
+from interp.weights.head_circuits import HeadCircuits, as_circuits
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+_FROZEN = "patterns and norm scales"
+_START = "blocks.0.hook_resid_pre"
+_GIVEN = ("attn.hook_pattern", "ln1.hook_scale", "ln1_post.hook_scale")
+_Z = "attn.hook_z"
+_RECORDED = (
+    "hook_q_input", "hook_k_input", "attn.hook_q", "attn.hook_k", "attn.q_norm", "attn.k_norm", "attn.hook_rot",
+    "attn.hook_smeared_k", "attn.hook_attn_scores", "attn.hook_first_pattern", "attn.hook_pattern", "ln1.hook_scale",
+    "ln1_post.hook_scale",
+)  # fmt: skip
+"""What the sites of a block begin with whose changes are in the recorded patterns and scales."""
+
+
+@dataclass(frozen=True, eq=False)
+class Paths(Question):
+    """How much every path through the heads adds to the answer's logit; `paths` describes the result."""
+
+    answer: Answers | None = None
+    """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The patterns and scales of a pass, and a reading carried back through them."""
+        check_expandable(model.transformer)
+        config = model.transformer.config
+        posed = Posed.of(model.text, self.answer, self.wrong)
+        return Analysis(
+            self.name,
+            _contributions,
+            Rows,
+            partial(_finish_paths, name=self.name, config=config),
+            reads=frozen_reads(config),
+            pose=posed,
+            left=True,
+        )
+
+
+@dataclass(frozen=True)
+class Orders(Question):
+    """The logits by the number of heads that they passed; `orders` describes the result."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The patterns and scales of a pass."""
+        check_expandable(model.transformer)
+        config = model.transformer.config
+        finish = partial(_finish_orders, name=self.name, config=config, text=model.text)
+        return Analysis(self.name, _by_order, Rows, finish, reads=frozen_reads(config))
+
+
+@dataclass(frozen=True)
+class TermImportance(Question):
+    """What the terms of each order are worth in loss; `term_importance` describes the result."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """The patterns and scales of a pass."""
+        check_expandable(model.transformer)
+        config = model.transformer.config
+        finish = partial(_finish_losses, name=self.name, config=config)
+        return Analysis(self.name, _losses, Means, finish, reads=frozen_reads(config))
+
+
+@public()
+def paths(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How much every path adds to the answer's logit (minus the wrong answer's) at the last token of each prompt.
+
+    Returns Dataset[prompt, path] with `value` in logits (before a soft cap), and `total`[prompt], the model's own.
+    Paths: `direct` (the embeddings), `constant` (beta W_U + b_U; post-norm: also the betas in the stream), single heads
+    `L0H3` on the direct stream with their constants (b_V, the beta they read), `L0.attn_bias` (b_O), virtual heads
+    `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. Models of more than
+    two layers end in one `remainder`, all longer paths. The coordinate `order` counts heads (-1: the remainder).
+    `attrs["completeness_error"]`: the largest relative difference between the sum and the model's own logits.
+    answer, wrong: one token for all prompts or one each, as text or id (None: those of the data).
+    Elhage et al. 2021, path expansion. Caveat: patterns are frozen, so Q- and K-composition is credited to nobody.
+    Errors: as `orders`, and ValueError for answers that are not one token.
+
+    Example:
+        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+        >>> table = paths(small, "abcdefabc", "d", "e")
+        >>> str(table.path.values[table.value.values.argmax()])
+        'L1H2'
+    """
+    question = Paths(answer, wrong)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def orders(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """Logits by order of V-composition, with patterns and norm scales frozen at those of the pass.
+
+    Returns Dataset[prompt, order, pos, vocab] with `value`, in logits; order k is what passed exactly k heads, 0 to
+    n_layers. They sum to the model's logits (before a soft cap); `attrs["completeness_error"]`: by how much they miss,
+    relative. Padded positions hold NaN; `token` is the text of every token.
+    The sum up to order k is what run k + 1 of Elhage et al.'s term-importance reruns gives: run 1 adds nothing to the
+    stream, every later run adds what each layer's attention computed in the run before. So beta W_U + b_U (and, in
+    post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of order 1.
+    Every logit of every order is kept: for prompts in memory.
+    Errors: ValueError for models with an MLP, cross-attention or a masked-LM head, or without logits, and for edits
+    under which the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine);
+    IncompleteSumError if the sum fails.
+
+    Example:
+        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+        >>> dict(orders(small, "abcabc").sizes)
+        {'prompt': 1, 'order': 3, 'pos': 7, 'vocab': 64}
+    """
+    return answered(Orders(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def term_importance(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """By how much each order of terms, and each layer's heads alone, lower the loss of an attention-only model.
+
+    Returns Dataset[term, score] in nats per token: `value` with `low` and `high` (95 % over rows), `null` and `n`; each
+    row counts by its mean over predicted tokens. Terms: `order 0`, `order 1`, ... (all chains of so many heads), and
+    the chains of one head by layer, `L0.attn`, `L1.attn`; the coordinate `order` is their number of heads, `terms` how
+    many chains they are. Scores:
+    `loss`, with these terms and all those of lower orders (null: a uniform guess, log(d_vocab)); `reduction`, by how
+    much these terms lower it given those of lower orders (order 0: given a uniform guess); `given_others`, the same
+    given also all other terms of their own order. Null of both: 0.
+    Patterns stay those of the whole model (Elhage et al. 2021, term importance): the effect of heads on patterns counts
+    for nobody. Caveat: reductions depend on the order of adding; for a layer's heads the two differ for that reason.
+    Errors: as `orders`, and ValueError for a row that predicts no token.
+
+    Example:
+        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+        >>> found = term_importance(small, ["abcdabcdabcd", "xyzwxyzwxyzw"])
+        >>> dict(zip(found.term.values.tolist(), found.terms.values.tolist(), strict=True))
+        {'order 0': 1.0, 'order 1': 8.0, 'order 2': 16.0, 'L0.attn': 4.0, 'L1.attn': 4.0}
+    """
+    return answered(
+        TermImportance(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
+    )
+
+
+@public()
+def path_matrix(circuits: Model | HeadCircuits, *heads: Named) -> FactoredMatrix:
+    """W_E OV_1 OV_2 ... W_U `[source token, output token]`: what a path through these heads does to each logit.
+
+    No head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head (Elhage et al. 2021, "Two-
+    layer attention-only transformers"), whose pattern is the product of both patterns. The matrix is kept factored, the
+    circuits' conventions (`folded`, `biases`: those of the first head) apply.
+    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
+    heads: "L0H1", or whatever else names a head.
+    Caveat: the norms of the stream itself, in post-norm models, are no part of it.
+    Errors: KeyError for an unknown part, IndexError for a head that does not exist, ValueError for a part that is no
+    head, and unless each head's layer is later than the one before.
+
+    Example:
+        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+        >>> path_matrix(small, "L0H1", "L1H2")
+        FactoredMatrix([64, 64], rank <= 64)
+    """
+    circuits = as_circuits(circuits)
+    chosen = [_place(as_part(head, circuits.config)) for head in heads]
+    if any(later <= earlier for (earlier, _), (later, _) in pairwise(chosen)):
+        named = ", ".join(path_name(head) for head in heads)
+        raise ValueError(f"heads in the order of strictly rising layers are required, got {named}")
+    if not chosen:
+        return circuits.direct()
+    width, path = circuits.config.d_model, circuits.ov(chosen[0])
+    for place in chosen[1:]:
+        joined = path @ circuits.ov(place).rows(slice(width))  # what a head wrote carries no constant
+        assert isinstance(joined, FactoredMatrix)
+        path = joined
+    return FactoredMatrix(circuits.embedded @ path.A, path.B @ circuits.unembedding)
+
+
+def _place(part: Part) -> tuple[int, int]:
+    """Layer and index of a head. ValueError for any other part."""
+    if part.kind != "head" or part.layer is None or part.index is None:
+        raise ValueError(f"a path goes through heads of self-attention, such as L0H1, got {part}")
+    return part.layer, part.index
+
+
+def path_name(*parts: Named) -> str:
+    """The name of a path in results: `direct`, `L0H1`, `L0H1>L1H2`."""
+    return ">".join(str(Part.of(part)) for part in parts) or "direct"
+
+
+# --- by order -------------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    values, error = order_logits(Frozen(model, trace))
+    by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
+    return {"value": by_row, "token": batch.token_ids, "error": by_row.new_full((len(batch),), error)}
+
+
+@torch.no_grad()
+def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
+    """Logits by order, and by how much their sum misses the model's (relative); IncompleteSumError if too much."""
+    parts = frozen.part_logits(frozen.orders)
+    parts = torch.cat((parts[:1] + frozen.constant, parts[1:]))
+    whole = frozen.model.uncapped(frozen.final)
+    return parts, check_sum(parts, whole, "logits by order", frozen.model.dtype)
+
+
+def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    return labelled(
+        name,
+        {"value": (("prompt", "order", "pos", "vocab"), merged.rows["value"])},
+        coords={"order": range(config.n_layers + 1), "token": text.token_words(merged.rows["token"])},
+        units=_unit(config),
+        attrs={"frozen": _FROZEN, "completeness_error": float(merged.rows["error"].max())},
+    )
+
+
+def _unit(config: ModelConfig) -> str:
+    return "logits" if config.logit_softcap is None else "logits before the soft cap"
+
+
+@torch.no_grad()
+def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    """Every score of every term, first those of the orders, then those of one head by layer."""
+    model.config.require_tokens("a next-token loss")
+    frozen = Frozen(model, trace)
+    check_sum(frozen.orders, frozen.final, "final stream by order", model.dtype)
+    upto, first = frozen.orders.cumsum(0), frozen.first_order
+    loss = torch.stack([_row_loss(frozen, batch, stream) for stream in upto], 1)
+    single = torch.stack([_row_loss(frozen, batch, upto[0] + part) for part in first], 1)
+    without = torch.stack([_row_loss(frozen, batch, upto[1] - part) for part in first], 1)
+    uniform = torch.full_like(loss[:, :1], log(model.config.d_vocab))
+    reduction = torch.cat((uniform, loss[:, :-1]), 1) - loss
+    return {
+        "loss": torch.cat((loss, single), 1),
+        "reduction": torch.cat((reduction, loss[:, :1] - single), 1),
+        "given_others": torch.cat((reduction, without - loss[:, 1:2]), 1),
+    }
+
+
+def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b"]:
+    """Each row's mean loss if this were the final stream, in nats; one stream at a time, as its logits are large."""
+    logits, cap = frozen.logits(stream), frozen.model.config.logit_softcap
+    if cap is not None:
+        logits = cap * (logits / cap).tanh()
+    loss = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
+    counted = predicted(batch.keep, batch.documents)
+    if counted is None:
+        return loss.mean(1)
+    if not bool(counted.any(1).all()):
+        raise ValueError("term importance requires two neighbouring real tokens in every row")
+    return loss.sum(1) / counted.sum(1)
+
+
+def _finish_losses(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset:
+    assert isinstance(merged, Means)
+    n, h = config.n_layers, config.n_heads
+    nulls = {"loss": log(config.d_vocab), "reduction": 0.0, "given_others": 0.0}
+    layers = [str(Part("attn", layer)) for layer in range(n)]
+    counts = [float(comb(n, k) * h**k) for k in range(n + 1)]  # beyond int64 in deep models
+    found = scored(
+        name,
+        {score: Score.of(merged.moments[score], "nats per token", null) for score, null in nulls.items()},
+        ("term",),
+        coords={
+            "term": [*(f"order {k}" for k in range(n + 1)), *layers],
+            "order": (("term",), [*range(n + 1), *[1] * n]),
+        },
+        others={"terms": (("term",), torch.tensor(counts + [float(h)] * n, dtype=torch.float64))},
+        attrs={
+            "frozen": _FROZEN, "interval": "95 % over rows", "rows": merged.moments["loss"].n,
+            "null": "loss: a uniform guess; reductions: 0",
+        },
+    )  # fmt: skip
+    found.terms.attrs["unit"] = "chains of heads"
+    return found
+
+
+# --- path by path ---------------------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    if batch.answer is None:
+        raise ValueError(
+            "path expansion requires an answer for every prompt, got none: name it, or bring it with the data"
+        )
+    if batch.keep is not None and not bool(batch.keep[:, -1].all()):
+        raise ValueError("path expansion requires rows that end in the last column (padding on the left)")
+    frozen = Frozen(model, trace)
+    direction, constant = logit_direction(model, batch.answer, batch.wrong)
+    last = torch.zeros_like(frozen.start[:, None, :, 0])
+    last[..., -1] = 1
+    end = Readings(last, direction.to(last)[:, None]).before(frozen.ending)
+    parts = path_logits(frozen, end)
+    parts[()][:, 1] += constant.to(last)
+    values = torch.cat([parts[key] for key in _grid(model.config)], 1)
+    logits = model.uncapped(frozen.final[:, -1:])[:, 0].to(last)
+    whole = terms = logits.gather(1, batch.answer[:, None])[:, 0]
+    if batch.wrong is not None:
+        foil = logits.gather(1, batch.wrong[:, None])[:, 0]
+        whole, terms = whole - foil, torch.maximum(whole.abs(), foil.abs())
+    error = check_sum(values.mT, whole, "paths", model.dtype, terms=terms)
+    return {"value": values, "total": whole, "error": torch.full_like(whole, error)}
+
+
+def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Tensor, "b c"]]:
+    """What `end`, one reading of the final stream, reads of every path, by the layers of its heads.
+
+    (): direct, constant. (l,): heads, bias. (l1, l2): for each head of l2, heads and bias of l1. (-1,), in models of
+    more than two layers: the remainder. The readings go back through the frozen maps, from the last block to the first.
+    """
+    found: dict[tuple[int, ...], Tensor] = {}
+    later: dict[int, Readings] = {}
+    remainder = end.of(frozen.orders[3:].sum(0)) if len(frozen.layers) > 2 else None
+    constant = end.of_constant(end.direction.new_zeros(end.direction.shape[-1]))
+    for index in reversed(range(len(frozen.layers))):
+        layer = frozen.layers[index]
+        if layer.sum.beta is not None:
+            constant = constant + end.of_constant(layer.sum.beta)
+        end = end.before(layer.sum)
+        later = {at: heads.before(layer.sum) for at, heads in later.items()}
+        z = layer.mixed(frozen.direct[index][None])[0]
+        found[(index,)] = _written(layer, z, end)
+        found |= {(index, at): _written(layer, z, heads) for at, heads in later.items()}
+        later[index] = end.before(layer.output).through_heads(layer)
+    found[()] = torch.cat((end.of(frozen.start), constant), 1)
+    return found if remainder is None else found | {(-1,): remainder}
+
+
+def _written(layer: FrozenLayer, z: Float[Tensor, "b p h e"], readings: Readings) -> Float[Tensor, "b n"]:
+    """What each reading of the stream after a block's heads reads of each head's z and, last, of the bias."""
+    inner = readings.before(layer.output)
+    bias = inner.of_constant(layer.weights.b_O)
+    if layer.output.beta is not None:
+        bias = bias + readings.of_constant(layer.output.beta)
+    return torch.cat((inner.of_heads(z, layer.weights.W_O), bias[..., None]), -1).flatten(1)
+
+
+def _grid(config: ModelConfig) -> Iterator[tuple[int, ...]]:
+    """The layers of the heads of each block of paths, in the order of the result."""
+    layers = range(config.n_layers)
+    yield ()
+    yield from ((layer,) for layer in layers)
+    yield from ((first, second) for second in layers for first in range(second))
+    if config.n_layers > 2:
+        yield (-1,)
+
+
+def _names(config: ModelConfig, key: tuple[int, ...]) -> list[str]:
+    """The paths of one block."""
+    if key == ():
+        return [path_name(), "constant"]
+    if key == (-1,):
+        return [REMAINDER]
+    writers = [*(Part("head", key[0], h) for h in range(config.n_heads)), Part("attn_bias", key[0])]
+    if len(key) == 1:
+        return [path_name(writer) for writer in writers]
+    readers = [Part("head", key[1], h) for h in range(config.n_heads)]
+    return [path_name(writer, reader) for reader in readers for writer in writers]
+
+
+def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    grid = [(key, _names(config, key)) for key in _grid(config)]
+    order = [-1 if key == (-1,) else len(key) for key, names in grid for _ in names]
+    rows = merged.rows
+    return labelled(
+        name,
+        {"value": (("prompt", "path"), rows["value"]), "total": (("prompt",), rows["total"])},
+        coords={"path": [path for _, names in grid for path in names], "order": (("path",), order)},
+        units=_unit(config),
+        attrs={"frozen": _FROZEN, "completeness_error": float(rows["error"].max())},
+    )
+
+
+# --- one pass as an affine map of its stream ------------------------------------------------------------------------
+
+
+def check_expandable(model: Transformer) -> None:
+    """ValueError unless the model, under its edits, is a sum over paths once patterns and norm scales are given."""
+    _check(model.config)
+    for edit in model.edits:
+        inner = edit.site.partition("blocks.")[2].partition(".")[2]
+        scales = inner == _Z and isinstance(edit.change, Zero | Scale) and "e" not in edit.cells
+        if inner and not scales and edit.site != _START and not inner.startswith(_RECORDED):
+            raise ValueError(
+                f"path expansion under an edit of {edit.name} ({type(edit.change).__name__}): that model is no sum of "
+                "paths; Zero or Scale of heads, and changes of patterns, queries, keys or embeddings leave it one"
+            )
+
+
+def _times_edits(
+    pattern: Float[Tensor, "b h q k"], model: Transformer, layer: int
+) -> Float[Tensor, "b h q k"]:
+    """The pattern with what the model's edits multiply each head's z with at every position."""
+    mine = [edit for edit in model.edits if edit.site == f"blocks.{layer}.{_Z}"]
+    if not mine:
+        return pattern
+    factors = pattern.new_ones(pattern.shape[0], pattern.shape[2], pattern.shape[1], 1)
+    for edit in mine:
+        factors = edited(edit, factors, Span())
+    return pattern * factors.movedim(1, 2)
+
+
+def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
+    """What has to be recorded of a pass to freeze it.
+
+    Errors: ValueError for a model that stays non-linear with patterns and scales given (MLP, masked-LM head), that
+    also attends to a memory, or that has no logits.
+    """
+    _check(config)
+    mine = {site for site in names(config) if site.partition("blocks.")[2].partition(".")[2] in _GIVEN}
+    return tuple(Read(site) for site in (_START, *sorted(mine), final_stream(config)))
+
+
+def _check(config: ModelConfig) -> None:
+    problem = {
+        "has an MLP": config.mlp is not None,
+        "attends to the memory of an encoder": config.cross_attention,
+        "has no logits": not config.unembed,
+        "has a non-linear masked-LM head": config.mlm_head is not None,
+        f"has the output layer {config.output}": config.output != FullSoftmax(),
+    }
+    if found := [what for what, is_so in problem.items() if is_so]:
+        raise ValueError(
+            f"path expansion is exact for attention-only models with an unembedding; this one {found[0]}"
+        )
+    for trait in ("additive", "values"):
+        require(trait, config.mixers, "path expansion")
+
+
+class Frozen:
+    """A recorded pass: the stream entering the first block, every block as an affine map, and the final stream."""
+
+    def __init__(self, model: Transformer, trace: Trace) -> None:
+        self.model, config = model, model.config
+        check_expandable(model)
+        seen = {read.site: wide(trace[read]) for read in frozen_reads(config)}
+        self.start: Float[Tensor, "b p d"] = seen[_START]
+        self.final: Float[Tensor, "b p d"] = trace[Read(final_stream(config))]
+        """As the model left it, in the model's dtype."""
+        self.ending = final_norm(model).of(wide(self.final))
+        self.layers = tuple(FrozenLayer(model, layer, seen) for layer in range(config.n_layers))
+
+    @cached_property
+    def direct(self) -> tuple[Float[Tensor, "b p d"], ...]:
+        """The order-0 stream entering each block, and last the one that leaves the model."""
+        streams = [self.start]
+        for layer in self.layers:
+            streams.append(layer.sum.split(streams[-1][None], 0)[0])
+        return tuple(streams)
+
+    @cached_property
+    def orders(self) -> Float[Tensor, "order b p d"]:
+        """The final stream by order, 0 to n_layers."""
+        stack = self.start[None]
+        for layer in self.layers:
+            more = layer.added(layer.mixed(stack))
+            zero = torch.zeros_like(stack[:1])
+            stack = layer.sum.split(torch.cat((stack, zero)) + torch.cat((zero, more)), 0)
+        return stack
+
+    @cached_property
+    def first_order(self) -> Float[Tensor, "l b p d"]:
+        """Order 1 of the final stream by the layer whose heads wrote it (b_O included)."""
+        found: list[Tensor] = []
+        for layer, x in zip(self.layers, self.direct[:-1], strict=True):
+            new = layer.added(layer.mixed(x[None]))[0]
+            found = [layer.sum.through(old) for old in (*found, new)]
+        return torch.stack(found)
+
+    def logits(self, stream: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p v"]:
+        """Logits of a whole stream (before a soft cap), the final norm at its frozen scale."""
+        return self._read_out(stream, self.constant)
+
+    def part_logits(self, part: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p v"]:
+        """What a part of the stream adds to the logits: its frozen final norm times W_U, without constants."""
+        return self._read_out(part, None)
+
+    def _read_out(self, part: Tensor, constant: Tensor | None) -> Float[Tensor, "*n b p v"]:
+        normed = self.ending.through(part) * self.model.config.logit_scale
+        return F.linear(normed, Weights(self.model).W_U.mT.to(part), constant)
+
+    @cached_property
+    def constant(self) -> Float[Tensor, "v"]:
+        """beta W_U + b_U, times the factor on the logits."""
+        weights = Weights(self.model)
+        total = weights.final_beta.to(self.start) @ weights.W_U.to(self.start) + weights.b_U.to(self.start)
+        return total * self.model.config.logit_scale
+
+
+class FrozenLayer:
+    """One block: what its heads add to a stream, and what the block makes of the sum."""
+
+    def __init__(self, model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> None:
+        weights = Weights(model)
+        self.pattern: Float[Tensor, "b h q k"] = _times_edits(
+            seen[f"blocks.{layer}.attn.hook_pattern"], model, layer
+        )
+        """As recorded, times what the model's edits multiply each head with."""
+        self.reading, self.output, self.sum = (
+            norm(model, layer, "attn_out").recorded(seen) for norm in (input_norm, output_norm, sum_norm)
+        )
+        self.weights: LayerWeights = weights.layer(layer)
+        self.kv_head = weights.kv_head()
+
+    def mixed(self, stack: Float[Tensor, "order b p d"]) -> Float[Tensor, "order b p h e"]:
+        """z of every head by order: A N(x) W_V, with beta and b_V on order 0."""
+        w = self.weights
+        assert w.W_V is not None and w.b_V is not None
+        normed = self.reading.split(stack, 0)
+        value = einsum(normed, w.W_V.to(stack), "o b p d, g d e -> o b p g e")
+        value = _with(value, w.b_V)[:, :, :, self.kv_head]
+        return einsum(self.pattern, value, "b h q k, o b k h e -> o b q h e")
+
+    def added(self, z: Float[Tensor, "order b p h e"]) -> Float[Tensor, "order b p d"]:
+        """What attention adds to the stream: z W_O through the norm and factor of its output; constants on order 0."""
+        out = _with(einsum(z, self.weights.W_O.to(z), "o b p h e, h e d -> o b p d"), self.weights.b_O)
+        return self.output.split(out, 0)
+
+
+def _with(stack: Float[Tensor, "order *n"], constant: Tensor) -> Float[Tensor, "order *n"]:
+    """The terms by order, a constant added to the lowest."""
+    return torch.cat((stack[:1] + constant.to(stack), stack[1:]))
+
+
+@dataclass(frozen=True, eq=False)
+class Readings:
+    """Numbers read off a stream x, `sum_k weight[b,c,k] x[b,k] . direction[b,c]`: Elhage's A (x) W, seen from the end.
+
+    Carrying one back through a norm or a head keeps its form, so no path ever holds a stream of its own.
+    """
+
+    weight: Float[Tensor, "b c k"]
+    direction: Float[Tensor, "b c d"]
+
+    def of(self, stream: Float[Tensor, "b k d"]) -> Float[Tensor, "b c"]:
+        """The numbers for one stream."""
+        return ((self.weight @ stream) * self.direction).sum(-1)
+
+    def of_constant(self, vector: Tensor) -> Float[Tensor, "b c"]:
+        """The numbers for a stream that is this vector at every position."""
+        return self.weight.sum(-1) * (self.direction @ vector.to(self.direction))
+
+    def of_heads(self, z: Float[Tensor, "b k h e"], out: Float[Tensor, "h e d"]) -> Float[Tensor, "b c h"]:
+        """The numbers for z W_O of each head."""
+        mixed = einsum(self.weight, z, "b c k, b k h e -> b c h e")
+        return (mixed * einsum(self.direction, out.to(z), "b c d, h e d -> b c h e")).sum(-1)
+
+    def before(self, norm: FrozenNorm) -> "Readings":
+        """The same numbers read before a norm and the factor after it, but for its beta."""
+        weight = self.weight if norm.factor == 1 else self.weight * norm.factor
+        if norm.scale is not None:
+            weight = weight / rearrange(norm.scale, "b k 1 -> b 1 k")
+        return Readings(weight, replace(norm, factor=1.0, scale=None).back(self.direction))
+
+    def through_heads(self, layer: FrozenLayer) -> "Readings":
+        """What one reading of the attention output reads in the stream through each head `[b h]`, constants apart."""
+        w, weight = layer.weights, torch.einsum("bq,bhqk->bhk", self.weight[:, 0], layer.pattern)
+        assert w.W_V is not None
+        value = w.W_V[layer.kv_head].to(self.direction)
+        direction = torch.einsum("bd,hed,hce->bhc", self.direction[:, 0], w.W_O.to(value), value)
+        return Readings(weight, direction).before(layer.reading)

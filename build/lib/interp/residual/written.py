@@ -1,0 +1,127 @@
+"""What one part wrote, as the unembedding reads it: through every norm on its way, at the scale that norm really had.
+
+A lens of a whole state recomputes the norm, a part of a state may not: only at the real scales do the parts sum to the
+model's logits. What is read of a pass, and what is made of it, are functions of the one `Part`.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.stats import wide
+from interp.model.config import MLP, MLPS, ModelConfig
+from interp.model.edits import Add
+from interp.model.parts import Named, Part, as_part
+from interp.model.sites import final_stream, names
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.edited import STREAM
+from interp.passes.frozen import (
+    OUTPUT_NORMS,
+    SUM_NORMS,
+    final_norm,
+    onwards,
+    output_norm,
+    output_scale,
+    sum_norm,
+    sum_scale,
+)
+
+_UNITS = {
+    "head": "attn_out", "cross_head": "cross_attn_out", "neuron": "mlp_out", "neuron_before": "mlp_before_out",
+}  # fmt: skip
+"""The sublayer that the members of a kind write through."""
+_WHOLE = ("attn", "cross_attn", "mlp", "mlp_before")
+
+
+def as_writer(given: Named, config: ModelConfig) -> Part:
+    """The part of this model that is meant, one that writes to the stream on its own.
+
+    Errors: KeyError or IndexError for a part that the model lacks; ValueError for one that is no head, neuron or whole
+    sublayer, and for neurons of a mixture or of an MLP with a convolution.
+    """
+    part = as_part(given, config)
+    if part.kind not in (*_UNITS, *_WHOLE):
+        raise ValueError(
+            "a part that writes to the stream is required, L3H2 (a head; of cross-attention L3X2), L3N17 (a neuron; of "
+            f"the MLP before attention L3B17), L3.attn, L3.mlp or L3.mlp_before, got {part}"
+        )
+    if _is_neuron(part) and not isinstance(config.mlp, MLP):
+        raise ValueError(f"{part}: neurons require a plain or gated MLP; this is {config.mlp_in_words}")
+    return part
+
+
+def sublayer_of(part: Part) -> str:
+    """The sublayer through which a part writes: `attn_out`, `cross_attn_out`, `mlp_out` or `mlp_before_out`."""
+    return _UNITS.get(part.kind) or f"{part.kind}_out"
+
+
+def reads_of(part: Part, config: ModelConfig) -> tuple[Read, ...]:
+    """What `written_by` needs: the part's own activations, and the scale of each norm between it and the end."""
+    assert part.layer is not None
+    sites = [part.site, final_stream(config)]
+    if part.kind in _UNITS:
+        sites += output_scale(config, part.layer, sublayer_of(part))
+    sites += [site for place in _later(part, config) for site in sum_scale(config, *place)]
+    return tuple(Read(site) for site in sites)
+
+
+def written_by(part: Part, trace: Trace, model: Transformer) -> Float[Tensor, "b p d"]:
+    """What the part wrote, after the linear part of every norm up to the unembedding, in float32 at least."""
+    seen = {read.site: wide(trace[read]) for read in reads_of(part, model.config)}
+    out = _added(part, seen, model)
+    for place in _later(part, model.config):
+        out = sum_norm(model, *place).recorded(seen).through(out)
+    return final_norm(model).of(seen[final_stream(model.config)]).through(out)
+
+
+def check_arrives(part: Part, model: Transformer) -> None:
+    """ValueError for a model that is edited between the part and the end of the stream: what it wrote is changed there.
+
+    What is added to the stream changes nothing that a part wrote.
+    """
+    config, sublayer = model.config, sublayer_of(part)
+    order = names(config, on_demand=True)
+    after = order[order.index(part.site) + 1 :]
+    own = {
+        f"blocks.{part.layer}.{s}"
+        for s in (f"hook_{sublayer}", f"{OUTPUT_NORMS.get(sublayer)}.hook_normalized", "attn.hook_result")
+    }
+    stream = {site for site in after if site.rpartition(".")[2] in STREAM}
+    if config.norm_place == "post":
+        stream |= {f"blocks.{layer}.{SUM_NORMS[s]}.hook_normalized" for layer, s in _later(part, config)}
+    acting = [edit for edit in model.edits if edit.site in stream | (own & set(after))]
+    if acting := [edit for edit in acting if not isinstance(edit.change, Add)]:
+        raise ValueError(
+            f"what {part} wrote is changed on its way to the logits by the edit of {acting[0].name} "
+            f"({type(acting[0].change).__name__}): under it the part has no direct words of its own"
+        )
+
+
+def _later(part: Part, config: ModelConfig) -> Iterator[tuple[int, str]]:
+    """Layer and name of every sublayer from the part's own on."""
+    assert part.layer is not None
+    return onwards(config, part.layer, sublayer_of(part))
+
+
+def _added(part: Part, seen: Mapping[str, Tensor], model: Transformer) -> Float[Tensor, "b p d"]:
+    """What the part added to the stream."""
+    found = seen[part.site]
+    if part.kind in _WHOLE:
+        return found
+    assert part.layer is not None and part.index is not None
+    weights = Weights(model).layer(
+        part.layer, cross=part.kind == "cross_head", before=part.kind == "neuron_before"
+    )
+    if _is_neuron(part):
+        assert weights.W_out is not None
+        out = found[..., part.index, None] @ weights.W_out[part.index : part.index + 1].to(found)
+    else:
+        out = found[:, :, part.index] @ weights.W_O[part.index].to(found)
+    return output_norm(model, part.layer, sublayer_of(part)).recorded(seen).through(out)
+
+
+def _is_neuron(part: Part) -> bool:
+    return part.kind in _UNITS and sublayer_of(part) in MLPS

@@ -1,0 +1,157 @@
+"""An experiment file: one question, a frozen dataclass of parameters, and `main(job, record)`.
+
+    @dataclass(frozen=True)
+    class WhereItLooks:
+        model: str = "demo-4l"
+
+    def main(job: WhereItLooks, record: Record) -> None:
+        model = interp.HookedTransformer.from_pretrained(job.model)
+        record.model(model)
+        table = record.step("heads", lambda: interp.heads(model))
+
+`loaded` imports such a file under its own name, with its folder importable as for a script, for as long as it is used:
+worker processes that import the module by name find it too.
+"""
+
+import ast
+import dataclasses
+import importlib.util
+import inspect
+import sys
+import textwrap
+import typing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+from interp.core.boundary import hints_of
+from interp.core.files import regular
+from interp.runs.provenance import question_of
+from interp.runs.record import Record
+
+
+class BrokenExperimentError(Exception):
+    """An experiment file raised while it was imported; `__cause__` is what it raised."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A loaded experiment file."""
+
+    file: Path
+    question: str
+    """The docstring of the file."""
+    kind: type
+    """The dataclass of its parameters."""
+    main: Callable[..., object]
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an experiment, or one field of a record among them, its name joined by dots."""
+
+    name: str
+    type: str
+    default: str | None
+    """As Python writes it; None if it must be given."""
+    doc: str
+    several: bool
+    """Whether it holds a sequence: every `-p name=value` adds one."""
+
+
+@contextmanager
+def loaded(file: Path) -> Iterator[Experiment]:
+    """The experiment in a file, importable while the context lasts.
+
+    Errors: FileNotFoundError; BrokenExperimentError from what the file raises on import; ValueError for a file that
+    has no `main(job, record)`, saying what it has, or whose name is that of a module in use.
+    """
+    try:
+        regular(file)
+    except FileNotFoundError as cause:
+        raise FileNotFoundError(f"{file} does not exist: the path of a Python file is required") from cause
+    name, folder = file.stem, str(file.resolve().parent)
+    if name in sys.modules:
+        raise ValueError(
+            f"an experiment requires a file name of its own, {name!r} is a Python module in use: rename {file}"
+        )
+    spec = importlib.util.spec_from_file_location(name, file.resolve())
+    if spec is None or spec.loader is None:
+        raise ValueError(f"the path of a Python file (.py) is required, got {file}")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, folder)
+    try:
+        try:
+            spec.loader.exec_module(module)
+        except Exception as cause:
+            raise BrokenExperimentError(f"{file} cannot be imported") from cause
+        yield Experiment(file, question_of(file), _kind(file, module), module.main)
+    finally:
+        sys.path.remove(folder)
+        sys.modules.pop(name, None)
+
+
+def parameters(kind: type) -> list[Parameter]:
+    """The parameters of a dataclass in order; fields that are records themselves are opened.
+
+    >>> from interp.tasks import RepeatedTokens
+    >>> parameters(RepeatedTokens)[-1].name
+    'seed'
+    """
+    hints, docs = hints_of(kind), field_docs(kind)
+    found: list[Parameter] = []
+    for each in dataclasses.fields(kind):
+        hint = hints[each.name]
+        if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+            found += [
+                dataclasses.replace(inner, name=f"{each.name}.{inner.name}") for inner in parameters(hint)
+            ]
+            continue
+        default = None if each.default is dataclasses.MISSING else repr(each.default)
+        if each.default_factory is not dataclasses.MISSING:
+            default = repr(each.default_factory())
+        several = typing.get_origin(hint) in (tuple, list, set, frozenset)
+        found.append(Parameter(each.name, _type_text(hint), default, docs.get(each.name, ""), several))
+    return found
+
+
+def _kind(file: Path, module: ModuleType) -> type:
+    """The parameter dataclass that `main` takes, by its annotation; ValueError if `main` is not `main(job, record)`."""
+    main = getattr(module, "main", None)
+    form = "main(job: Parameters, record: Record), Parameters being a dataclass"
+    if not inspect.isfunction(main):
+        raise ValueError(f"an experiment requires {form}; {file} has no function main")
+    signature = inspect.signature(main)
+    hints = typing.get_type_hints(main)
+    given = [hints.get(name) for name in signature.parameters]
+    fits = len(given) == 2 and given[1] is Record
+    if not fits or not (isinstance(given[0], type) and dataclasses.is_dataclass(given[0])):
+        raise ValueError(f"an experiment requires {form}; {file} has main{signature}")
+    return given[0]
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The text under each field of a dataclass, those that it inherits among them."""
+    classes = [each for each in reversed(kind.__mro__) if dataclasses.is_dataclass(each)]
+    trees = [ast.parse(textwrap.dedent(inspect.getsource(each))) for each in classes]
+    return {
+        field.target.id: " ".join(str(below.value.value).split())
+        for tree in trees
+        for field, below in pairwise(typing.cast("ast.ClassDef", tree.body[0]).body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(below, ast.Expr)
+        and isinstance(below.value, ast.Constant)
+    }
+
+
+def _type_text(hint: object) -> str:
+    return (
+        hint.__name__
+        if isinstance(hint, type) and not typing.get_args(hint)
+        else str(hint).replace("typing.", "")
+    )

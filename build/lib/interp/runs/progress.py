@@ -1,0 +1,208 @@
+"""What a run has done so far: batches folded into windows in order, windows folded along one fixed tree."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.results import MergeTree
+from interp.core.stats import Means, Partial, Reduction
+from interp.data.sources import Rejected
+from interp.model.config import Json
+from interp.passes.analysis import merged
+
+Partials = Mapping[str, Partial]
+"""The partial result of every analysis, by its name."""
+Reductions = Mapping[str, Reduction]
+Groups = dict[str, Tensor]
+"""Tensors named `place\\nanalysis\\nname`: no name of ours has a line break."""
+PAUSE = 2.0
+"""Seconds between two looks at the statistics."""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What some batches had."""
+
+    rows: int = 0
+    """Rows that count, those set aside not among them."""
+    tokens: int = 0
+    cut: int = 0
+    """Rows that were truncated or split."""
+    rejected: tuple[Rejected, ...] = ()
+
+    @classmethod
+    def of(cls, parts: Sequence["Tally"]) -> "Tally":
+        """What all parts had together, the rows set aside in their order."""
+        rejected = tuple(row for part in parts for row in part.rejected)
+        return cls(
+            sum(p.rows for p in parts), sum(p.tokens for p in parts), sum(p.cut for p in parts), rejected
+        )
+
+
+@dataclass(frozen=True)
+class Done:
+    """One batch's part of the work; a window without a good row has a single part, without partials."""
+
+    window: int
+    batch: int
+    last: bool
+    """Whether it is the last one of its window."""
+    partials: Partials | None
+    tally: Tally
+
+
+@dataclass(frozen=True)
+class Begun:
+    """A window of which some batches are in."""
+
+    batches: int = 0
+    folded: Partials | None = None
+    tally: Tally = Tally()
+
+
+@dataclass
+class Progress:
+    """Everything done so far. Which batches are in decides every bit of it; when and where they ran does not."""
+
+    tree: MergeTree[Partials] = field(default_factory=lambda: MergeTree(merged))
+    tallies: list[Tally] = field(default_factory=list)
+    """What the finished windows had, in the order in which they came; added up only where the sum is asked for."""
+    open: dict[int, Begun] = field(default_factory=dict)
+
+    def due(self, window: int) -> int | None:
+        """The first batch of a window that is still to do; None if the window is done."""
+        return None if window in self.tree else self.open.get(window, Begun()).batches
+
+    def add(self, done: Done) -> None:
+        """Take one batch in; ValueError unless it is the next of its window."""
+        due = self.due(done.window)
+        if due != done.batch:
+            raise ValueError(f"batch {due} of window {done.window} is due, got batch {done.batch}")
+        before = self.open.pop(done.window, Begun())
+        folded = before.folded if done.partials is None else merged(before.folded, done.partials)
+        tally = Tally.of((before.tally, done.tally))
+        if done.last:
+            self.tree.add(done.window, folded)
+            self.tallies.append(tally)
+        else:
+            self.open[done.window] = Begun(done.batch + 1, folded, tally)
+
+    def include(self, other: "Progress") -> None:
+        """Take in the windows that another process has finished; ValueError for one that is in already."""
+        for (level, index), value in other.tree.nodes.items():
+            self.tree.put(level, index, value)
+        self.tallies += other.tallies
+
+    @property
+    def finished(self) -> Tally:
+        """What the finished windows had together."""
+        return Tally.of(self.tallies)
+
+    def so_far(self) -> Tally:
+        """What all batches had, those of windows begun among them."""
+        return Tally.of([*self.tallies, *(begun.tally for begun in self.open.values())])
+
+    def total(self) -> Partials | None:
+        """The partial results over all finished windows."""
+        return self.tree.total()
+
+    def groups(self) -> Groups:
+        """Every folded tensor; with `account` the whole of it."""
+        found: Groups = {}
+        for (level, index), value in self.tree.nodes.items():
+            found |= named(f"node {level} {index}", value)
+        for window, begun in self.open.items():
+            found |= named(f"open {window}", begun.folded)
+        return found
+
+    def account(self) -> Json:
+        """What the tensors do not say."""
+        return {
+            "nodes": list(self.tree.nodes),
+            "finished": asdict(self.finished),
+            "open": [(w, begun.batches, asdict(begun.tally)) for w, begun in self.open.items()],
+        }
+
+    @classmethod
+    def restored(
+        cls, account: Mapping[str, Any], groups: Mapping[str, Tensor], reductions: Reductions
+    ) -> "Progress":
+        """The progress whose account and groups these are."""
+        parts = loaded(groups, reductions)
+        found = cls(tallies=[tally_of(account["finished"])])
+        for level, index in account["nodes"]:
+            found.tree.nodes[level, index] = parts.get(f"node {level} {index}")
+        for window, batches, tally in account["open"]:
+            found.open[window] = Begun(batches, parts.get(f"open {window}"), tally_of(tally))
+        return found
+
+
+def tally_of(values: Mapping[str, Any]) -> Tally:
+    """A tally from its JSON."""
+    rejected = tuple(Rejected(**each) for each in values["rejected"])
+    return Tally(values["rows"], values["tokens"], values["cut"], rejected)
+
+
+def named(place: str, partials: Partials | None) -> Groups:
+    """The tensors of every analysis under a place of their own."""
+    if partials is None:
+        return {}
+    return {
+        f"{place}\n{analysis}\n{name}": value
+        for analysis, partial in partials.items()
+        for name, value in partial.tensors().items()
+    }
+
+
+def loaded(groups: Mapping[str, Tensor], reductions: Reductions) -> dict[str, Partials]:
+    """The partials that `named` took apart, by place."""
+    found: dict[str, dict[str, Groups]] = {}
+    for path, value in groups.items():
+        place, analysis, name = path.split("\n")
+        found.setdefault(place, {}).setdefault(analysis, {})[name] = value
+    return {
+        place: {analysis: reductions[analysis].load(tensors) for analysis, tensors in part.items()}
+        for place, part in found.items()
+    }
+
+
+# --- what one sees of it ------------------------------------------------------------
+
+
+@contextmanager
+def progress_bar(title: str, rows: int | None, progress: Progress) -> Iterator[Callable[[Done], None]]:
+    """Shows up after a second; what is yielded is told of every batch.
+
+    `heads +-0.012` = the median, over all its numbers, of half the width of the 95 % interval so far.
+    """
+    start = shown = time.monotonic()
+    before = progress.so_far()
+    initial = before.rows + len(before.rejected)
+    with tqdm(desc=title, total=rows, initial=initial, unit="row", delay=1, leave=False) as bar:
+
+        def tell(done: Done) -> None:
+            nonlocal shown
+            bar.update(done.tally.rows + len(done.tally.rejected))
+            now = time.monotonic()
+            if bar.disable or now - shown < PAUSE:
+                return
+            shown = now
+            speed = (progress.so_far().tokens - before.tokens) / (now - start)
+            bar.set_postfix_str(", ".join([f"{speed:.0f} tokens/s", *precision(progress)]))
+
+        yield tell
+
+
+def precision(progress: Progress) -> list[str]:
+    """For every analysis that keeps means, how well they are known."""
+    found = []
+    for name, partial in (progress.total() or {}).items():
+        if isinstance(partial, Means) and partial.moments:
+            low, high = next(iter(partial.moments.values())).interval()
+            found.append(f"{name} ±{float((high - low).nanmedian() / 2):.2g}")
+    return found

@@ -1,0 +1,97 @@
+"""Where a result comes from: what ran, on which model, with which versions and seeds, and how to run it again."""
+
+import ast
+import datetime
+import hashlib
+import platform
+import shlex
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from interp.model.config import Json
+from interp.model.transformer import Transformer
+
+PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
+
+
+def model_hash(model: Transformer) -> str:
+    """SHA-256 over the names and bytes of all parameters, in order: the same weights give the same hash."""
+    digest = hashlib.sha256()
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+        digest.update(bytes_of(tensor))
+    return digest.hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """What a tensor holds, row by row, as it lies in memory."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def versions() -> dict[str, str]:
+    """Version of Python and of every package that can move a number; "absent" where one is not installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "absent"
+    return found
+
+
+def git_revision(folder: Path | None = None) -> str | None:
+    """The commit of a folder (default: the working directory), or None outside a repository."""
+    return _git("rev-parse", "HEAD", folder=folder)
+
+
+def git_dirty(folder: Path | None = None) -> bool | None:
+    """Whether tracked files differ from the commit of a folder; None outside a repository."""
+    changed = _git("status", "--porcelain", "--untracked-files=no", folder=folder)
+    return None if changed is None else bool(changed)
+
+
+def provenance(model: Transformer, name: str, *, seed: int | None, parameters: Json) -> Json:
+    """Everything needed to repeat a run, as a JSON object."""
+    return {
+        "model": name,
+        "model_sha256": model_hash(model),
+        "config": model.config.to_dict(),
+        "dtype": str(model.dtype),
+        "dequantised": model.dequantised,
+        "device": str(model.device),
+        "parameters": parameters,
+        "seed": seed,
+        "command": shlex.join(sys.argv),
+        "versions": versions(),
+        "git_revision": git_revision(),
+        "platform": platform.platform(),
+        "written": now(),
+    }
+
+
+def question_of(file: Path) -> str:
+    """The docstring of a Python file, read without running it; "" if it has none or is no Python."""
+    try:
+        return ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    except (SyntaxError, ValueError):
+        return ""
+
+
+def now() -> str:
+    """The time in UTC to the second, as ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _git(*words: str, folder: Path | None) -> str | None:
+    try:
+        out = subprocess.run(
+            ["git", *words], capture_output=True, text=True, timeout=5, check=True, cwd=folder
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return out.stdout.strip()

@@ -1,0 +1,90 @@
+"""The windows of a run on a Ray cluster: the same work, mapped over a pool of actors with a model each.
+
+Ray (`pip install 'interp[ray]'`) runs on one machine as on many. `interp.run(..., engine="ray")` starts it here, or
+joins the cluster that `ray.init(address=...)` or RAY_ADDRESS names. What an actor returns are partial results, and no
+actor keeps a sum: a window whose actor was killed is done again, whole, and nothing is lost or counted twice.
+
+On SLURM: one `ray start --head` on the first node, one `ray start --address` on each other node of the job, then the
+script with RAY_ADDRESS set (`docs/scaling.md`). Job arrays need none of this: see `shard` of `interp.run`.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from interp.data.stream import DataSource
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Questions
+from interp.runs.journal import packed_done, unpacked_done
+from interp.runs.progress import Done
+from interp.runs.workers import Worker, shareable
+
+READERS = 1.0
+"""CPUs left to Ray's own tasks: actors on every CPU would wait for their input for ever."""
+
+
+def done_by_ray(
+    questions: Questions,
+    model: Transformer,
+    source: DataSource,
+    windows: Iterable[int],
+    due: Callable[[int], int | None],
+    *,
+    actors: int | None = None,
+) -> Iterator[Done]:
+    """What all batches of the windows contribute, window by window as the actors finish them.
+
+    actors: how many; without it one per GPU of the cluster, or as many as its CPUs allow with one left to Ray's
+    readers (on two CPUs two actors that count as half a CPU each). Windows begun earlier go on at the batch due.
+    Errors: ImportError without Ray; what an analysis raises, as Ray's task error.
+    """
+    import ray
+    import ray.data
+
+    if not ray.is_initialized():
+        ray.init(log_to_driver=False, include_dashboard=False)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.WARNING)
+    todo = [{"window": w, "first": due(w) or 0} for w in windows]
+    if not todo:
+        return
+    pool = _pool(ray.cluster_resources(), len(todo), actors)
+    work = ray.put((questions, shareable(model), source))
+    found = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
+        _Actor, batch_size=1, fn_constructor_kwargs={"work": work}, **pool
+    )
+    reductions = {a.name: a.reduction for a in questions.analyses}
+    for row in found.iter_rows():
+        yield unpacked_done(row["done"], reductions)
+
+
+def _pool(resources: dict[str, float], tasks: int, actors: int | None) -> dict[str, Any]:
+    """How many actors, and what each takes of the cluster."""
+    import ray.data
+
+    gpus, cpus = int(resources.get("GPU", 0)), resources.get("CPU", 1.0)
+    count = actors or (gpus if gpus else max(1, int(cpus) if cpus <= 2 else int(cpus - READERS)))
+    count = min(count, tasks)
+    share = min(1.0, max(cpus - READERS, cpus / 2) / count)
+    strategy = ray.data.ActorPoolStrategy(size=count)
+    return {"compute": strategy, "num_cpus": share, **({"num_gpus": 1} if gpus else {})}
+
+
+class _Actor:
+    """A process of the cluster with a model of its own; windows in, the bytes of every batch's part out."""
+
+    def __init__(self, work: Any) -> None:
+        import ray
+
+        questions, model, self._source = ray.get(work) if isinstance(work, ray.ObjectRef) else work
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self._worker = Worker(questions, model.to(device))
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[bytes]]:
+        parts = []
+        for number, first in zip(batch["window"].tolist(), batch["first"].tolist(), strict=True):
+            for done in self._worker.answers(number, self._source.window(number), first):
+                parts.append(packed_done(done))
+        return {"done": parts}

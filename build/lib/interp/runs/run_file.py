@@ -1,0 +1,211 @@
+"""run.json, the file by which a run folder is known: what was asked, by which code, and what is done so far."""
+
+import dataclasses
+import enum
+import os
+import platform
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Literal
+
+from interp.model.config import Json
+from interp.runs.folder import FolderKind, built, changes, file_hash
+from interp.runs.provenance import git_dirty, git_revision, now, versions
+
+NAME = "run.json"
+RECORD = FolderKind("run of an experiment", NAME, "interp experiment run, 1")
+"""A `run.json` without this format is somebody else's, such as a report's."""
+State = Literal["running", "finished", "failed", "interrupted"]
+Kind = Literal["dataset", "frame", "tensors"]
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process that worked on the run; a resumed run has several."""
+
+    command: str
+    started: str
+    last: str
+    """When it last wrote; its end, unless it was killed."""
+    pid: int
+    host: str
+    platform: str
+    versions: dict[str, str]
+    git_revision: str | None
+    git_dirty: bool | None
+    file_sha256: str | None
+    """Hash of the experiment file; None for an experiment that is not in a file."""
+
+    @classmethod
+    def begun(cls, command: str | None, file: Path | None) -> "Session":
+        """This process at work on an experiment file, from now on; command: what was typed (None: as Python saw it)."""
+        here = None if file is None else file.resolve().parent
+        return cls(
+            command=shlex.join(sys.argv) if command is None else command,
+            started=now(),
+            last=now(),
+            pid=os.getpid(),
+            host=platform.node(),
+            platform=platform.platform(),
+            versions=versions(),
+            git_revision=git_revision(here),
+            git_dirty=git_dirty(here),
+            file_sha256=None if file is None else file_hash(file),
+        )
+
+    def changed_since(self, before: "Session") -> list[str]:
+        """What of the code is not as in an earlier session, in words."""
+        names = ("git_revision", "git_dirty", "file_sha256", "versions")
+        old, new = ({name: getattr(session, name) for name in names} for session in (before, self))
+        return [
+            f"changed since the last session: {name} was {was}, is {now}"
+            for name, was, now in changes(old, new)
+        ]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One result on disk; it is listed after its files are written, so what is listed is whole."""
+
+    kind: Kind
+    files: tuple[str, ...]
+    """Below the run folder, the exact one first."""
+    seconds: float
+    written: str
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """The contents of run.json."""
+
+    name: str
+    file: str | None
+    question: str
+    """The docstring of the experiment file."""
+    parameters: Json
+    defaults: Json
+    """Of the parameters that have one."""
+    seed: int | None
+    sessions: tuple[Session, ...]
+    state: State = "running"
+    error: str | None = None
+    models: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of the weights, by name."""
+    data: dict[str, str] = field(default_factory=dict)
+    """Fingerprints of the data, by name."""
+    steps: dict[str, Step] = field(default_factory=dict)
+    tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    figures: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, folder: Path) -> "RunFile":
+        """The file of a run folder; ValueError saying why the folder is not one."""
+        values = RECORD.read(folder)
+        try:
+            sessions = tuple(built(Session, each) for each in values.pop("sessions"))
+            steps = {name: built(Step, each) for name, each in values.pop("steps").items()}
+            tables = {name: tuple(files) for name, files in values.pop("tables").items()}
+            found = built(cls, values | {"sessions": sessions, "steps": steps, "tables": tables})
+            if empty := [name for name, step in steps.items() if not step.files]:
+                raise ValueError(f"step {empty[0]!r} requires files, got none")
+            if not sessions or found.seconds < 0:
+                raise ValueError("at least one session, which ends after it began, is required")
+        except KeyError as cause:
+            raise ValueError(f"{folder / NAME} lacks {cause}") from cause
+        except (TypeError, AttributeError, ValueError) as cause:
+            raise ValueError(f"{folder / NAME} is no record of a run: {cause}") from cause
+        return found
+
+    @property
+    def seconds(self) -> float:
+        """Time that the sessions took, the time between them left out; a killed one counts up to its last entry."""
+        ends = ((datetime.fromisoformat(s.started), datetime.fromisoformat(s.last)) for s in self.sessions)
+        return sum((last - started).total_seconds() for started, last in ends)
+
+    @property
+    def provenance(self) -> Json:
+        """Where the results come from, by the last session, and the command that asks for the same again."""
+        last = self.sessions[-1]
+        return {
+            "experiment": self.file,
+            "seed": self.seed,
+            "models": self.models,
+            "data": self.data,
+            "git_revision": last.git_revision,
+            "git_dirty": last.git_dirty,
+            "file_sha256": last.file_sha256,
+            "versions": last.versions,
+            "platform": last.platform,
+            "command": self.sessions[0].command,
+        }
+
+    def write(self, folder: Path) -> "RunFile":
+        """Replace the file in one step; returns what was written, with the time in its last session."""
+        current = dataclasses.replace(self.sessions[-1], last=now())
+        written = dataclasses.replace(self, sessions=(*self.sessions[:-1], current))
+        RECORD.write(folder, dataclasses.asdict(written))
+        return written
+
+
+def plain(value: object) -> object:
+    """A parameter as JSON holds it: records as objects, paths as text, tuples as lists.
+
+    Errors: ValueError for anything that JSON cannot hold.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value.name if isinstance(value, enum.Enum) else value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"type": type(value).__name__, **fields_of(value)}
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, Path):
+        return str(value)
+    raise ValueError(
+        f"a parameter must be a number, text, path or record of these, got {type(value).__name__} {value!r}"
+    )
+
+
+def fields_of(record: object) -> Json:
+    """The fields of a dataclass instance as JSON holds them; ValueError if it is none, or a field does not fit."""
+    if not dataclasses.is_dataclass(record) or isinstance(record, type):
+        raise ValueError(f"parameters must be a dataclass instance, got {record!r}")
+    return {each.name: plain(getattr(record, each.name)) for each in dataclasses.fields(record)}
+
+
+def defaults_of(kind: type) -> Json:
+    """What the fields of a dataclass are if nothing is said; fields without a default are left out.
+
+    >>> from interp.tasks import RepeatedTokens
+    >>> defaults_of(RepeatedTokens)["seed"]
+    0
+    """
+    found: Json = {}
+    for each in dataclasses.fields(kind):
+        if each.default is not dataclasses.MISSING:
+            found[each.name] = plain(each.default)
+        elif each.default_factory is not dataclasses.MISSING:
+            found[each.name] = plain(each.default_factory())
+    return found
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the two largest units.
+
+    >>> duration(7.0), duration(125.0), duration(7260.0)
+    ('7 s', '2 min 5 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"

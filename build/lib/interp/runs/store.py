@@ -1,0 +1,479 @@
+"""Activations on disk: written in one pass over data of any length, read back lazily for probes and dictionaries.
+
+A store is a folder of safetensors files (its shards) and an `index.json`. An entry is one token of one row: what every
+site holds there, beside the tables `row` (its number in the source), `pos` (tokens before it in its text, BOS included)
+and `token`. The index is written anew after each shard. What is known of a batch without running it (row, position and
+token of every entry) is compared with what is stored; only batches after that are run. So a store whose writing was
+killed at any moment ends with the bits of one that was not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property, partial
+from itertools import accumulate, count
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Int, Shaped
+from torch import Tensor
+
+from interp.core.boundary import describe, nearest, public
+from interp.data.batch import Batch
+from interp.data.sources import Data, Rejected
+from interp.data.stream import DataSource, prompt_source, windows_of
+from interp.model.attention import Layout
+from interp.model.config import Json
+from interp.model.sites import find
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.observe import Model, as_network, deepest, observe, text_of
+from interp.runs.folder import FolderKind, Listed, built, clear
+from interp.runs.provenance import model_hash
+
+Positions = Literal["all", "last"]
+TABLES = ("row", "pos", "token")
+"""What every shard holds beside the sites, one int64 per entry."""
+DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32)}
+FORMAT = "interp activations 1"
+STORE = FolderKind("store of activations", "index.json", FORMAT)
+
+
+@dataclass(frozen=True)
+class Shard(Listed):
+    """One file of a store."""
+
+    entries: int
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a store holds and how it came about; written to `index.json`."""
+
+    dtype: str
+    sites: tuple[str, ...]
+    model_sha256: str
+    positions: Positions
+    skip_bos: bool
+    shard_entries: int
+    data: str | None
+    """The fingerprint of the source, where the writer was given one."""
+    complete: bool = False
+    rejected: int = 0
+    """How many rows of the source could not be used and were left out, as counted when the last shard was in."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """The shape of one entry at each site; empty as long as there is none."""
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def entries(self) -> int:
+        """How many entries the shards hold together."""
+        return sum(shard.entries for shard in self.shards)
+
+    @property
+    def asked(self) -> Json:
+        """What decides the entries: everything but what is there so far."""
+        contents = ("complete", "rejected", "shapes", "shards")
+        return {name: value for name, value in asdict(self).items() if name not in contents}
+
+    @classmethod
+    def of(cls, manifest: Mapping[str, Any]) -> Index:
+        """The index that a manifest holds; those of the first edition count no rejected rows."""
+        values: dict[str, Any] = {"rejected": 0, **manifest}
+        if {"shapes", "shards"} <= values.keys():  # else `built` says what is missing
+            if not isinstance(values["shards"], list) or not isinstance(values["shapes"], dict):
+                raise ValueError(
+                    f"shards must be a list and shapes an object, got {values['shards']!r} and {values['shapes']!r}"
+                )
+            lists = {
+                name: tuple(each) if isinstance(each, list) else each
+                for name, each in values["shapes"].items()
+            }
+            values["shapes"] = lists
+            values["shards"] = tuple(built(Shard, each) for each in values["shards"])
+        found = built(cls, values)
+        least = 8 * len(TABLES)
+        if odd := [shard for shard in found.shards if not 0 <= shard.entries * least <= shard.bytes]:
+            raise ValueError(
+                f"{odd[0].file} is listed with {odd[0].entries} entries, each of at least {least} bytes, and "
+                f"{odd[0].bytes} bytes"
+            )
+        return found
+
+
+def _index(folder: Path, manifest: Mapping[str, Any]) -> Index:
+    """The index of a folder; ValueError, by the file's name, for one that is none."""
+    try:
+        return Index.of(manifest)
+    except ValueError as cause:
+        raise ValueError(f"{folder / STORE.manifest} is no index of a store: {cause}") from cause
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ActivationStore:
+    """Activations in a folder, read as they are asked for: nothing is loaded before.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> batches = [model.text.batch([prompt, "The cat sat"])]
+        >>> _ = store_activations(model, batches, ["blocks.1.mlp.hook_post"], folder, dtype=torch.float32)
+        >>> store = ActivationStore.open(folder)
+        >>> neurons, rows = store.read("blocks.1.mlp.hook_post"), store.read("row")
+        >>> neurons.shape == (len(store), model.cfg.mlp.d_mlp) and rows.max()
+        tensor(1)
+    """
+
+    folder: Path
+    index: Index
+
+    @classmethod
+    def open(cls, folder: Path | str) -> ActivationStore:
+        """The store in a folder.
+
+        Errors: FileNotFoundError for a folder without an index or without one of its shards; ValueError for one whose
+        writing was not finished, a foreign index, or a shard of another size than when it was written.
+        """
+        folder = Path(folder)
+        if not (folder / STORE.manifest).is_file():
+            raise FileNotFoundError(f"{folder} is no store of activations: it has no {STORE.manifest}")
+        index = _index(folder, STORE.read(folder))
+        if not index.complete:
+            raise ValueError(
+                f"{folder} is not finished, it holds {index.entries} entries: call store_activations again with the "
+                "same arguments to go on"
+            )
+        for shard in index.shards:
+            shard.check(folder)
+        return cls(folder, index)
+
+    def __len__(self) -> int:
+        return self.index.entries
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that are stored."""
+        return self.index.sites
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(shard.entries for shard in self.index.shards))
+
+    def verify(self) -> None:
+        """ValueError naming the shard whose bytes are not those that were written; reads the whole store."""
+        for shard in self.index.shards:
+            shard.check(self.folder, contents=True)
+
+    def shard(self, i: int) -> dict[str, Tensor]:
+        """All sites and tables of one shard, by name."""
+        if not 0 <= i < len(self._ends):
+            raise IndexError(f"shards are 0 to {len(self._ends) - 1}, got {i}")
+        entries = self.index.shards[i].entries
+        return {name: self._slice(i, name, 0, entries) for name in (*TABLES, *self.sites)}
+
+    def read(self, name: str, entries: slice = slice(None)) -> Shaped[Tensor, "n ..."]:
+        """The activations of a site, or a table, at consecutive entries `[n, *shape]`, as stored.
+
+        Errors: KeyError for a site that is not stored; ValueError for a slice with steps, or an unreadable shard.
+        """
+        if name not in self.sites and name not in TABLES:
+            raise KeyError(f"{name!r} is not stored; {nearest(name, (*self.sites, *TABLES))}")
+        start, stop, step = entries.indices(len(self))
+        if step != 1:
+            raise ValueError(f"consecutive entries are required, got a step of {step}")
+        if start >= stop:
+            return self._slice(0, name, 0, 0)
+        parts = []
+        for i in range(bisect_right(self._ends, start), bisect_left(self._ends, stop) + 1):
+            first = self._ends[i] - self.index.shards[i].entries
+            parts.append(self._slice(i, name, max(start - first, 0), min(stop, self._ends[i]) - first))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def batches(
+        self,
+        site: str,
+        size: int,
+        *,
+        shuffle_seed: int | None = None,
+        buffer: int = 65_536,
+        epochs: int | None = 1,
+        device: torch.device | str = "cpu",
+    ) -> Iterator[Shaped[Tensor, "n ..."]]:
+        """The activations of a site in batches of `size` entries; each entry exactly once per epoch.
+
+        Without a seed in the order stored. With one, runs of `size` neighbours are drawn from the whole store in
+        random order and mixed in a buffer of `buffer` entries, the same for the same seed and anew in every epoch. The
+        last batch of an epoch may be shorter. epochs: None = without end, for training.
+        Errors: KeyError for a site that is not stored; ValueError for a size, buffer or epochs below 1.
+        """
+        if size < 1 or buffer < size or (epochs is not None and epochs < 1):
+            raise ValueError(
+                f"1 <= size <= buffer and epochs >= 1 are required, got {size}, {buffer} and {epochs}"
+            )
+        generator = None if shuffle_seed is None else torch.Generator().manual_seed(shuffle_seed)
+        for _ in count() if epochs is None else range(epochs):
+            for batch in self._epoch(site, size, buffer, generator):
+                yield batch.to(device)
+
+    def _epoch(
+        self, site: str, size: int, buffer: int, generator: torch.Generator | None
+    ) -> Iterator[Shaped[Tensor, "n ..."]]:
+        runs = [slice(start, start + size) for start in range(0, len(self), size)]
+        if generator is None:
+            yield from (self.read(site, run) for run in runs)
+            return
+        pool: list[Tensor] = []
+        held = 0
+        for i in torch.randperm(len(runs), generator=generator).tolist():
+            pool.append(self.read(site, runs[i]))
+            held += len(pool[-1])
+            if held < buffer:
+                continue
+            mixed = _shuffled(pool, generator)
+            out = max(1, held // 2 // size) * size
+            yield from mixed[:out].split(size)
+            pool, held = [mixed[out:]], held - out
+        yield from (batch for batch in _shuffled(pool, generator).split(size) if len(batch))
+
+    def _slice(self, i: int, name: str, start: int, stop: int) -> Tensor:
+        from safetensors import SafetensorError, safe_open
+
+        path = self.folder / self.index.shards[i].file
+        try:
+            with safe_open(path, framework="pt") as file:
+                return file.get_slice(name)[start:stop]
+        except (SafetensorError, OSError) as cause:
+            raise ValueError(f"{path} is not a readable shard (truncated?): {cause}") from cause
+
+
+def _shuffled(parts: Sequence[Tensor], generator: torch.Generator) -> Tensor:
+    joined = torch.cat(list(parts))
+    return joined[torch.randperm(len(joined), generator=generator)]
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+@public()
+def store_activations(
+    model: Model,
+    data: DataSource | Data,
+    sites: Sequence[str],
+    folder: Path | str,
+    *,
+    dtype: torch.dtype = torch.float16,
+    pos: Positions = "all",
+    skip_bos: bool = True,
+    shard_entries: int = 16_384,
+    source: str | None = None,
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> ActivationStore:
+    """The store of what these sites hold at every token of the data, one forward pass per batch, in constant memory.
+
+    A pass ends with the deepest site. Padding is never stored. Memory: one batch and one shard of all sites.
+    data: texts, token ids, files, a `Stream`, or batches as they are. Pieces of a text that was split share its number
+    (`row` of the store), and each begins at position 0. Rows of a file or stream that cannot be used are left out and
+    counted (`store.index.rejected`). sites: full names of sites with one value per position.
+    dtype: float16, bfloat16 or float32. pos: all tokens of a text, or its last. skip_bos: leave out the BOS of batches
+    that have one. source: the data's fingerprint, kept in the index.
+
+    Called again with the same arguments, it goes on after the entries stored: the batches are compared with these, and
+    run only where they are new, so an interrupted write ends with the same bits. One writer per folder, by a lock.
+    Errors: ValueError for a folder of other contents, model, sites or dtype (saying what differs), for batches that are
+    not those stored or without entries, for values that are NaN or do not fit the dtype, for an edited model, and while
+    another process writes the store; OSError, with what to do, for a full disk or a place that may not be written to.
+
+    Example:
+        >>> import tempfile
+        >>> store = store_activations(model, ["The cat sat"], ["blocks.0.hook_resid_post"], tempfile.mkdtemp())
+        >>> [len(batch) for batch in store.batches("blocks.0.hook_resid_post", 4, shuffle_seed=0)]
+        [3]
+    """
+    folder, network = Path(folder), as_network(model)
+    if network.edits:
+        names = ", ".join(edit.name for edit in network.edits)
+        raise ValueError(f"a store holds what the model itself computes; this one is edited at {names}")
+    wanted = _new_index(network, sites, dtype, pos, skip_bos, shard_entries, source)
+    stored, held = STORE.owned(folder, asdict(wanted))
+    with held:
+        index = _begun(folder, wanted, stored)
+        given = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+        rejected: list[Rejected] = []
+        parts = _new_entries(network, _batches(given, rejected), ActivationStore(folder, index))
+        for tensors in _regrouped(parts, shard_entries):
+            path = folder / f"shard-{len(index.shards):05d}.safetensors"
+            shard = Shard.written(path, partial(_fill, tensors=tensors), entries=len(tensors["row"]))
+            shapes = {site: tuple(tensors[site].shape[1:]) for site in index.sites}
+            index = replace(index, shapes=shapes, shards=(*index.shards, shard), complete=False)
+            STORE.write(folder, asdict(index))
+        if not index.entries:
+            raise ValueError(f"at least one entry is required, the batches have none{_first(rejected)}")
+        if not index.complete:
+            STORE.write(folder, asdict(replace(index, complete=True, rejected=len(rejected))))
+    return ActivationStore.open(folder)
+
+
+def _fill(path: Path, tensors: dict[str, Tensor]) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata={"format": FORMAT})
+
+
+def _batches(source: DataSource, rejected: list[Rejected]) -> Iterator[Batch]:
+    """All batches of a data source; its rows that cannot be used go to a list."""
+    for _, window in windows_of(source):
+        rejected += window.rejected
+        yield from window.batches
+
+
+def _first(rejected: Sequence[Rejected]) -> str:
+    return f", and row {rejected[0].row} cannot be used: {rejected[0].reason}" if rejected else ""
+
+
+def _new_index(
+    network: Transformer,
+    sites: Sequence[str],
+    dtype: torch.dtype,
+    pos: Positions,
+    skip_bos: bool,
+    shard_entries: int,
+    source: str | None,
+) -> Index:
+    """The index of an empty store; everything the caller asks for is checked here."""
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {name}")
+    if shard_entries < 1:
+        raise ValueError(f"at least one entry per shard is required, got {shard_entries}")
+    if not sites or len(set(sites)) != len(sites):
+        raise ValueError(f"a list of distinct sites is required, got {sites!r}")
+    for site in sites:
+        axes = find(site, network.config)[0].axes
+        if not axes.startswith("b p"):
+            raise ValueError(f"sites with one value per position are required, {site!r} is {describe(axes)}")
+    return Index(name, tuple(sites), model_hash(network), pos, skip_bos, shard_entries, source)
+
+
+def _begun(folder: Path, wanted: Index, manifest: Mapping[str, Any]) -> Index:
+    """The index of what the folder holds already, which must agree with what is wanted."""
+    stored = _index(folder, manifest)
+    STORE.agree(folder, stored.asked, wanted.asked)
+    clear(folder, "shard-*")
+    for shard in stored.shards:
+        shard.check(folder)
+    return stored
+
+
+def _new_entries(
+    network: Transformer, batches: Iterable[Batch], store: ActivationStore
+) -> Iterator[dict[str, Tensor]]:
+    """Tables and activations of the entries that the store does not hold yet, batch by batch."""
+    stop, seen = deepest(store.sites, network.config), 0
+    for batch in batches:
+        where, tables = _entries(batch, store.index)
+        n = len(tables["row"])
+        known = min(max(len(store) - seen, 0), n)
+        _check_same(store, {name: table[:known] for name, table in tables.items()}, seen)
+        if known < n:
+            values = _values(network, batch, where, store.index, stop)
+            yield {name: tensor[known:] for name, tensor in (tables | values).items()}
+        seen += n
+    if seen < len(store):
+        raise ValueError(f"{store.folder} holds {len(store)} entries, the batches have only {seen}")
+
+
+def _entries(batch: Batch, index: Index) -> tuple[Bool[Tensor, "b p"], dict[str, Tensor]]:
+    """Which tokens of a batch are entries, and the tables of these."""
+    assert batch.row is not None
+    tokens, real = batch.tokens, batch.real
+    pos = Layout(batch.keep, batch.documents).positions(tokens.shape[1], 0, tokens.device).expand_as(tokens)
+    text = (
+        torch.arange(len(batch), device=tokens.device)[:, None]
+        if batch.documents is None
+        else batch.documents
+    )
+    text = text.expand_as(tokens).clamp_min(0)
+    where = real & (pos > 0) if index.skip_bos and batch.bos else real
+    if index.positions == "last":
+        where = where & (pos == text[real].bincount()[text] - 1)
+    tables = {"row": batch.row.to(tokens.device)[text], "pos": pos, "token": tokens}
+    return where, {name: table[where].long().cpu() for name, table in tables.items()}
+
+
+def _values(
+    network: Transformer, batch: Batch, where: Bool[Tensor, "b p"], index: Index, stop: int | None
+) -> dict[str, Tensor]:
+    """What the sites hold at these tokens, in the store's dtype, chosen and narrowed at the site."""
+    rows, columns = where.nonzero().to(network.device).unbind(1)
+    narrowed = partial(_narrowed, rows=rows, columns=columns, dtype=DTYPES[index.dtype])
+    reads = [Read(site, partial(narrowed, site=site)) for site in index.sites]
+    trace = observe(network, batch, reads, stop=stop, answers_only=True).trace
+    return {read.site: trace[read].cpu() for read in reads}
+
+
+def _narrowed(
+    value: Shaped[Tensor, "_ p ..."],
+    *,
+    site: str,
+    rows: Int[Tensor, "n"],
+    columns: Int[Tensor, "n"],
+    dtype: torch.dtype,
+) -> Shaped[Tensor, "n ..."]:
+    if len(value) == 1:  # the same in every row
+        rows = torch.zeros_like(rows)
+    # 2 048 tokens x 640 on a core: a flat index takes 0.5 ms, a mask 3.4; the extremes 0.3 ms, isfinite 6.
+    places = (rows * value.shape[1] + columns).to(value.device)
+    wide = value.flatten(0, 1).index_select(0, places)
+    limit = torch.finfo(dtype).max
+    low, high = wide.aminmax()
+    if not bool((low >= -limit) & (high <= limit)):
+        if not bool(wide.isfinite().all()):
+            raise ValueError(f"finite activations are required, the model's are NaN or infinite at {site!r}")
+        raise ValueError(
+            f"activations up to {limit:g} fit {dtype}, got {float(wide.abs().max()):g} at {site!r}: "
+            "store them as bfloat16 or float32"
+        )
+    return wide.to(dtype)
+
+
+def _check_same(store: ActivationStore, tables: Mapping[str, Tensor], start: int) -> None:
+    """The tables of some batch must be those stored from entry `start` on."""
+    n = len(tables["row"])
+    if not n:
+        return
+    stored = {name: store.read(name, slice(start, start + n)) for name in TABLES}
+    differ = torch.stack([stored[name] != tables[name] for name in TABLES]).any(0)
+    if bool(differ.any()):
+        i = int(differ.int().argmax())
+        here, there = ({name: int(t[name][i]) for name in TABLES} for t in (tables, stored))
+        raise ValueError(
+            f"the batches that were stored are required, in their order, to go on with {store.folder}: "
+            f"entry {start + i} is {here}, stored {there}"
+        )
+
+
+def _regrouped(parts: Iterable[Mapping[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
+    """The same entries in groups of `size`; the last may be smaller."""
+    held: list[Mapping[str, Tensor]] = []
+    for part in parts:
+        held.append(part)
+        n = sum(len(each["row"]) for each in held)
+        if n < size:
+            continue
+        joined = _joined(held)
+        for start in range(0, n - size + 1, size):
+            yield {name: tensor[start : start + size] for name, tensor in joined.items()}
+        held = [{name: tensor[n // size * size :] for name, tensor in joined.items()}]
+    if any(len(each["row"]) for each in held):
+        yield _joined(held)
+
+
+def _joined(parts: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}

@@ -1,0 +1,384 @@
+"""A model larger than one device: heads and neurons spread over processes; every site and weight looks whole.
+
+`tensor_parallel` gives each process of a mesh its heads and its neurons of every block (Shoeybi et al. 2019, section
+3); embeddings, norms and unembedding are on all of them. Inside a spread part run the ordinary modules of
+`interp.model` on plain tensors, a process's own heads only, so that attention stays the fused kernel. A site that is
+read or edited is gathered: its reads and edits see all heads under their global numbers, in plain tensors, and only an
+edited site is cut again. Nothing that a user writes ever meets a sharded tensor, so an edit by index assignment is
+right by construction.
+
+Tensors pass between the processes by torch's DTensor (`Team`), which knows the gradient of each passage. DTensors in
+the whole forward pass would not do (torch 2.13): the fused attention kernel of CPUs has no sharding strategy, writing
+into a key/value cache fails, and assignment to a sharded head is silently lost.
+
+All processes run the same script on the same data, and each gets every result, to the same bits:
+
+    # script.py, started by `torchrun --nproc-per-node 2 script.py`
+    import os
+    import interp
+    from torch.distributed.device_mesh import init_device_mesh
+    from interp.runs.tensor_parallel import tensor_parallel
+
+    model = interp.HookedTransformer.from_pretrained("path/to/model")   # on the host, in every process
+    mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))   # "cpu" where there is no GPU
+    tensor_parallel(model.transformer, mesh)
+    result = interp.attribute(model, "The capital of France is", " Paris", by="head")
+    if mesh.get_rank() == 0:
+        result.to_netcdf("heads.nc")
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import Placement
+
+from interp.model import sites
+from interp.model.attention import Attention, Pass, View
+from interp.model.block import FeedForward
+from interp.model.config import MLP, ModelConfig, Softmax, UsualBlock
+from interp.model.kv_cache import Past
+from interp.model.norm import Normalize
+from interp.model.tap import Scope
+from interp.model.transformer import Transformer
+
+SPREAD_AXES = "hgm"
+"""The axes of sites that are spread: query heads, key/value heads, neurons."""
+
+
+def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
+    """The model itself, changed in place: each process of `mesh` keeps its heads and neurons, on the mesh's device.
+
+    To be called by every process of the mesh, with the same weights; blocks move to the device one by one, so that
+    only the host ever holds the whole model. Afterwards everything that takes a model takes this one, in all processes
+    together: passes, gradients, sweeps, generation, weights (reading one gathers it), `model_hash`. Numbers are those
+    of one process to rounding, and the same bits in every process, so long as edits and metrics do the same
+    everywhere: random ones need the same seed. Parameters are frozen; only their own gradients are not to be had.
+
+    mesh: of one dimension; of a larger one take a part, `mesh["tensor"]`.
+    Errors: ValueError for what `check_tensor_parallel` refuses, another mesh, a model that is spread already, or
+    weights that differ between the processes.
+    Caveats: embeddings, unembedding and the key/value cache are whole in every process. Writing into a block's weights
+    is not possible. On GPUs, give a `Sweep` its `memory`: by itself each process would plan by its own free memory.
+    An error in one process only (out of memory) leaves the others waiting until the process group's timeout.
+
+    Example (the team is one process):
+        >>> from torch.distributed import HashStore, destroy_process_group, init_process_group
+        >>> from torch.distributed.device_mesh import init_device_mesh
+        >>> init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        >>> network = Transformer(model.cfg)
+        >>> tensor_parallel(network, init_device_mesh("cpu", (1,))) is network
+        True
+        >>> destroy_process_group()
+    """
+    if mesh.ndim != 1:
+        raise ValueError(
+            f"a mesh of one dimension is required, got {mesh.ndim}: take one, such as mesh['tensor']"
+        )
+    check_tensor_parallel(model.config, mesh.size())
+    blocks = [model.block(layer) for layer in range(model.config.n_layers)]
+    if model.devices is not None or any(isinstance(block.attn, SpreadAttention) for block in blocks):
+        raise ValueError("a model on one device is required, this one is spread already")
+    team = Team(mesh)
+    _check_same_weights(model, team)
+    for block in blocks:
+        block.attn = SpreadAttention(block.attn, model.config, team)
+        if isinstance(block.mlp, FeedForward) and isinstance(model.config.mlp, MLP):
+            block.mlp = SpreadFeedForward(block.mlp, model.config.mlp, team)
+        block.to(mesh.device_type)
+    return model.to(mesh.device_type).requires_grad_(False)
+
+
+def check_tensor_parallel(config: ModelConfig, processes: int) -> None:
+    """ValueError unless a model of this config can be spread over so many processes; no process group is needed.
+
+    Heads, key/value heads and neurons must divide evenly. Mixtures of experts, MLPs with a convolution, Macaron blocks,
+    cross-attention, attention sinks, norms over all heads together or with a gamma for each (`qk_norm="width"`,
+    `"each"`) and mixers other than plain softmax attention are not supported.
+
+    Example:
+        >>> check_tensor_parallel(model.cfg, 2)
+    """
+    unsupported = {
+        f"mlp={config.mlp}": not isinstance(config.mlp, MLP | None),
+        f"block={config.block}": config.block != UsualBlock(),
+        "cross_attention=True": config.cross_attention,
+        "sinks=True": config.sinks,
+        f"mixer={config.mixer}": config.mixer != Softmax(),
+        f"qk_norm={config.qk_norm!r}": config.qk_norm in ("width", "each"),
+    }
+    if found := [name for name, present in unsupported.items() if present]:
+        raise ValueError(f"tensor parallel does not support models with {', '.join(found)}")
+    counts = {"n_heads": config.n_heads, "n_kv_heads": config.kv_heads}
+    if isinstance(config.mlp, MLP):
+        counts["d_mlp"] = config.mlp.d_mlp
+    if processes < 1 or any(n % processes for n in counts.values()):
+        common = gcd(*counts.values())
+        possible = [n for n in range(1, common + 1) if common % n == 0]
+        raise ValueError(
+            f"tensor parallel requires a number of processes that divides {_named(counts)}, got {processes}; "
+            f"possible: {', '.join(map(str, possible))}"
+        )
+
+
+def _named(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name}={n}" for name, n in counts.items())
+
+
+@dataclass(frozen=True, eq=False)
+class Team:
+    """The processes that share a model, and how a tensor passes between what each has and what all have.
+
+    Every passage is differentiable: outside the spread parts all processes have the whole gradient, inside each has
+    that of its own part. All must make the same passages in the same order.
+    """
+
+    mesh: DeviceMesh
+
+    def entered(self, x: Shaped[Tensor, "*s"]) -> Shaped[Tensor, "*s"]:
+        """What all have, as the input of a spread part: the same tensor, whose gradient is summed over the parts."""
+        return self._as(x, Replicate()).to_local(grad_placements=(Partial(),)) if x.requires_grad else x
+
+    def summed(self, x: Shaped[Tensor, "*s"]) -> Shaped[Tensor, "*s"]:
+        """The sum of what each has."""
+        return self._as(x, Partial()).full_tensor()
+
+    def gathered(self, x: Shaped[Tensor, "*own"], axis: int) -> Shaped[Tensor, "*whole"]:
+        """What each has, joined along an axis in the order of the processes."""
+        return self._as(x, Shard(axis)).full_tensor()
+
+    def own(self, x: Shaped[Tensor, "*whole"], axis: int) -> Shaped[Tensor, "*own"]:
+        """This process's part of what all have, a view."""
+        if x.requires_grad:
+            return self._as(x, Replicate()).redistribute(placements=[Shard(axis)]).to_local()
+        return x.chunk(self.mesh.size(), axis)[self.mesh.get_local_rank()]
+
+    def _as(self, x: Tensor, placement: Placement) -> DTensor:
+        return DTensor.from_local(x, self.mesh, [placement], run_check=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """How a weight is spread along an axis made of sections (queries, keys, values): each has a part of every one."""
+
+    team: Team
+    axis: int
+    sections: Sequence[int]
+
+    def own(self, whole: Shaped[Tensor, "*whole"]) -> Shaped[Tensor, "*own"]:
+        """A copy of this process's parts, joined."""
+        parts = whole.detach().split(list(self.sections), self.axis)
+        return torch.cat([self.team.own(part, self.axis) for part in parts], self.axis)
+
+    def whole(self, own: Shaped[Tensor, "*own"]) -> Shaped[Tensor, "*whole"]:
+        """The weight itself, from what each process has."""
+        every = self.team.gathered(own.detach()[None], 0)
+        sections = every.split([n // len(every) for n in self.sections], self.axis + 1)
+        return torch.cat([part for section in sections for part in section], self.axis)
+
+
+class Joined(nn.Linear):
+    """A spread matrix as the outside knows it: `weight` and `bias` are whole, gathered whenever they are asked for.
+
+    Cut by rows, its bias is spread with it; cut by columns, each process's product is a part of a sum, to which the
+    bias is added once, and every process keeps it.
+    """
+
+    def __init__(self, whole: nn.Linear, cut: Cut) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features, self.cut = whole.in_features, whole.out_features, cut
+        self.added: Tensor | None = None if cut.axis == 0 else whole.bias
+        spread = None if whole.bias is None or cut.axis == 1 else cut.own(whole.bias)
+        self.own = _linear(cut.own(whole.weight), spread)
+        """What this process has of it, an ordinary linear map."""
+        self.register_state_dict_post_hook(_whole_state)  # type: ignore[no-untyped-call]
+
+    @property
+    def weight(self) -> Float[Tensor, "o i"]:  # type: ignore[override]
+        """The whole matrix."""
+        return self.cut.whole(self.own.weight)
+
+    @property
+    def bias(self) -> Float[Tensor, "o"] | None:  # type: ignore[override]
+        """The whole bias, if there is one."""
+        return self.added if self.own.bias is None else self.cut.whole(self.own.bias)
+
+    def summed(self, parts: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+        """The output, from each process's product."""
+        out = self.cut.team.summed(parts)
+        return out if self.added is None else out + self.added
+
+
+def _whole_state(joined: nn.Module, state: dict[str, Tensor], prefix: str, _: object) -> None:
+    """Write a spread matrix under its own name, so that files and hashes are those of the model in one piece."""
+    assert isinstance(joined, Joined)
+    for name in [name for name, _ in joined.named_parameters()]:
+        del state[prefix + name]
+    state[f"{prefix}weight"], bias = joined.weight, joined.bias
+    if bias is not None:
+        state[f"{prefix}bias"] = bias
+
+
+def _linear(weight: Float[Tensor, "o i"], bias: Float[Tensor, "o"] | None) -> nn.Linear:
+    with torch.device("meta"):
+        made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+class SpreadAttention(Attention):
+    """Attention whose heads are spread over the processes; to the outside, attention with all its heads."""
+
+    def __init__(self, whole: Attention, config: ModelConfig, team: Team) -> None:
+        n = team.mesh.size()
+        with torch.device("meta"):
+            super().__init__(config, whole.layer)
+            own_heads = replace(config, n_heads=config.n_heads // n, n_kv_heads=config.kv_heads // n)
+            own = Attention(own_heads, whole.layer)
+        self.team = team
+        widths = [count * self.d_head for count in self.heads]
+        self.qkv = into = Joined(whole.qkv, Cut(team, 0, widths))
+        self.out = out = Joined(whole.out, Cut(team, 1, widths[:1]))
+        self.q_norm, self.k_norm = own.q_norm, own.k_norm = whole.q_norm, whole.k_norm
+        own.qkv, own.out = into.own, out.own
+        self._own = (own,)  # in a tuple: its modules are registered above, under names of this one
+
+    def forward(
+        self,
+        x: Float[Tensor, "b p d"],
+        source: tuple[Float[Tensor, "b p d"], Normalize],
+        shared: Pass,
+        tap: Scope | None,
+        only: Int[Tensor, "b n"] | None = None,
+    ) -> Float[Tensor, "b n d"]:
+        """z W_O + b_O, summed over the heads of all processes."""
+        resid, norm = source
+        inside = None if tap is None else Inside(tap, self.team)
+        entered = self.team.entered(x), (self.team.entered(resid), norm)
+        assert isinstance(self.out, Joined)
+        return self.out.summed(self._own[0](*entered, _own_pass(shared, self.team), inside, only))
+
+
+class SpreadFeedForward(FeedForward):
+    """An MLP whose neurons are spread over the processes; to the outside, an MLP with all its neurons."""
+
+    def __init__(self, whole: FeedForward, kind: MLP, team: Team) -> None:
+        d_model = whole.into.in_features
+        with torch.device("meta"):
+            super().__init__(kind, d_model)
+            own = FeedForward(replace(kind, d_mlp=kind.d_mlp // team.mesh.size()), d_model)
+        self.team = team
+        self.into = into = Joined(whole.into, Cut(team, 0, [kind.d_mlp] * (2 if kind.gated else 1)))
+        self.out = out = Joined(whole.out, Cut(team, 1, [kind.d_mlp]))
+        own.into, own.out = into.own, out.own
+        self._own = (own,)  # as in attention
+
+    def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None = None) -> Float[Tensor, "b p d"]:
+        """The MLP's output, summed over the neurons of all processes."""
+        inside = None if tap is None else Inside(tap, self.team)
+        assert isinstance(self.out, Joined)
+        return self.out.summed(self._own[0](self.team.entered(x), inside))
+
+
+class Inside(Scope):
+    """A layer's scope as the inside of a spread part knows it: part of a value in, all of it at the site, part out.
+
+    Nothing is gathered at sites that nobody asks for, and nothing cut again where the value was only read.
+    """
+
+    def __init__(self, scope: Scope, team: Team) -> None:
+        self._scope, self._team = scope, team
+
+    def wants(self, *names: str) -> bool:
+        """Whether any of these sites is read or edited."""
+        return self._scope.wants(*names)
+
+    def alters(self, *names: str) -> bool:
+        """Whether any of these sites is edited or differentiated."""
+        return self._scope.alters(*names)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing of this pass is wanted any more."""
+        return self._scope.finished
+
+    def visit(self, name: str, value: Tensor) -> Tensor:
+        """Apply the edits and answer the reads on the whole value; returns this process's part."""
+        if not self.wants(name):
+            return value
+        axis = _spread_axis(name)
+        whole = self._scope.visit(name, self._team.gathered(value, axis))
+        return self._team.own(whole, axis) if self.alters(name) else value
+
+
+def _spread_axis(name: str) -> int:
+    """Which axis of a site in a block is spread."""
+    axes = sites.axes_of(f"blocks.0.{name}").split()
+    return next(i for i, axis in enumerate(axes) if axis in SPREAD_AXES)
+
+
+def _own_pass(shared: Pass, team: Team) -> Pass:
+    """What the blocks share, with the score bias of this process's heads and the cache as they see it."""
+
+    def own(view: View) -> View:
+        bias = view.mask.bias
+        return view if bias is None else replace(view, mask=replace(view.mask, bias=team.own(bias, 1)))
+
+    cache = (
+        None
+        if shared.cache is None
+        else OwnPast(shared.cache.length, shared.cache.crossed, shared.cache.states, shared.cache, team)
+    )
+    return replace(shared, everywhere=own(shared.everywhere), local=own(shared.local), cache=cache)
+
+
+@dataclass
+class OwnPast:
+    """The tokens before a pass as one process's heads see them; the cache itself holds the keys of all heads."""
+
+    length: int
+    crossed: dict[int, tuple[Tensor, Tensor]]
+    states: dict[int | tuple[int, str], tuple[Tensor, ...]]
+    cache: Past
+    team: Team
+
+    def room(self, rows: int, n: int) -> None:
+        """ValueError unless a pass of this shape can go on from here."""
+        self.cache.room(rows, n)
+
+    def extended_keep(
+        self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
+    ) -> Bool[Tensor, "b k"] | None:
+        """The keep-mask of everything seen once `n` more tokens are in."""
+        return self.cache.extended_keep(keep, rows, n)
+
+    def append(
+        self, layer: int, k: Float[Tensor, "b n g e"], v: Float[Tensor, "b n g e"]
+    ) -> tuple[Float[Tensor, "b k g e"], Float[Tensor, "b k g e"]]:
+        """Keys and values of this process's heads of everything seen; those of all heads are appended."""
+        keys, values = self.cache.append(layer, self.team.gathered(k, 2), self.team.gathered(v, 2))
+        return self.team.own(keys, 2), self.team.own(values, 2)
+
+    def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
+        """Count `n` tokens as seen, once every layer has them."""
+        self.cache.advance(n, keep)
+
+
+@torch.no_grad()
+def _check_same_weights(model: Transformer, team: Team) -> None:
+    """ValueError unless the parameters of all processes have the same sums, but for rounding."""
+    sums = torch.stack([p.sum(dtype=torch.float64).to(team.mesh.device_type) for p in model.parameters()])
+    every = team.gathered(sums[None], 0)
+    differ = ~torch.isclose(every, every[:1], rtol=1e-6, atol=1e-6, equal_nan=True).all(0)
+    names = [name for name, _ in model.named_parameters()]
+    if bool(differ.any()):
+        raise ValueError(
+            f"every process requires the same weights; {names[int(differ.nonzero()[0])]} differs between them"
+        )

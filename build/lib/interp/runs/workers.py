@@ -1,0 +1,325 @@
+"""The work of a run, one window at a time (a pure function of the window), and processes that share the windows.
+
+Each process has the model on a device of its own. What a worker did reaches the parent as bytes, batch by batch; a
+worker that dies takes at most the batch it was at with it, and another goes on from there. Threads of the host are
+shared out, so that two workers on two cores do not fight.
+"""
+
+import copy
+import itertools
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from interp.core.stats import all_finite
+from interp.data.batch import Batch
+from interp.data.sources import Rejected
+from interp.data.stream import DataSource, Window
+from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError, Questions, Values, merged
+from interp.runs.journal import packed_done, unpacked_done
+from interp.runs.progress import Done, Partials, Tally
+
+Answer = tuple[Partials | None, tuple[Rejected, ...]]
+"""Partial results over the good rows of a batch (None if there is none), and the rows set aside."""
+EXCERPT = 12
+"""Tokens of a row that show which one it was."""
+
+
+@dataclass(eq=False)
+class Worker:
+    """A model with its questions: answers the batches of a window one after the other."""
+
+    questions: Questions
+    model: Transformer
+    room: int | None = field(default=None, init=False)
+    """Tokens that a pass may have, once memory has run out."""
+
+    def answers(self, number: int, window: Window, first: int = 0) -> Iterator[Done]:
+        """What each batch of the window contributes, from batch `first` on.
+
+        Errors: MemoryError if a single row does not fit; everything the analyses raise but for NaN in a row.
+        """
+        count, aside = len(window.batches), Tally(0, 0, window.cut, window.rejected)
+        if not count:
+            yield Done(number, 0, True, None, aside)
+        for i, batch in enumerate(window.batches[first:], first):
+            partials, bad = self._answer(batch)
+            tally = Tally(_texts(batch) - len(bad), int(batch.lengths.sum()), 0, bad)
+            yield Done(number, i, i == count - 1, partials, tally if i else Tally.of((aside, tally)))
+
+    def _answer(self, batch: Batch) -> Answer:
+        if self.room is not None and batch.tokens.numel() > self.room and len(batch) > 1:
+            return self._in_halves(batch)
+        try:
+            return self._reduced(batch, self.questions.values(self.model, batch))
+        except torch.OutOfMemoryError as cause:
+            if len(batch) == 1:
+                raise MemoryError(
+                    f"one row of {batch.tokens.shape[1]} tokens does not fit into the memory of {self.model.device}"
+                ) from cause
+            self.room = batch.tokens.numel() // 2
+        except NotFiniteError as cause:
+            if len(batch) == 1 and batch.documents is None:
+                return None, (_rejected(batch, 0, str(cause)),)
+            if batch.documents is not None:
+                raise
+        torch.cuda.empty_cache()
+        return self._in_halves(batch)
+
+    def _in_halves(self, batch: Batch) -> Answer:
+        found: Partials | None = None
+        rejected: tuple[Rejected, ...] = ()
+        for half in batch.split((len(batch) + 1) // 2):
+            partials, bad = self._answer(half.trimmed())
+            rejected += bad
+            if partials is not None:
+                found = merged(found, partials)
+        return found, rejected
+
+    def _reduced(self, batch: Batch, values: Values) -> Answer:
+        _check_rows(batch, values)
+        rows, (good, why) = batch.identities(), self._finite(values)
+        if good is None:
+            return self.questions.reduced(values, rows), ()
+        good = good.cpu()
+        rejected = tuple(_rejected(batch, i, why) for i in (~good).nonzero()[:, 0].tolist())
+        if not bool(good.any()):
+            return None, rejected
+        kept = {a: {k: v[good.to(v.device)] for k, v in each.items()} for a, each in values.items()}
+        return self.questions.reduced(kept, None if rows is None else rows.cpu()[good]), rejected
+
+    def _finite(self, values: Values) -> tuple[Bool[Tensor, "n"] | None, str]:
+        """Which rows are finite wherever a reduction needs it (None: all are), and what is not in the others.
+
+        Where a reduction takes NaN for what a row lacks, a row that is NaN in all values of an analysis is set aside.
+        """
+        good: Tensor | None = None
+        culprits = []
+        for analysis in self.questions.analyses:
+            strict = getattr(analysis.reduction, "refuses_nan", False)
+            for name, fine in _fine(values[analysis.name], strict=strict).items():
+                if not bool(fine.all()):
+                    good = fine if good is None else good & fine
+                    culprits.append(f"{analysis.name}.{name}")
+        return good, f"NaN or infinite: {', '.join(culprits)}"
+
+
+def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tensor, "n"]]:
+    """Which rows are finite, by value; unless strict those that have a number, in any of the values together.
+
+    Empty where everything is finite.
+    """
+    if all_finite(values.values()):
+        return {}
+    flat = {name: value.reshape(len(value), -1) for name, value in values.items() if value[:1].numel()}
+    if strict:
+        return {name: torch.isfinite(value).all(1) for name, value in flat.items()}
+    floats = {name: ~value.isnan().all(1) for name, value in flat.items() if value.is_floating_point()}
+    some = torch.stack([fine.cpu() for fine in floats.values()]).any(0) if floats else None
+    return {} if some is None else {", ".join(floats): some}
+
+
+def _check_rows(batch: Batch, values: Values) -> None:
+    """ValueError for an analysis that does not give one value per row (in packed batches: per text)."""
+    for name, each in values.items():
+        lengths = sorted({len(value) for value in each.values()})
+        if lengths != [_texts(batch)]:
+            raise ValueError(
+                f"{name} requires one value per row or packed text, {_texts(batch)}, got {lengths}"
+            )
+
+
+def _texts(batch: Batch) -> int:
+    rows = batch.identities()
+    return len(batch) if rows is None else len(rows)
+
+
+def _rejected(batch: Batch, i: int, reason: str) -> Rejected:
+    """Row `i` (in packed rows: text `i` as they stand there) set aside."""
+    rows = batch.identities()
+    assert rows is not None
+    row, shown = int(rows[i]), ""
+    if batch.documents is None:
+        shown = " ".join(str(int(t)) for t in batch.tokens[i][batch.real[i]][:EXCERPT])
+    return Rejected(row, reason, f"ids {shown}" if shown else "")
+
+
+Due = Callable[[int], int | None]
+"""The first batch of a window that is still to do; None if the window is done."""
+DEATHS = 3
+"""How many workers may die at one window before the run gives up."""
+
+
+def all_devices() -> list[torch.device]:
+    """Every GPU; on a host without one its cores, one worker each."""
+    if torch.cuda.is_available():
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return [torch.device("cpu")] * len(os.sched_getaffinity(0))
+
+
+@dataclass(eq=False)
+class _Helper:
+    """A worker process, and the window it is at."""
+
+    process: BaseProcess
+    pipe: Connection
+    device: torch.device
+    window: int | None = None
+
+
+def done_by_processes(
+    questions: Questions,
+    model: Transformer,
+    source: DataSource,
+    windows: Iterable[int],
+    due: Due,
+    devices: Sequence[torch.device],
+) -> Iterator[Done]:
+    """What all batches of the windows contribute, in the order in which the workers finish them.
+
+    The consumer must count each (so that `due` knows it) before it asks for the next. Processes are spawned: analyses
+    and model must be picklable (functions by name), and a script needs `if __name__ == "__main__":`.
+    Errors: RuntimeError for an exception in a worker, with its traceback, or where workers die at one window again
+    and again; ValueError for what cannot be sent.
+    """
+    crew = _Crew((questions, shareable(model), source), devices)
+    reductions = {a.name: a.reduction for a in questions.analyses}
+    waiting, deaths = iter(windows), dict[int, int]()
+    try:
+        while True:
+            for helper in crew.idle():
+                window = next((w for w in waiting if due(w) is not None), None)
+                if window is not None:
+                    crew.give(helper, window, due(window) or 0)
+            if not crew.busy():
+                return
+            for helper in crew.ready():
+                message = crew.heard(helper)
+                if isinstance(message, bytes):
+                    done = unpacked_done(message, reductions)
+                    yield done
+                    if done.last:
+                        helper.window = None
+                    continue
+                window = helper.window
+                if message is not None:
+                    raise RuntimeError(f"window {window} failed in a worker process:\n{message}")
+                assert window is not None
+                deaths[window] = deaths.get(window, 0) + 1
+                if deaths[window] >= DEATHS:
+                    raise RuntimeError(f"{DEATHS} worker processes died at window {window}")
+                crew.replace(helper)
+                waiting = itertools.chain([window], waiting)
+    finally:
+        crew.end()
+
+
+class _Crew:
+    """As many worker processes as devices."""
+
+    def __init__(
+        self, payload: tuple[Questions, Transformer, DataSource], devices: Sequence[torch.device]
+    ) -> None:
+        self._payload = payload
+        self._context = multiprocessing.get_context("spawn")
+        hosts = sum(device.type == "cpu" for device in devices)
+        share = len(os.sched_getaffinity(0)) // max(1, hosts)
+        self._threads = max(1, min(torch.get_num_threads(), share))
+        self._helpers = [self._started(device) for device in devices]
+
+    def _started(self, device: torch.device) -> _Helper:
+        ours, theirs = self._context.Pipe()
+        process = self._context.Process(
+            target=_serve, args=(theirs, *self._payload, device, self._threads), daemon=True
+        )
+        try:
+            process.start()
+        except (AttributeError, TypeError, ValueError) as cause:
+            raise ValueError(
+                f"what runs in several processes must be picklable, functions by their names: {cause}"
+            ) from cause
+        theirs.close()
+        return _Helper(process, ours, device)
+
+    def idle(self) -> list[_Helper]:
+        """Workers without a window."""
+        return [helper for helper in self._helpers if helper.window is None]
+
+    def busy(self) -> bool:
+        """Whether anybody is at work."""
+        return any(helper.window is not None for helper in self._helpers)
+
+    def give(self, helper: _Helper, window: int, first: int) -> None:
+        """Hand a window over, from batch `first` on; one given to a dead worker is found by `ready`."""
+        helper.window = window
+        try:
+            helper.pipe.send((window, first))
+        except OSError:
+            return
+
+    def ready(self) -> list[_Helper]:
+        """Workers that have something to say, or died at work; waits for the first."""
+        by_pipe = {helper.pipe: helper for helper in self._helpers if helper.window is not None}
+        return [by_pipe[pipe] for pipe in wait(list(by_pipe)) if isinstance(pipe, Connection)]
+
+    def heard(self, helper: _Helper) -> bytes | str | None:
+        """A batch's part, the traceback of an exception, or None from a worker that died."""
+        try:
+            message: bytes | str = helper.pipe.recv()
+        except (EOFError, OSError):
+            return None
+        return message
+
+    def replace(self, helper: _Helper) -> None:
+        """Put a new process in a dead one's place."""
+        helper.pipe.close()
+        helper.process.join(1)
+        fresh = self._started(helper.device)
+        helper.process, helper.pipe, helper.window = fresh.process, fresh.pipe, None
+
+    def end(self) -> None:
+        """Stop everybody."""
+        for helper in self._helpers:
+            helper.process.terminate()
+        for helper in self._helpers:
+            helper.process.join()
+            helper.pipe.close()
+
+
+def shareable(model: Transformer) -> Transformer:
+    """The model in the host's shared memory; a copy if it lives on a device."""
+    if model.device.type != "cpu":
+        return copy.deepcopy(model).cpu().share_memory()
+    return model.share_memory()
+
+
+def _serve(
+    pipe: Connection,
+    questions: Questions,
+    model: Transformer,
+    source: DataSource,
+    device: torch.device,
+    threads: int,
+) -> None:
+    """A worker's life: windows in, one message per batch out."""
+    torch.set_num_threads(threads)
+    try:
+        worker = Worker(questions, model.to(device))
+        while True:
+            number, first = pipe.recv()
+            for done in worker.answers(number, source.window(number), first):
+                pipe.send(packed_done(done))
+    except (EOFError, BrokenPipeError, KeyboardInterrupt):
+        return
+    except BaseException:
+        pipe.send(traceback.format_exc())
+        raise

@@ -1,0 +1,171 @@
+"""The page's edits before a pass: whether model and prompts have what they name, and the values they stand for.
+
+A mean and a resampled value are looked up once, in the clean run and in that of the second prompt, and become `Set`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from torch import Tensor
+
+from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Index, Mean, Resample, Scale, Set
+from interp.model.parts import KINDS, Part
+from interp.serve.asks import CUT, PATTERN, SCORES
+
+Values = Mapping[str, Tensor]
+"""Values by site, without the row of the batch."""
+AVERAGED: Final = tuple(str(KINDS[kind].site) for kind in ("head", "mlp", "neuron"))
+"""The sites of a block whose mean over positions may be taken."""
+RESAMPLED: Final = (*AVERAGED, str(KINDS["resid"].site))
+"""The sites of a block that may be taken from the second prompt."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the prompt and of the second one, if there is one."""
+
+    prompt: int
+    second: int | None = None
+
+
+def part_of(edit: Edit) -> Part:
+    """The part that an edit changes; those of requests name one."""
+    assert isinstance(edit.where, Part)
+    return edit.where
+
+
+def positions(edit: Edit, columns: int) -> tuple[int, ...]:
+    """The positions at which an edit acts, of so many."""
+    given = edit.at.get("pos")
+    return tuple(range(columns)) if given is None else _several(given)
+
+
+def _several(index: Index) -> tuple[int, ...]:
+    return (index,) if isinstance(index, int) else index
+
+
+def entry(edit: Edit) -> tuple[int, int, int]:
+    """Head, query and key of the entry that a cut names."""
+    head, query, key = (edit.at[dim] for dim in ("head", "query", "key"))
+    assert isinstance(head, int) and isinstance(query, int) and isinstance(key, int)
+    return head, query, key
+
+
+def renormalises(config: ModelConfig, layer: int) -> bool:
+    """Whether a layer's pattern is the softmax of its scores, so that a score of -inf cuts an entry."""
+    there = sites.names(config)
+    return f"blocks.{layer}.{SCORES}" in there and f"blocks.{layer}.attn.hook_first_pattern" not in there
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def check(edits: Sequence[Edit], config: ModelConfig, lengths: Lengths) -> None:
+    """ValueError naming the first edit that this model or these prompts do not have, and what they have."""
+    cut: dict[tuple[int, int, int], set[int]] = {}
+    for number, edit in enumerate(edits, 1):
+        try:
+            part_of(edit).within(config)
+            _check_indices(edit, config, lengths)
+            _check_cut(edit, config, cut)
+            _check_second(edit, lengths)
+        except (KeyError, IndexError, ValueError) as cause:
+            raise ValueError(f"edit {number} ({said(edit)}): {cause.args[0]}") from cause
+
+
+def _check_indices(edit: Edit, config: ModelConfig, lengths: Lengths) -> None:
+    for dim, index in edit.at.items():
+        what, size = ("heads", config.n_heads) if dim == "head" else ("positions", lengths.prompt)
+        if max(_several(index)) >= size:
+            whose = "model" if dim == "head" else "prompt"
+            raise IndexError(f"{what} of this {whose} are 0 to {size - 1}")
+
+
+def _check_cut(edit: Edit, config: ModelConfig, cut: dict[tuple[int, int, int], set[int]]) -> None:
+    """Refuse entries that the query does not see, and to renormalise a row of which nothing is left.
+
+    cut: the keys that earlier edits cut off with the rest renormalised, by layer, head and query.
+    """
+    part = part_of(edit)
+    if part.kind not in CUT:
+        return
+    head, query, key = entry(edit)
+    if key > query:
+        raise ValueError("the key stands after the query, which sees nothing there")
+    if part.kind == PATTERN:
+        return
+    assert part.layer is not None
+    if not renormalises(config, part.layer):
+        raise ValueError(
+            f"the pattern of layer {part.layer} is refined after its softmax, so a score cuts nothing: "
+            f"set the entry of L{part.layer}.pattern to 0"
+        )
+    gone = cut.setdefault((part.layer, head, query), set())
+    gone.add(key)
+    if gone >= set(range(query + 1)):
+        raise ValueError("the query looks at nothing else, so no weight can be renormalised")
+
+
+def _check_second(edit: Edit, lengths: Lengths) -> None:
+    if not isinstance(edit.change, Resample):
+        return
+    assert lengths.second is not None  # a request with resampled values has a second prompt
+    if "pos" not in edit.at and lengths.second != lengths.prompt:
+        raise ValueError(
+            f"patching all positions requires prompts of one length, got {lengths.prompt} and {lengths.second} tokens; "
+            "name positions"
+        )
+    if max(positions(edit, lengths.prompt)) >= lengths.second:
+        raise ValueError(f"the second prompt has positions 0 to {lengths.second - 1}")
+
+
+# --- values -----------------------------------------------------------------------------------------------------------
+
+
+def resolved(edits: Sequence[Edit], means: Values, second: Values, columns: int) -> list[Edit]:
+    """The same edits with the values that means and resampled parts stand for.
+
+    means: what sites are on average over the clean run's positions. second: what they are on the second prompt
+    `[p ...]`; its values are put at the prompt's `columns` only, since generated tokens have no counterpart in it.
+    """
+    return [_with_values(edit, means, second, columns) for edit in edits]
+
+
+def _with_values(edit: Edit, means: Values, second: Values, columns: int) -> Edit:
+    unit = part_of(edit).index
+    if isinstance(edit.change, Mean):
+        mean = means[edit.site]
+        return replace(edit, change=Set(mean if unit is None else mean[unit]))
+    if isinstance(edit.change, Resample):
+        at = positions(edit, columns)
+        values = second[edit.site][list(at)]
+        return replace(edit, change=Set(values if unit is None else values[:, unit]), at={"pos": at})
+    return edit
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def said(edit: Edit) -> str:
+    """An edit in words, short: `L1H5 → 0 at 3, 4`."""
+    part = part_of(edit)
+    if part.kind in CUT:
+        how = "renormalised" if part.kind == SCORES else "not renormalised"
+        head, query, key = entry(edit)
+        return f"{Part('head', part.layer, head)}: {query} cut off from {key}, {how}"
+    match edit.change:
+        case Mean():
+            what = "→ its clean mean"
+        case Scale(factor=factor):
+            what = f"× {factor:g}"
+        case Set(values=value):
+            what = f"= {value:g}"
+        case Resample():
+            what = "← second prompt"
+        case _:
+            what = "→ 0"
+    where = f" at {', '.join(map(str, _several(edit.at['pos'])))}" if "pos" in edit.at else ""
+    return f"{part} {what}{where}"

@@ -1,0 +1,52 @@
+"""The page itself: our template with the model's shape; style and script joined from assets, pages' and our own."""
+
+from interp.pages.templates import environment, joined, own
+from interp.pages.wording import count, harmless
+from interp.serve import asks
+from interp.serve.session import Session
+
+SERVE = "interp.serve"
+SHARED = ("state", "keyboard")
+"""Scripts of the report page that this one uses; then its own."""
+SCRIPTS = ("talk", "history", "tables", "patterns", "controls", "begin")
+
+
+def page(session: Session, source: str, prompt: str, second: str) -> str:
+    """The page as HTML."""
+    config = session.config
+    shape = {
+        "names": [],
+        "layers": config.n_layers,
+        "heads": config.n_heads,
+        "mlp": config.mlp is not None,
+        "neurons": session.neurons,
+        "most_edits": asks.MAX_EDITS,
+    }
+    return environment(SERVE).get_template("serve.html").render(
+        source=harmless(source), prompt=prompt, second=second, config=config, shape=shape, limits=asks,
+        facts=_facts(session),
+    )  # fmt: skip
+
+
+def style() -> str:
+    """The report page's style, then ours."""
+    return own("report.css") + own("serve.css", SERVE)
+
+
+def code() -> str:
+    """All scripts as one function."""
+    parts = [*(own(f"{name}.js") for name in SHARED), *(own(f"{name}.js", SERVE) for name in SCRIPTS)]
+    return joined(parts)
+
+
+def _facts(session: Session) -> list[tuple[str, str]]:
+    """The model in numbers."""
+    config = session.config
+    return [
+        ("layers", str(config.n_layers)),
+        ("heads a layer", str(config.n_heads)),
+        ("d_model", count(config.d_model)),
+        ("neurons a layer", count(session.neurons) if session.neurons else "none"),
+        ("vocabulary", f"{count(config.d_vocab)} tokens"),
+        ("dtype", str(session.model.transformer.dtype).removeprefix("torch.")),
+    ]

@@ -1,0 +1,78 @@
+"""The page's edits as Python: a script on the public interface that gives the same numbers.
+
+It is written, never run here. What comes from a request enters as a literal (`repr`), so no text can become code.
+"""
+
+from dataclasses import dataclass
+
+from interp.model.edits import Edit, Mean, Resample
+from interp.passes.edit_text import change_to_python, edit_to_python
+from interp.serve.asks import Ask
+from interp.serve.changes import part_of
+
+SHOWN = 10
+"""Tokens that the script prints."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How the model was opened: what a script needs to open it again."""
+
+    source: str
+    device: str = "cpu"
+    revision: str | None = None
+    dtype: str | None = None
+
+    @property
+    def call(self) -> str:
+        """The line of Python."""
+        said = {"revision": self.revision, "dtype": self.dtype, "device": self.device}
+        usual = {"revision": None, "dtype": None, "device": "cpu"}
+        options = "".join(f", {name}={value!r}" for name, value in said.items() if value != usual[name])
+        return f"interp.HookedTransformer.from_pretrained({self.source!r}{options})"
+
+
+def python(ask: Ask, origin: Origin, position: int) -> str:
+    """A script that prints the probabilities of the token after `position`, clean and edited, and keeps them."""
+    lines = ["import interp", "", f"model = {origin.call}", f"prompt = {ask.prompt!r}"]
+    if ask.averaged:
+        lines.append(f"_, reference = model.run_with_cache(prompt, {_sites(ask, Mean)!r})")
+    if ask.resampled:
+        lines += [
+            f"second = {ask.second!r}",
+            f"_, donor = model.run_with_cache(second, {_sites(ask, Resample)!r})",
+        ]
+    edits = [f"    {_edit(edit)}," for edit in ask.edits]
+    lines += ["", "edits = [", *edits, "]"] if edits else ["", "edits = []"]
+    return "\n".join([*lines, *_end(position)]) + "\n"
+
+
+def _sites(ask: Ask, kind: type[Mean | Resample]) -> list[str]:
+    """The sites whose values edits of one kind are looked up in."""
+    return sorted({edit.site for edit in ask.edits if isinstance(edit.change, kind)})
+
+
+def _edit(edit: Edit) -> str:
+    """The edit, with values that are looked up in place of a change that stands for them."""
+    text = edit_to_python(edit)
+    unit = part_of(edit).index
+    if isinstance(edit.change, Mean):
+        values = f"reference[{edit.site!r}][0].mean(0)" + ("" if unit is None else f"[{unit}]")
+    elif isinstance(edit.change, Resample):
+        given = edit.at.get("pos")
+        at = ":" if given is None else str(list(given) if isinstance(given, tuple) else given)
+        cells = f"0, {at}" if unit is None else f"0, {at}, {unit}"
+        values = f"donor[{edit.site!r}][{cells}]"
+    else:
+        return text
+    return text.replace(change_to_python(edit.change), f"interp.edits.Set({values})")
+
+
+def _end(position: int) -> list[str]:
+    return [
+        f"position = {position}",
+        "clean = model(prompt)[0, position].double().softmax(-1)",
+        "edited = model.edited(edits)(prompt)[0, position].double().softmax(-1)",
+        f"for token in edited.topk({SHOWN}).indices.tolist():",
+        '    print(f"{model.to_string(token)!r:>16} {clean[token]:.4f} -> {edited[token]:.4f}")',
+    ]

@@ -1,0 +1,96 @@
+"""What a generated task gives a model to learn from: rows by their place, and what the context determines in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from interp.data.batch import Batch
+from interp.model.loss import predicted
+
+Ids = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in data without end a batch stands; with the data it decides every token, whatever came before."""
+
+    seed: int
+    step: int | None
+    """How many updates came before; None = the held-out rows."""
+
+    @property
+    def generator(self) -> np.random.Generator:
+        """The random numbers of this place."""
+        return np.random.default_rng([0 if self.step is None else self.step + 1, self.seed])
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Some rows of training data."""
+
+    batch: Batch
+    """What the model reads, token by token; for an encoder-decoder the target, start token first."""
+    determined: Bool[Tensor, "b n"] | None = None
+    """Which of the tokens from the second on follow from what stands before (or from the source); None = not known."""
+    source: Batch | None = None
+    """What the encoder of an encoder-decoder reads."""
+
+    def __post_init__(self) -> None:
+        rows, columns = self.batch.tokens.shape
+        if self.determined is not None and self.determined.shape != (rows, columns - 1):
+            raise ValueError(
+                f"determined must have one column per token after the first, [{rows}, {columns - 1}], "
+                f"got {list(self.determined.shape)}"
+            )
+        if self.source is not None and len(self.source) != rows:
+            raise ValueError(f"one source per target is required, got {len(self.source)} for {rows}")
+
+    @property
+    def counted(self) -> Bool[Tensor, "b n"]:
+        """Which tokens from the second on are predicted at all: real, and in one text with the token before."""
+        known = predicted(self.batch.keep, self.batch.documents)
+        return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
+
+    def to(self, device: torch.device) -> Examples:
+        """The same on another device."""
+        return replace(
+            self,
+            batch=self.batch.to(device),
+            determined=None if self.determined is None else self.determined.to(device),
+            source=None if self.source is None else self.source.to(device),
+        )
+
+    def split(self, size: int) -> Iterator[Examples]:
+        """Consecutive parts of at most `size` rows."""
+        for start in range(0, len(self.batch), size):
+            rows = torch.arange(start, min(start + size, len(self.batch)))
+            determined = None if self.determined is None else self.determined[rows]
+            source = None if self.source is None else self.source.rows(rows)
+            yield Examples(self.batch.rows(rows), determined, source)
+
+
+def after_bos(tokens: Ids, determined: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Examples:
+    """Rows after their beginning, id 0, and which of their tokens are determined."""
+    whole = np.pad(tokens.astype(np.int64), ((0, 0), (1, 0)))
+    return Examples(Batch(torch.from_numpy(whole), bos=True), torch.from_numpy(determined))
+
+
+def different(generator: np.random.Generator, rows: int, count: int, low: int, high: int) -> Ids:
+    """Per row `count` different integers of [low, high) in random order, shape [rows, count].
+
+    >>> sorted(different(np.random.default_rng(0), 1, 3, 5, 8)[0].tolist())
+    [5, 6, 7]
+    """
+    return low + generator.random((rows, high - low)).argsort(axis=1)[:, :count]
+
+
+def require(condition: bool, what: str, got: object) -> None:
+    """ValueError of a task that cannot be."""
+    if not condition:
+        raise ValueError(f"the task requires {what}, got {got}")

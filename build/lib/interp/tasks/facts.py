@@ -1,0 +1,279 @@
+"""Facts about countries: what is the capital, the currency, the language, the continent of ...?
+
+The demo models are trained on them in four phrasings per relation; two more phrasings (`HELD_OUT_PHRASINGS`,
+`DISTANT_PHRASINGS`) occur in no training text. The table was typed for this package from general knowledge.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from types import MappingProxyType
+
+import numpy as np
+
+from interp.core.boundary import nearest, public
+from interp.data.batch import Tokenizer
+from interp.tasks.pairs import (
+    SHOWN,
+    MergedTokensError,
+    Pair,
+    Row,
+    TaskPairs,
+    pairs_of,
+    pieces,
+    row_of,
+    spells,
+    tokens_after,
+)
+
+TRAINED_PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "capital": (
+            "The capital of {subject} is",
+            "{subject}'s capital is",
+            "In {subject}, the capital is",
+            "The name of the capital of {subject} is",
+        ),
+        "currency": (
+            "The currency of {subject} is the",
+            "{subject}'s currency is the",
+            "In {subject}, the currency is the",
+            "The name of the currency of {subject} is the",
+        ),
+        "language": (
+            "The language of {subject} is",
+            "{subject}'s language is",
+            "In {subject}, the language is",
+            "The name of the language of {subject} is",
+        ),
+        "continent": (
+            "The continent of {subject} is",
+            "{subject}'s continent is",
+            "In {subject}, the continent is",
+            "The name of the continent of {subject} is",
+        ),
+    }
+)
+"""Relation -> the prompts of its facts that training text contains; the object follows, then a full stop."""
+
+HELD_OUT_PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "capital": ("The name of {subject}'s capital is",),
+        "currency": ("The name of {subject}'s currency is the",),
+        "language": ("The name of {subject}'s language is",),
+        "continent": ("The name of {subject}'s continent is",),
+    }
+)
+"""Relation -> one more prompt, a recombination of trained words that no training text contains for any fact."""
+
+DISTANT_PHRASINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "capital": ("In {subject}, the name of the capital is",),
+        "currency": ("In {subject}, the name of the currency is the",),
+        "language": ("In {subject}, the name of the language is",),
+        "continent": ("In {subject}, the name of the continent is",),
+    }
+)
+"""Relation -> a second unseen prompt, harder: the subject stands further from its object than in any training text."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One row of the fact table: `object` is what `relation` gives for `subject`."""
+
+    relation: str
+    """Key of `TRAINED_PHRASINGS`."""
+    subject: str
+    """A country."""
+    object: str
+    """The one right answer."""
+
+
+@dataclass(frozen=True)
+class FactPrompt:
+    """A fact put into words up to its object."""
+
+    fact: Fact
+    """The fact asked for."""
+    phrasing: str
+    """The template, with `{subject}` open."""
+
+    @property
+    def prompt(self) -> str:
+        """The words before the object, without a space at the end.
+
+        >>> FactPrompt(Fact("capital", "France", "Paris"), "The capital of {subject} is").prompt
+        'The capital of France is'
+        """
+        return self.phrasing.format(subject=self.fact.subject)
+
+    @property
+    def answer(self) -> str:
+        """The object with its leading space, as the text continues."""
+        return f" {self.fact.object}"
+
+    @property
+    def text(self) -> str:
+        """The whole sentence."""
+        return f"{self.prompt}{self.answer}."
+
+
+def load_facts() -> tuple[Fact, ...]:
+    """The fact table of the package (`facts.csv`), in file order."""
+    table = files(__package__).joinpath("facts.csv").read_text(encoding="utf-8")
+    return tuple(
+        Fact(row["relation"], row["subject"], row["object"]) for row in csv.DictReader(table.splitlines())
+    )
+
+
+@public()
+def fact_prompts(
+    phrasings: Mapping[str, Sequence[str]] = TRAINED_PHRASINGS, table: Sequence[Fact] | None = None
+) -> tuple[FactPrompt, ...]:
+    """Every fact in each of the phrasings of its relation, fact by fact.
+
+    table: the facts; those of the package by default. Errors: ValueError for a relation without phrasings.
+
+    Example:
+        >>> len(interp.tasks.fact_prompts(interp.tasks.HELD_OUT_PHRASINGS)) == len(interp.tasks.load_facts())
+        True
+    """
+    known = load_facts() if table is None else table
+    if bare := next((fact.relation for fact in known if fact.relation not in phrasings), None):
+        raise ValueError(
+            f"phrasings are required for the relation {bare!r}, got those of {', '.join(map(str, phrasings))}"
+        )
+    return tuple(FactPrompt(fact, phrasing) for fact in known for phrasing in phrasings[fact.relation])
+
+
+@public()
+@dataclass(frozen=True)
+class Facts:
+    """Questions about facts: what is the object? "The capital of France is" -> " Paris".
+
+    Errors: ValueError for a relation without facts, or a phrasing without a subject.
+    """
+
+    rows: int = 32
+    """Questions."""
+    seed: int = 0
+    """Of the draws."""
+    held_out: bool = False
+    """By default in the one phrasing that no training text of the demo models has, instead of the trained ones."""
+    phrasings: Mapping[str, Sequence[str]] | None = None
+    """Relation to ask about -> prompts with `{subject}` open; None = every relation of the table."""
+    table: tuple[Fact, ...] | None = None
+    """The facts; None = those of the package."""
+
+    def __post_init__(self) -> None:
+        relations = list(dict.fromkeys(fact.relation for fact in self.known))
+        for relation, prompts in (self.phrasings or {}).items():
+            if relation not in relations:
+                raise ValueError(
+                    f"there is no fact of the relation {relation!r}; {nearest(relation, relations)}"
+                )
+            if isinstance(prompts, str):
+                raise ValueError(f"a list of phrasings of {relation!r} is required, got the text {prompts!r}")
+            if open_ended := [prompt for prompt in prompts if "{subject}" not in prompt]:
+                raise ValueError(f"a phrasing requires {{subject}}, got {open_ended[0]!r}")
+
+    @property
+    def known(self) -> tuple[Fact, ...]:
+        """The table."""
+        return load_facts() if self.table is None else self.table
+
+    @property
+    def prompts(self) -> tuple[FactPrompt, ...]:
+        """Everything that may be asked, fact by fact."""
+        if self.phrasings is None:
+            return fact_prompts(HELD_OUT_PHRASINGS if self.held_out else TRAINED_PHRASINGS, self.known)
+        return fact_prompts(self.phrasings, [fact for fact in self.known if fact.relation in self.phrasings])
+
+    def sentences(self, generator: np.random.Generator | None = None) -> tuple[FactPrompt, ...]:
+        """Random questions; generator: where the random numbers come from, instead of the seed."""
+        generator = np.random.default_rng(self.seed) if generator is None else generator
+        prompts = self.prompts
+        return tuple(prompts[i] for i in generator.integers(0, len(prompts), size=self.rows))
+
+    def pairs(self, tokenizer: Tokenizer) -> TaskPairs:
+        """Questions beside the same about another subject of as many tokens: the answers change places.
+
+        `answer` and `wrong` are the first tokens of the objects, which need not be single, only different. Facts that
+        no other fact fits are left out, and those with words that the tokenizer does not know. Roles: subject (all its
+        tokens), subject_last, end. A group is a phrasing with subjects of one length.
+        Errors: ValueError where no two facts fit, naming subjects, objects and their tokens.
+
+        Example:
+            >>> asked = interp.tasks.Facts(3, phrasings={"capital": ["The capital of {subject} is"]})
+            >>> capitals = asked.pairs(interp.zoo.load("demo-4l")[1])
+            >>> len(capitals), capitals.changes
+            (3, ('subject',))
+        """
+        pools: dict[tuple[str, str], list[_Asked]] = defaultdict(list)
+        for prompt in self.prompts:
+            if asked := _asked(tokenizer, prompt):
+                pools[prompt.fact.relation, asked.group].append(asked)
+        fitting = [
+            (asked, others)
+            for pool in pools.values()
+            for asked in pool
+            if (others := [other for other in pool if other.answer != asked.answer])
+        ]
+        if not fitting:
+            raise ValueError(_no_two_fit(tokenizer, self.known))
+        generator = np.random.default_rng(self.seed)
+        pairs = []
+        for index in generator.integers(0, len(fitting), size=self.rows).tolist():
+            asked, others = fitting[index]
+            pairs.append(_swapped(asked, others[int(generator.integers(0, len(others)))]))
+        return pairs_of("facts", pairs, changes=("subject",))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A fact put as a question, in tokens."""
+
+    row: Row
+    answer: int
+    """First token of the object."""
+    group: str
+
+
+def _asked(tokenizer: Tokenizer, prompt: FactPrompt) -> _Asked | None:
+    """The tokens of a fact; None where its subject or object has no tokens of its own that spell it."""
+    fact = prompt.fact
+    try:
+        row = row_of(tokenizer, prompt.phrasing, {"subject": fact.subject})
+        answer = tokens_after(tokenizer, row.text, prompt.answer)
+    except MergedTokensError:
+        return None
+    subject = row.columns["subject"]
+    if not (
+        spells(tokenizer, row.ids[subject.start : subject.stop], fact.subject)
+        and spells(tokenizer, answer, fact.object)
+    ):
+        return None
+    group = f"{prompt.phrasing} (subject of {len(subject)}, {len(row.ids)} tokens)"
+    return _Asked(row, answer[0], group)
+
+
+def _swapped(asked: _Asked, other: _Asked) -> Pair:
+    subject = asked.row.columns["subject"]
+    roles = {"subject": subject, "subject_last": subject[-1:]}
+    return Pair(asked.row, other.row, asked.answer, other.answer, roles, asked.group)
+
+
+def _no_two_fit(tokenizer: Tokenizer, known: Sequence[Fact]) -> str:
+    shown = "; ".join(
+        f"{fact.subject!r} is {pieces(tokenizer, tokens_after(tokenizer, 'the', f' {fact.subject}'))}, "
+        f"{fact.object!r} is {pieces(tokenizer, tokens_after(tokenizer, 'the', f' {fact.object}'))}"
+        for fact in known[:SHOWN]
+    )
+    return (
+        "facts requires two facts of one relation whose subjects have as many tokens and whose objects begin with "
+        f"different tokens, got none among {len(known)}: {shown}"
+    )

@@ -1,0 +1,281 @@
+"""Clean and corrupted prompts, aligned column by column: the type, and how templates and words become its rows.
+
+A causal experiment copies activations from one run into another column by column, so both runs must have the same
+tokens at the same places except where the question is. A pair that is not aligned is refused, never padded. The columns
+of a word are found with the tokenizer itself, by counting the tokens of the text up to the word: any tokenizer will do.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from string import Formatter
+from types import MappingProxyType
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from interp.core.boundary import nearest
+from interp.data.batch import Tokenizer
+
+SHOWN = 12
+"""How many unfit words an error message spells out."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TaskPairs:
+    """Clean and corrupted prompts, aligned column by column, with the answers and the columns of their words.
+
+    Rows of one group have the same length and the same columns for every role, so that means over a group, per
+    position, mean something. Errors: ValueError if a pair differs nowhere, or outside the roles in `changes`, or if the
+    rows of a group are not aligned.
+
+    Example:
+        >>> tokenizer = interp.zoo.load("demo-4l")[1]
+        >>> pairs = interp.tasks.IndirectObjects(4).pairs(tokenizer)
+        >>> pairs
+        TaskPairs('indirect_objects', 4 pairs, differing at S2; roles: IO, S1, S1+1, S2, end)
+        >>> bool((pairs.clean_tokens[range(4), pairs.columns("IO")] == pairs.answer).all())
+        True
+    """
+
+    task: str
+    """Key of `TASKS`."""
+    clean: tuple[str, ...]
+    """The prompts that have the answer, without BOS; tokenising them gives `clean_tokens`."""
+    corrupt: tuple[str, ...]
+    """The same prompts with the decisive words exchanged."""
+    clean_tokens: Int[Tensor, "n p"]
+    """Token ids, BOS first if the tokenizer has one, padded on the right."""
+    corrupt_tokens: Int[Tensor, "n p"]
+    """The same for the corrupted prompts; equal to the clean ones outside the roles of `changes`."""
+    keep: Bool[Tensor, "n p"] | None
+    """True at real tokens, in both; None = no padding anywhere."""
+    answer: Int[Tensor, "n"]
+    """The token that follows the clean prompt."""
+    wrong: Int[Tensor, "n"]
+    """The token it is contrasted with; each task says which."""
+    spans: Mapping[str, Bool[Tensor, "n p"]]
+    """Role -> True at its columns; "end" is the last real token."""
+    changes: tuple[str, ...]
+    """The roles at which clean and corrupted prompts differ."""
+    groups: tuple[str, ...]
+    """The template of each row, and whatever else moves columns."""
+    options: Int[Tensor, "c"] | None = None
+    """Where the answer is a set: every token that is right or wrong for some row."""
+    right: Bool[Tensor, "n c"] | None = None
+    """Which of the options are right after each clean prompt; the others are wrong."""
+
+    def __post_init__(self) -> None:
+        allowed = torch.stack([self.spans[role] for role in self.changes]).any(0)
+        for row in torch.nonzero((self.changed & ~allowed).any(1) | ~self.changed.any(1)).flatten().tolist():
+            raise ValueError(
+                f"a pair of {self.task} must differ, and only at {', '.join(self.changes)}, got "
+                f"{self.clean[row]!r} and {self.corrupt[row]!r}"
+            )
+        layouts = torch.stack(list(self.spans.values()), 1)
+        for group in dict.fromkeys(self.groups):
+            first, *others = (row for row, name in enumerate(self.groups) if name == group)
+            if not bool((layouts[others] == layouts[first]).all()):
+                raise ValueError(f"rows of one group must have every role at the same columns, got {group!r}")
+
+    @cached_property
+    def changed(self) -> Bool[Tensor, "n p"]:
+        """True where the clean and the corrupted token differ."""
+        return self.clean_tokens != self.corrupt_tokens
+
+    def columns(self, role: str) -> Int[Tensor, "n"]:
+        """The one column of a role in each row.
+
+        Errors: KeyError for an unknown role; ValueError for one of several tokens, whose columns are in `spans`.
+        """
+        if role not in self.spans:
+            raise KeyError(f"{self.task} has no role {role!r}; {nearest(role, self.spans)}")
+        mask = self.spans[role]
+        if bool((mask.sum(1) != 1).any()):
+            raise ValueError(
+                f"{role!r} is {int(mask.sum(1).min())} to {int(mask.sum(1).max())} tokens long, "
+                "one column per row is required: use spans"
+            )
+        return mask.int().argmax(1)
+
+    def __len__(self) -> int:
+        return len(self.clean)
+
+    def __repr__(self) -> str:
+        return (
+            f"TaskPairs({self.task!r}, {len(self)} pairs, differing at {', '.join(self.changes)}; "
+            f"roles: {', '.join(self.spans)})"
+        )
+
+
+@dataclass(frozen=True)
+class Row:
+    """A text as token ids, and which of them each of its words is."""
+
+    text: str
+    """The prompt, without BOS."""
+    ids: tuple[int, ...]
+    """Its tokens, BOS first if the tokenizer has one."""
+    columns: Mapping[str, range]
+    """Field of the template -> the columns of its word."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One clean and one corrupted row, before they are padded to their neighbours."""
+
+    clean: Row
+    """The prompt that has the answer."""
+    corrupt: Row
+    """The same with the decisive words exchanged, as long."""
+    answer: int
+    """The token that follows the clean prompt."""
+    wrong: int
+    """The token it is contrasted with."""
+    roles: Mapping[str, range]
+    """Role -> columns, in both rows; "end" is added."""
+    group: str
+    """What all rows of these columns have in common."""
+
+
+def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> TaskPairs:
+    """Rows of any lengths as one `TaskPairs`, padded on the right.
+
+    Errors: ValueError for no pair, and for one whose rows differ in length or in the columns of their words.
+    """
+    if not pairs:
+        raise ValueError(f"{task} requires rows of at least 1, got 0")
+    for pair in pairs:
+        if len(pair.clean.ids) != len(pair.corrupt.ids) or pair.clean.columns != pair.corrupt.columns:
+            raise ValueError(
+                f"a pair of {task} must have the same tokens at the same columns, got {len(pair.clean.ids)} for "
+                f"{pair.clean.text!r} and {len(pair.corrupt.ids)} for {pair.corrupt.text!r}"
+            )
+    lengths = torch.tensor([len(pair.clean.ids) for pair in pairs])
+    keep = torch.arange(int(lengths.max())) < lengths[:, None]
+    fill = pairs[0].clean.ids[0]  # any id will do, the same in both: `keep` says what is real
+    ends = [{**pair.roles, "end": range(len(pair.clean.ids) - 1, len(pair.clean.ids))} for pair in pairs]
+    return TaskPairs(
+        task=task,
+        clean=tuple(pair.clean.text for pair in pairs),
+        corrupt=tuple(pair.corrupt.text for pair in pairs),
+        clean_tokens=_padded([pair.clean.ids for pair in pairs], keep, fill),
+        corrupt_tokens=_padded([pair.corrupt.ids for pair in pairs], keep, fill),
+        keep=None if bool(keep.all()) else keep,
+        answer=torch.tensor([pair.answer for pair in pairs]),
+        wrong=torch.tensor([pair.wrong for pair in pairs]),
+        spans=MappingProxyType({role: _mask([row[role] for row in ends], keep) for role in ends[0]}),
+        changes=changes,
+        groups=tuple(pair.group for pair in pairs),
+    )
+
+
+def _padded(rows: Sequence[tuple[int, ...]], keep: Bool[Tensor, "n p"], fill: int) -> Int[Tensor, "n p"]:
+    width = keep.shape[1]
+    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+
+def _mask(columns: Sequence[range], keep: Bool[Tensor, "n p"]) -> Bool[Tensor, "n p"]:
+    start, stop = (torch.tensor([getattr(c, end) for c in columns])[:, None] for end in ("start", "stop"))
+    column = torch.arange(keep.shape[1])
+    return (column >= start) & (column < stop)
+
+
+class MergedTokensError(ValueError):
+    """A token reaches over the end of a word, so that the word has no columns of its own."""
+
+
+def filled(template: str, words: Mapping[str, str]) -> tuple[str, dict[str, tuple[int, int]]]:
+    """A template with its fields filled in, and the characters of each word; a word owns the space before it.
+
+    >>> filled("the {noun} of", {"noun": "war"})
+    ('the war of', {'noun': (3, 7)})
+    """
+    text, spans = "", {}
+    for literal, field, _, _ in Formatter().parse(template):
+        text += literal
+        if field is not None:
+            start = len(text.rstrip(" "))
+            text += words[field]
+            spans[field] = (start, len(text))
+    return text, spans
+
+
+def row_of(tokenizer: Tokenizer, template: str, words: Mapping[str, str]) -> Row:
+    """The tokens of a filled template, with the columns of every word.
+
+    Errors: MergedTokensError where a word has no tokens of its own because they reach into its neighbours.
+    """
+    text, spans = filled(template, words)
+    ids = tokenizer.encode(text)
+    bos = [] if tokenizer.bos_id is None or ids[:1] == [tokenizer.bos_id] else [tokenizer.bos_id]
+    columns = {
+        field: range(*(len(bos) + _tokens_before(tokenizer, text, ids, end) for end in span))
+        for field, span in spans.items()
+    }
+    return Row(text, (*bos, *ids), columns)
+
+
+def _tokens_before(tokenizer: Tokenizer, text: str, ids: Sequence[int], end: int) -> int:
+    """How many of the ids of a text are those of its first `end` characters."""
+    before = tokenizer.encode(text[:end]) if end else []
+    if list(ids[: len(before)]) != before:
+        raise MergedTokensError(
+            f"a token boundary is required after {text[:end]!r} in {text!r}, got {pieces(tokenizer, ids)}"
+        )
+    return len(before)
+
+
+def tokens_after(tokenizer: Tokenizer, text: str, continuation: str) -> list[int]:
+    """The tokens that a continuation adds to a text; MergedTokensError if it changes those of the text."""
+    ids = tokenizer.encode(text + continuation)
+    return ids[_tokens_before(tokenizer, text + continuation, ids, len(text)) :]
+
+
+def next_token(tokenizer: Tokenizer, text: str, continuation: str) -> int:
+    """The one token that a continuation adds to a text; ValueError if it adds several."""
+    ids = tokens_after(tokenizer, text, continuation)
+    if len(ids) != 1:
+        raise ValueError(
+            f"{continuation!r} must be a single token after {text!r}, got {pieces(tokenizer, ids)}"
+        )
+    return ids[0]
+
+
+def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
+    """Those of the words that are one token of their own after a space, with their ids; no unknown-word token."""
+    found = {word: _after_space(tokenizer, word) for word in words}
+    return {word: ids[0] for word, ids in found.items() if len(ids) == 1 and spells(tokenizer, ids, word)}
+
+
+def spells(tokenizer: Tokenizer, ids: Sequence[int], word: str) -> bool:
+    """Whether these tokens are the word and nothing else but spaces, as an unknown-word token never is."""
+    return tokenizer.decode(ids).strip().casefold() == word.casefold()
+
+
+def _after_space(tokenizer: Tokenizer, word: str) -> list[int]:
+    return tokens_after(tokenizer, "the", f" {word}")
+
+
+def required_single_tokens(
+    tokenizer: Tokenizer, words: Sequence[str], *, task: str, kind: str, at_least: int
+) -> dict[str, int]:
+    """`single_tokens`; ValueError naming the words that are not, and their tokens, if fewer than needed remain."""
+    found = single_tokens(tokenizer, words)
+    if len(found) < at_least:
+        unfit = [word for word in words if word not in found]
+        shown = ", ".join(
+            f"{word!r} is {pieces(tokenizer, _after_space(tokenizer, word))}" for word in unfit[:SHOWN]
+        )
+        more = f" and {len(unfit) - SHOWN} more" if len(unfit) > SHOWN else ""
+        raise ValueError(
+            f"{task} requires at least {at_least} {kind} that are single tokens after a space, "
+            f"got {len(found)} {list(found)}: {shown}{more}"
+        )
+    return found
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of each token."""
+    return [tokenizer.decode([i]) for i in ids]

@@ -1,0 +1,218 @@
+"""Tokens that repeat: what duplicate-token and induction heads are found with, patched on, and trained by.
+
+Random tokens have no meaning, so only the earlier copy says what comes next (Olsson et al. 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.data.batch import Tokenizer
+from interp.tasks.examples import Examples, Place, after_bos, different, require
+from interp.tasks.lists import WORDS
+from interp.tasks.pairs import Pair, Row, TaskPairs, pairs_of, required_single_tokens
+
+SAMPLE = 25
+"""Most tokens of a row on which copying is scored: those of Olsson et al."""
+FARTHEST = 16
+"""Largest distance of the attention kernel."""
+
+
+@public()
+@dataclass(frozen=True)
+class RepeatedTokens:
+    """Rows of BOS, then `period` distinct random tokens repeated `repeats` times (Olsson et al.: 25 x 4)."""
+
+    period: int = 25
+    """Different tokens in a row."""
+    repeats: int = 4
+    """Copies of them."""
+    rows: int = 32
+    """Rows."""
+    seed: int = 0
+    """Of the draws."""
+
+    def __post_init__(self) -> None:
+        if self.period < 2 or self.repeats < 2 or self.rows < 1:
+            raise ValueError(f"period and repeats of at least 2 and one row are required, got {self}")
+
+    @property
+    def length(self) -> int:
+        """Tokens per row, BOS included."""
+        return 1 + self.period * self.repeats
+
+    @property
+    def farthest(self) -> int:
+        """Largest distance of the attention kernel: no copy, nor what followed one, is as near as that."""
+        return min(FARTHEST, self.period - 2)
+
+    @property
+    def sample(self) -> int:
+        """Tokens at the beginning of the first copy on which copying is scored."""
+        return min(SAMPLE, self.period)
+
+    def tokens(
+        self,
+        vocab: int | Sequence[int],
+        bos: int | None = None,
+        generator: np.random.Generator | None = None,
+    ) -> Int[Tensor, "b p"]:
+        """The rows [bos, t_1 .. t_period, t_1 .. t_period, ...].
+
+        vocab: how many ids there are (0 .. vocab - 1), or the ids to draw from. bos: begins each row if given, and is
+        never drawn. generator: where the random numbers come from, instead of the seed (which is PyTorch's).
+        Errors: ValueError for fewer different ids than the period.
+
+        Example:
+            >>> interp.tasks.RepeatedTokens(period=5, repeats=3, rows=2).tokens(100, bos=0).shape
+            torch.Size([2, 16])
+        """
+        ids = np.unique(np.arange(vocab) if isinstance(vocab, int) else np.asarray(vocab, dtype=np.int64))
+        ids = ids if bos is None else ids[ids != bos]
+        if len(ids) < self.period:
+            raise ValueError(
+                f"{self.period} distinct tokens besides BOS are required, got {len(ids)} to draw from"
+            )
+        if generator is None:
+            torchs = torch.Generator().manual_seed(self.seed)
+            order = [torch.randperm(len(ids), generator=torchs)[: self.period] for _ in range(self.rows)]
+            once = torch.from_numpy(ids)[torch.stack(order)]
+        else:
+            drawn = generator.permuted(np.tile(ids, (self.rows, 1)), axis=1)[:, : self.period]
+            once = torch.from_numpy(drawn.astype(np.int64))
+        first = [] if bos is None else [torch.full((self.rows, 1), bos)]
+        return torch.cat((*first, once.repeat(1, self.repeats)), 1)
+
+    def pairs(self, tokenizer: Tokenizer, *, ids: Sequence[int] | None = None) -> TaskPairs:
+        """Rows of two copies up to the last token, which one is it?, beside the same without its first occurrence.
+
+        [t_1 .. t_period, t_1 .. t_(period-1)] -> t_period. In the corrupted one the first occurrence of the last token,
+        at role match, is another token from outside the row: the answer is still there, but nothing says that it
+        follows. `wrong` is another token of the row, there twice, the answer once.
+
+        ids: the tokens to draw from; by default common words that are single tokens. A row is decoded to its text,
+        which tokenises to the same ids only where the tokenizer does so for any tokens, as it does for whole words.
+
+        Roles: match, source (the first occurrence of the answer, after match), end. One group. A caveat: the answer
+        always stands `period` columns before its place, so attention by position alone can find it, in both prompts.
+        Errors: ValueError unless there are two copies of at least 3 tokens; for fewer than period + 1 different tokens.
+
+        Example:
+            >>> pairs = interp.tasks.RepeatedTokens(3, 2, rows=2).pairs(model.text.tokenizer, ids=[7, 8, 9, 10])
+            >>> bool((pairs.clean_tokens[:, 3] == pairs.answer).all())
+            True
+        """
+        if self.period < 3 or self.repeats != 2:
+            raise ValueError(f"two copies of a period of at least 3 tokens are required, got {self}")
+        bos, least = tokenizer.bos_id, self.period + 1
+        if ids is None:
+            words = required_single_tokens(
+                tokenizer, WORDS, task="repeated_sequences", kind="words", at_least=least
+            )
+            known = sorted(words.values())
+        else:
+            known = sorted({*ids} - {bos})
+        if len(known) < least:
+            raise ValueError(
+                f"at least {least} different ids are required for period {self.period}, got {len(known)}"
+            )
+        generator = np.random.default_rng(self.seed)
+        rows = self.tokens(known, bos, generator).tolist()
+        pairs = [_repeat(generator, tokenizer, row, known, int(bos is not None)) for row in rows]
+        return pairs_of("repeated_sequences", pairs, changes=("match",))
+
+
+@dataclass(frozen=True)
+class RepeatedSequences:
+    """Random tokens that repeat with a period of the row's own (Olsson et al. 2022): what induction is for.
+
+    [bos, t_1 .. t_n, t_1 .. t_n, ...], n uniform in [low, high], the t different. Determined: all after the first copy.
+    """
+
+    d_vocab: int = 64
+    """Token ids; id 0 is the beginning and nothing else."""
+    width: int = 64
+    """Tokens of a row."""
+    low: int = 8
+    """The shortest period."""
+    high: int = 24
+    """The longest period."""
+
+    def __post_init__(self) -> None:
+        require(2 <= self.low <= self.high, "2 <= low <= high", f"{self.low} and {self.high}")
+        require(self.high < self.d_vocab, f"more than {self.high} ids for the longest period", self.d_vocab)
+        require(self.high + 2 <= self.width, f"a width of {self.high + 2} or more to repeat in", self.width)
+
+    def batch(self, place: Place, rows: int) -> Examples:
+        """Rows of this place."""
+        generator = place.generator
+        period = generator.integers(self.low, self.high + 1, size=(rows, 1))
+        once = different(generator, rows, self.high, 1, self.d_vocab)
+        index = np.arange(self.width - 1)
+        tokens = np.take_along_axis(once, index % period, axis=1)
+        return after_bos(tokens, index >= period)
+
+
+@dataclass(frozen=True)
+class RepeatingChain:
+    """Rows of a fixed random bigram chain that repeat with a period of their own.
+
+    [bos, t_1 .. t_n, t_1 .. t_n, ...], n uniform in [low, high]: what the chain allows can be learned by heart, the
+    rest only from the context, so that training has two parts. Determined: all after the first copy.
+    """
+
+    d_vocab: int = 64
+    """Token ids; id 0 is the beginning and nothing else."""
+    width: int = 64
+    """Tokens of a row."""
+    low: int = 12
+    """The shortest period."""
+    high: int = 24
+    """The longest period."""
+    concentration: float = 0.1
+    """Of the Dirichlet distribution that the chain's rows are drawn from; small = predictable."""
+
+    def __post_init__(self) -> None:
+        require(1 <= self.low <= self.high, "1 <= low <= high", f"{self.low} and {self.high}")
+        require(self.high + 2 <= self.width, f"a width of {self.high + 2} or more to repeat in", self.width)
+        require(self.d_vocab >= 3, "3 ids or more", self.d_vocab)
+        require(self.concentration > 0, "a concentration above 0", self.concentration)
+
+    def batch(self, place: Place, rows: int) -> Examples:
+        """Rows of this place."""
+        generator = place.generator
+        steps, token = self.chain.cumsum(1), np.zeros(rows, dtype=np.int64)
+        once = np.empty((rows, self.high), dtype=np.int64)
+        for i in range(self.high):
+            drawn = (generator.random(rows)[:, None] > steps[token]).sum(1)
+            once[:, i] = token = 1 + drawn.clip(max=self.d_vocab - 2)  # the last sum may be 1 - epsilon
+        period = generator.integers(self.low, self.high + 1, size=(rows, 1))
+        index = np.arange(self.width - 1)
+        return after_bos(np.take_along_axis(once, index % period, axis=1), index >= period)
+
+    @property
+    def chain(self) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
+        """Probabilities of the next token, `[token before, token - 1]`; the same for every seed."""
+        generator = np.random.default_rng(0)
+        return generator.dirichlet([self.concentration] * (self.d_vocab - 1), size=self.d_vocab)
+
+
+def _repeat(
+    generator: np.random.Generator, tokenizer: Tokenizer, tokens: list[int], known: Sequence[int], first: int
+) -> Pair:
+    """One pair from BOS, if there is one, and a sequence twice over."""
+    source = first + (len(tokens) - first) // 2 - 1
+    row, answer = tokens[:-1], tokens[-1]
+    fresh = [i for i in known if i not in row]
+    other = [*row[: source - 1], fresh[int(generator.integers(0, len(fresh)))], *row[source:]]
+    wrong = row[int(generator.integers(first, source - 1))]
+    columns = {"match": range(source - 1, source), "source": range(source, source + 1)}
+    clean, corrupt = (Row(tokenizer.decode(ids[first:]), tuple(ids), columns) for ids in (row, other))
+    return Pair(clean, corrupt, answer, wrong, columns, group=f"twice {source + 1 - first} tokens")

@@ -1,0 +1,120 @@
+"""ALTI-Logit: how much of a logit each input token brought, through what attention moved at every layer.
+
+Ferrando et al. 2023, "Explaining How Transformers Use Context to Build Predictions". Layer l adds Delta_l(j) to the
+logit by moving from source j; what stood at j came from the tokens as ALTI's rollout M of the layers before says:
+r_s = sum_l sum_j Delta_l(j) M_(l-1)[j, s], with M_0 = I.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.data.batch import Batch
+from interp.model.config import ModelConfig
+from interp.model.parts import Part
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis
+from interp.passes.edited import after_pattern, edits_at, of_columns
+from interp.passes.observe import observe
+from interp.residual.attribution import attribution, labels
+from interp.residual.decomposition import TOLERANCE, IncompleteSumError
+from interp.tokens.mixing import check_stream, contributions, layers_read
+
+_KINDS = {
+    **dict.fromkeys(("embed", "pos_embed", "type_embed", "embed_bias"), "initial"),
+    **dict.fromkeys(("mlp", "mlp_before"), "mlp"),
+    **dict.fromkeys(("head", "cross_head"), "moved"),
+}
+"""What each kind of part counts as; all others are biases."""
+
+
+@dataclass(frozen=True)
+class AltiLogit:
+    """What attention brought to the answer's logit, credited to the tokens by ALTI (Ferrando et al. 2023)."""
+
+
+def check_alti_logit(model: Transformer) -> None:
+    """Refuse models whose logits are no sum of parts, and edits that make the stream something else than their sum.
+
+    Errors: ValueError naming the edit, or what the model has.
+    """
+    attribution(model.config, "source")
+    check_stream(model, "ALTI-Logit")
+    after_z = [name for name in after_pattern() if name != "attn.hook_z"]
+    for layer in range(model.config.n_layers):
+        for edit in edits_at(model, layer, after_z):
+            raise ValueError(
+                f"ALTI-Logit splits what heads write by source; the edit of {edit.name} changes it afterwards: edit "
+                f"heads (L{layer}H0), patterns or values instead"
+            )
+
+
+def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
+    """ALTI-Logit of rows with answers, at one column of each: `value` [row, pos], and what belongs to no token.
+
+    `initial` (the stream that the token at this column starts with), `mlp` and `bias` (b_O, betas, b_U); all together
+    they are `total`, the logit (difference) before a soft cap, which they miss by `error`, relative. Delta is the
+    affine variant: b_V counts, spread over the sources by attention; it goes through the later norms at their frozen
+    scales. The rows are cut after their column, run by themselves, and put back.
+    Errors: ValueError for a column before the last token of a bidirectional model, and for edits of positions where the
+    cut moves the columns; IncompleteSumError if the parts do not sum.
+    """
+    every = batch.real
+    before = torch.arange(batch.tokens.shape[1], device=at.device) <= at[:, None]
+    keep = every & before
+    if not model.config.causal and not bool((before | ~every).all()):
+        raise ValueError("ALTI-Logit requires the last position in a bidirectional model: use pos=-1")
+    if not bool(keep.all()) and (edits := of_columns(model)):
+        raise ValueError(
+            f"ALTI-Logit moves the tokens asked about to the last column, away from the positions of the edit of "
+            f"{edits[0].name}: ask about the last token of prompts of one length"
+        )
+    aligned = replace(batch, keep=keep).left_aligned()
+    by_source = attribution(model.config, "source")
+    reads = (*by_source.reads, *layers_read(model, "alti", range(model.config.n_layers - 1)))
+    where = aligned.last()[:, None]
+    trace = observe(model, aligned, reads, logits_at=where, answers_only=True).trace
+    found = credited(model, aligned, trace, by_source)
+    order = keep.int().argsort(dim=1, stable=True).to(found["value"].device)
+    return {**found, "value": torch.zeros_like(found["value"]).scatter(1, order, found["value"])}
+
+
+def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Analysis) -> dict[str, Tensor]:
+    """The numbers of `alti_logit` for rows that end in the last column, from what was recorded of them."""
+    parts = by_source.compute(trace, batch, model)
+    n = model.config.n_layers
+    moved = [parts[f"attn_out_{layer}"].sum(1) for layer in range(n)]
+    mixing = [contributions(model, layer, trace, "alti")[0] for layer in range(n - 1)]
+    columns = parts["logits"]
+    rest = {name: columns[:, mask.to(columns.device)].sum(1) for name, mask in _groups(model.config).items()}
+    score, total = rolled_back(moved, mixing), parts["total"]
+    missed = (score.sum(1) + torch.stack(list(rest.values())).sum(0) - total).abs()
+    error = missed / torch.maximum(columns.abs().amax(1), total.abs()) + parts["error"]
+    if not bool((error <= 2 * TOLERANCE[model.dtype]).all()):
+        worst = float(error.max())
+        raise IncompleteSumError(f"ALTI-Logit: the parts miss the logits by {worst:.2e} relative", worst)
+    return {"value": score, **rest, "total": total, "error": error}
+
+
+def rolled_back(
+    moved: Sequence[Float[Tensor, "b k"]], mixing: Sequence[Float[Tensor, "b q k"]]
+) -> Float[Tensor, "b k"]:
+    """r = sum_l moved_l M_(l-1), M_l = mixing_l M_(l-1), M_0 = I: what each layer moved, credited to the tokens.
+
+    mixing: one matrix for every layer but the last. Rows that sum to 1 preserve the sum.
+    """
+    credit = moved[-1]
+    for step, matrix in zip(reversed(moved[:-1]), reversed(mixing), strict=True):
+        credit = einsum(credit, matrix, "b q, b q k -> b k") + step
+    return credit
+
+
+def _groups(config: ModelConfig) -> Mapping[str, Tensor]:
+    """Which parts of the attribution by source belong to what is no token's."""
+    groups = [_KINDS.get(Part.of(name).kind, "bias") for name in labels(config, "source")]
+    return {kind: torch.tensor([each == kind for each in groups]) for kind in ("initial", "mlp", "bias")}

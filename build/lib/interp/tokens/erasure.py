@@ -1,0 +1,441 @@
+"""Do the tokens that an attribution names matter? Remove them, or keep nothing else, and watch the answer.
+
+Comprehensiveness: how far the answer falls when the k % highest tokens are removed (high is good). Sufficiency: how far
+it falls when only they are kept (low is good). Both as AOPC, the mean over k (DeYoung et al. 2020, "ERASER"; at 1, 5,
+10, 20 and 50 % in Ferrando et al. 2022). Removed means that the embedding is replaced; positions stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import TYPE_CHECKING, Literal, get_args
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.boundary import Count, nearest, public
+from interp.core.results import Score, check_result, scored
+from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
+from interp.data.batch import Answers, Batch
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.edits import Edit
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Posed, Question
+from interp.passes.observe import Model, Subject, observe
+from interp.runs.run import answered
+from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
+from interp.tokens.mixing import check_tokens
+from interp.tokens.token_attribution import METHODS, Method, TokenAttribution, columns
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+RANDOM = "random"
+"""The method that ranks tokens by chance: what every other one must beat."""
+SCORES = ("comprehensiveness", "sufficiency")
+FEWEST_ERASED = 128
+"""Prompts below which the mean fall of a probability gets no interval."""
+"""What erasing tokens says of an attribution, in the order of `erased`."""
+SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
+"""The shares of tokens of Ferrando et al. 2022."""
+Measure = Literal["probability", "logits"]
+
+
+@dataclass(frozen=True)
+class Removal:
+    """How tokens are removed and what is watched."""
+
+    shares: tuple[float, ...] = SHARES
+    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
+    replacement: Baseline = "mean"
+    """What stands in for a removed token."""
+    measure: Measure = "probability"
+    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
+
+    @property
+    def fewest(self) -> int:
+        """Prompts below which a mean gets no interval."""
+        return FEWEST_ERASED if self.measure == "probability" else FEWEST
+
+    def __post_init__(self) -> None:
+        if not self.shares or not all(0 < share <= 1 for share in self.shares):
+            raise ValueError(f"shares in (0, 1] are required, at least one, got {self.shares}")
+        if self.measure not in get_args(Measure):
+            raise ValueError(f"measure must be 'probability' or 'logits', got {self.measure!r}")
+
+    def check(self, model: Transformer) -> None:
+        """ValueError for a model whose answer cannot be watched, or a replacement that it lacks."""
+        check_tokens(model.config)
+        if model.unembed is None:
+            raise ValueError("erasing tokens requires an unembedding; this model ends in its residual stream")
+        baseline_embedding(model, self.replacement)
+
+
+@dataclass(frozen=True, eq=False)
+class Erasure(Question):
+    """Whether the tokens that an attribution names matter to the answer; `erasure` describes the result."""
+
+    attribution: xr.Dataset
+    """`value[prompt, pos]` of the same prompts, as `token_attribution` returns it."""
+    answer: Answers | None = None
+    """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with, with `measure="logits"`."""
+    shares: Sequence[float] = SHARES
+    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
+    replacement: Baseline = "mean"
+    """What stands in for a removed token."""
+    measure: Measure = "probability"
+    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
+    pos: int = -1
+    """At which token of each prompt the answer is watched, negative from its end."""
+    batch_size: int = 32
+    """Rows of one pass; every set of removed tokens is a row."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Passes with tokens removed, for every batch."""
+        how = Removal(tuple(self.shares), self.replacement, self.measure)
+        how.check(model.transformer)
+        check_result("attribution", self.attribution, ("prompt", "pos", "value"), "token_attribution")
+        value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
+        each = [torch.tensor(row[~np.isnan(row)]) for row in value]
+        posed = Posed.of(model.text, self.answer, self.wrong)
+        if posed is not None and posed.rows not in (None, len(each)):
+            raise ValueError(
+                f"answer and wrong are for all {len(each)} prompts of the attribution, or one for each: "
+                f"got {posed.rows}"
+            )
+        return Analysis(
+            self.name,
+            partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.batch_size),
+            Rows,
+            partial(_finish, name=self.name, how=how),
+            pose=posed,
+            rows=len(each),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class CompareMethods(Question):
+    """Which attribution names the tokens that matter to an answer; `compare_methods` describes the result."""
+
+    answer: Answers | None = None
+    """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with."""
+    methods: Sequence[str] | Mapping[str, Method] = tuple(METHODS)
+    """Names of `METHODS`, or records under names of your own."""
+    shares: Sequence[float] = SHARES
+    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
+    replacement: Baseline = "mean"
+    """What stands in for a removed token."""
+    measure: Measure = "probability"
+    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
+    pos: int = -1
+    """At which token of each prompt the answer is watched, negative from its end."""
+    draws: Count = 5
+    """Random orders of each prompt's tokens, the chance level."""
+    seed: int = 0
+    """Of the random orders."""
+    batch_size: int = 32
+    """Rows of one pass; every set of removed tokens is a row."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """Every method's own reads and passes, and passes with tokens removed."""
+        if self.draws < 1:
+            raise ValueError(f"at least one random order is required, got draws={self.draws}")
+        how = Removal(tuple(self.shares), self.replacement, self.measure)
+        how.check(model.transformer)
+        each = {
+            name: TokenAttribution(self.answer, self.wrong, method, self.pos, self.batch_size).asked(model)
+            for name, method in _named(self.methods).items()
+        }
+        posed = Posed.of(model.text, self.answer, self.wrong)
+        attrs = {**_attrs(how), "draws": self.draws, "seed": self.seed}
+        return Analysis(
+            self.name,
+            partial(_of_every, each=each, how=how, asked=self),
+            Rows,
+            partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
+            reads=tuple(dict.fromkeys(read for analysis in each.values() for read in analysis.reads)),
+            pose=posed,
+        )
+
+
+@public()
+def erasure(
+    model: Model,
+    data: DataSource | Data,
+    attribution: xr.Dataset,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    shares: Sequence[float] = SHARES,
+    replacement: Baseline = "mean",
+    measure: Measure = "probability",
+    pos: int = -1,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """Comprehensiveness and sufficiency of one attribution: how far the answer falls as the tokens it names are erased.
+
+    Returns Dataset[score] in the unit of `measure`: `value`, the mean over prompts with the ends `low` and `high` of
+    its 95 % interval (NaN for one prompt) and `n`, and `each`[prompt, score]. Scores: `comprehensiveness`, the fall
+    without the highest tokens, high where they matter; `sufficiency`, the fall with nothing but them, low where they
+    suffice; both AOPC, means over `shares` (DeYoung et al. 2020).
+    attribution: `value[prompt, pos]` of the same prompts, as `token_attribution` returns it; ranked from the highest,
+    earlier tokens first among equals. replacement: what stands in for a removed token: the vocabulary's mean embedding,
+    "zero", or a token id. measure: the answer's "probability", or "logits".
+    Caveat: a prompt with holes is unlike any the model was trained on.
+    Errors: ValueError for values that do not fit the prompts' tokens, and for shares outside (0, 1].
+
+    Example:
+        >>> found = interp.token_attribution(model, prompt)
+        >>> interp.tokens.erasure(model, prompt, found, " Mary").each.dims
+        ('prompt', 'score')
+    """
+    question = Erasure(attribution, answer, wrong, shares, replacement, measure, pos, batch_size)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public(renamed={"erasure": "shares, replacement and measure"})
+def compare_methods(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    methods: Sequence[str] | Mapping[str, Method] = tuple(METHODS),
+    shares: Sequence[float] = SHARES,
+    replacement: Baseline = "mean",
+    measure: Measure = "probability",
+    pos: int = -1,
+    draws: Count = 5,
+    seed: int = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """Which attribution names the tokens that matter: comprehensiveness (high) and sufficiency (low) of each method.
+
+    Returns Dataset[attribution, score] in the unit of `measure`: `value`, the mean over prompts with the ends `low` and
+    `high` of its 95 % interval (NaN for one prompt), `n`, `null`, that of random orders, and `each`[prompt,
+    attribution, score] for paired comparisons. The last attribution is `random` itself: the mean over `draws` random
+    orders of each prompt's tokens, drawn from its number and the seed. (A dim called `method` could not be selected
+    from: xarray's `sel` has an option of that name.)
+    methods: names of `METHODS`, or records under names of your own. shares, replacement, measure: as in `erasure`.
+    Caveats: a prompt with holes is unlike any the model was trained on, and all methods meet the same holes; a score
+    for the state at a position (ALTI) is asked here about the answer. Errors: as `token_attribution`, and ValueError
+    for an unknown method or no draws.
+
+    Example:
+        >>> found = compare_methods(model, prompt, " Mary", methods=["attention", "alti"])
+        >>> list(found.attribution.values)
+        ['attention', 'alti', 'random']
+    """
+    question = CompareMethods(
+        answer, wrong, methods, shares, replacement, measure, pos, draws, seed, batch_size
+    )  # fmt: skip
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def comprehensiveness(whole: Float[Tensor, "b"], without_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
+    """AOPC: the mean over shares of how far the answer falls without the highest tokens."""
+    return (whole - without_top).mean(0)
+
+
+def sufficiency(whole: Float[Tensor, "b"], only_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
+    """AOPC: the mean over shares of how far the answer falls with nothing but the highest tokens."""
+    return (whole - only_top).mean(0)
+
+
+def erased(
+    model: Transformer,
+    batch: Batch,
+    value: Float[Tensor, "b p"],
+    at: Int[Tensor, "b"],
+    how: Removal,
+    *,
+    batch_size: int = 32,
+) -> Float[Tensor, "b 2"]:
+    """Both AOPC for tokens ranked by these values; all removals of all prompts are rows, `batch_size` at a time."""
+    removable = _removable(batch).to(value.device)
+    top = [top_share(value, removable, share) for share in how.shares]
+    nothing = torch.zeros_like(removable)
+    holes = torch.stack([nothing, *top, *(removable & ~kept for kept in top)])
+    answers = _answers(model, batch, holes, at, how, batch_size)
+    n = len(how.shares)
+    found = (
+        comprehensiveness(answers[0], answers[1 : n + 1]), sufficiency(answers[0], answers[n + 1 :])
+    )  # fmt: skip
+    return torch.stack(found, -1)
+
+
+def top_share(
+    score: Float[Tensor, "b p"], removable: Bool[Tensor, "b p"], share: float
+) -> Bool[Tensor, "b p"]:
+    """The highest `share` of each row's removable tokens, rounded up; earlier ones first among equals.
+
+    Errors: ValueError for a removable token without a score.
+    """
+    if bool(score[removable].isnan().any()):
+        raise ValueError("a score for every removable token is required, got NaN")
+    order = score.masked_fill(~removable, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    rank = order.argsort(1)
+    count = torch.tensor([ceil(share * int(n) - 1e-9) for n in removable.sum(1)], device=score.device)
+    return (rank < count[:, None]) & removable
+
+
+def _removable(batch: Batch) -> Bool[Tensor, "b p"]:
+    """Every real token but a prepended BOS."""
+    real = batch.real
+    return real & (real.cumsum(1) > 1) if batch.bos else real
+
+
+def _of_one(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    each: Sequence[Float[Tensor, "_"]],
+    how: Removal,
+    pos: int,
+    batch_size: int,
+) -> Mapping[str, Tensor]:
+    """What erasing says of given values, which belong to the real tokens of each row whatever its padding."""
+    at, rows = columns(batch, pos), range(len(batch)) if batch.row is None else batch.row.tolist()
+    mine = [each[row] for row in rows]
+    for row, values, n in zip(rows, mine, batch.lengths.tolist(), strict=True):
+        if len(values) != n:
+            raise ValueError(
+                f"one score per token is required, {n} for prompt {row}, got {len(values)} (an attribution of other "
+                "prompts?)"
+            )
+    value = torch.full(batch.tokens.shape, torch.nan, dtype=mine[0].dtype)
+    value[batch.real.cpu()] = torch.cat(mine)
+    return {"each": erased(model, batch, value, at, how, batch_size=batch_size)}
+
+
+def _of_every(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    each: Mapping[str, Analysis],
+    how: Removal,
+    asked: CompareMethods,
+) -> Mapping[str, Tensor]:
+    """What erasing says of every method's values, and of random ones."""
+    at = columns(batch, asked.pos)
+    measured = partial(erased, model, batch, at=at, how=how, batch_size=asked.batch_size)
+    found = [measured(method.compute(trace, batch, model)["value"]) for method in each.values()]
+    chance = [measured(value) for value in random_values(batch, asked.draws, asked.seed)]
+    return {"each": torch.stack([*found, torch.stack(chance).mean(0)], 1)}
+
+
+def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]:
+    """A random number for every real token, NaN at padding; it belongs to the prompt and the seed, not to the batch."""
+    found = torch.full((draws, *batch.tokens.shape), torch.nan)
+    rows = range(len(batch)) if batch.row is None else batch.row.tolist()
+    for i, (row, real) in enumerate(zip(rows, batch.real.cpu(), strict=True)):
+        generator = torch.Generator().manual_seed((seed * 1_000_003 + row) % 2**63)
+        found[:, i, real] = torch.rand(draws, int(real.sum()), generator=generator)
+    return found
+
+
+def _answers(
+    model: Transformer,
+    batch: Batch,
+    holes: Bool[Tensor, "n b p"],
+    at: Int[Tensor, "b"],
+    how: Removal,
+    batch_size: int,
+) -> Float[Tensor, "n b"]:
+    """The measure for every prompt with each of its sets of holes."""
+    if batch.answer is None:
+        raise ValueError("erasing tokens requires an answer to watch: name it, or bring it with the data")
+    base = baseline_embedding(model, how.replacement)
+    flat = rearrange(holes, "n b p -> (n b) p").to(model.device)
+    found = []
+    for rows in torch.arange(len(flat)).split(batch_size):
+        prompt = rows % len(batch)
+        edit = Edit("hook_embed", partial(_replaced, base=base, holes=flat[rows.to(flat.device)]))
+        some, place = batch.rows(prompt).to(model.device), at[prompt.to(at.device)].to(model.device)
+        stream = observe(model, some, edits=[edit], stop=model.config.n_layers).output
+        found.append(_measured(model, stream, some, place, how.measure))
+    return torch.cat(found).unflatten(0, holes.shape[:2])
+
+
+def _replaced(
+    value: Float[Tensor, "b p d"], base: Float[Tensor, "d"], holes: Bool[Tensor, "b p"]
+) -> Float[Tensor, "b p d"]:
+    return torch.where(holes[..., None], base.to(value), value)
+
+
+@torch.no_grad()
+def _measured(
+    model: Transformer,
+    stream: Float[Tensor, "b p d"],
+    batch: Batch,
+    at: Int[Tensor, "b"],
+    measure: Measure,
+) -> Float[Tensor, "b"]:
+    if measure == "logits":
+        return answer_logits(model, stream, batch, at)
+    assert batch.answer is not None
+    place = torch.arange(len(stream), device=stream.device)
+    return wide(model.read_out(stream[place, at])).softmax(-1)[place, batch.answer]
+
+
+def _named(methods: Sequence[str] | Mapping[str, Method]) -> Mapping[str, Method]:
+    if isinstance(methods, Mapping):
+        return methods
+    if unknown := [name for name in methods if name not in METHODS]:
+        raise ValueError(f"unknown method {unknown[0]!r}; {nearest(unknown[0], METHODS)}")
+    return {name: METHODS[name] for name in methods}
+
+
+def _attrs(how: Removal) -> dict[str, str | float | int]:
+    return {
+        "unit": how.measure,
+        "replacement": str(how.replacement),
+        "shares": ", ".join(f"{share:g}" for share in how.shares),
+        "removable": "every token but a prepended BOS",
+        "interval": over("prompts", how.fewest),
+    }
+
+
+def _finish(merged: Partial, name: str, how: Removal) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    each = merged.rows["each"]
+    scores = {
+        score: Score.of(Moments.of(each[:, i]), how.measure, fewest=how.fewest)
+        for i, score in enumerate(SCORES)
+    }
+    return scored(name, scores, (), attrs=_attrs(how), others={"each": (("prompt", "score"), each)})
+
+
+def _compared(
+    merged: Partial, name: str, methods: Sequence[str], attrs: Mapping[str, str | float | int], fewest: int
+) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    each, unit = merged.rows["each"], str(attrs["unit"])
+    moments = [Moments.of(each[..., i]) for i in range(len(SCORES))]
+    scores = {
+        score: Score.of(m, unit, m.mean[-1], fewest=fewest) for score, m in zip(SCORES, moments, strict=True)
+    }
+    return scored(
+        name,
+        scores,
+        ("attribution",),
+        coords={"attribution": list(methods)},
+        attrs={**attrs, "null": "random orders of the tokens"},
+        others={"each": (("prompt", "attribution", "score"), each)},
+    )

@@ -1,0 +1,292 @@
+"""Information-flow routes: which part of a sum the stream at each node comes from, and the routes that reach an answer.
+
+Every residual sum y = sum_j z_j is split by how much closer each part brings it, p_j = max(0, ||y||_1 - ||y - z_j||_1),
+as shares p_j / sum_k p_k. After attention the parts are the stream before, every head's move from every source, and the
+biases; after the MLP the stream between and the MLP. Ferrando & Voita 2024, "Information Flow Routes: Automatically
+Interpreting Language Models at Scale" (2403.00824); the proximity is that of ALTI (Ferrando et al. 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.results import check_result, labelled
+from interp.core.stats import Partial, Rows, wide
+from interp.data.batch import Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit
+from interp.model.parts import Part
+from interp.model.records import require
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.tokens.mixing import SourceSplit, check_stream, closer_, split_reads
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+CHUNK = 2**20
+"""Numbers of z_j held at a time: 4 MiB in float32, which stay in the processor's cache."""
+_NODE, _PAIR = ("prompt", "layer", "query"), ("prompt", "layer", "head", "query", "key")
+OWN = ("mlp", "resid_mid", "resid", "attn_bias")
+"""The parts that stay at their position, by the kind of their names: `L3.mlp`, `L3.resid`; upper sums first."""
+
+
+@dataclass(frozen=True)
+class FlowRoutes(Question):
+    """Which parts every sum of the residual stream comes from; `flow_routes` describes the result."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """What heads move at every layer, and what its MLP adds."""
+        network = model.transformer
+        if (problem := why_no_routes(network.config)) is not None:
+            raise ValueError(
+                f"flow routes require blocks that are plain sums of what attention and one MLP add; {problem}"
+            )
+        check_stream(network, "a split of the stream into routes")
+        reads = [read for layer in range(network.config.n_layers) for read in _reads(network, layer)]
+        finish = partial(_finish, name=self.name, config=network.config, text=model.text)
+        return Analysis(self.name, _compute, Rows, finish, reads=tuple(reads))
+
+
+@public()
+def flow_routes(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The share of every part in every sum of the residual stream, block by block and position by position.
+
+    Returns Dataset of shares in [0, 1], named by the kinds of parts:
+    - `value`[prompt, layer, head, query, key], what heads move (coordinate `part`: `L0H3`), `resid`[prompt, layer,
+      query] (the stream before the block, `L0.resid`) and `attn_bias` (b_O, and the beta of a norm of attention's
+      output) sum to 1 over the parts of the stream after attention;
+    - `mlp` and `resid_mid`[prompt, layer, query] (the stream after attention) sum to 1 for the stream after the MLP.
+    Parallel blocks have one sum: `mlp` belongs to the first and there is no `resid_mid`; attention-only models have
+    neither. Padding is NaN, `token` the text of every position. Where no part brings the sum closer the stream before
+    keeps all of it: our convention. The MLP's share goes to its own position; one with a convolution has also read the
+    positions before.
+    Cost: b h q k d products per block (half in causal models), `CHUNK` of them held at a time (`[b h q d]`, one
+    source's, at the least).
+    Caveats: shares say what the sum is made of, not what the answer needs: parts that cancel get none, and a large part
+    may be one that nobody reads. The vocabulary of an answer takes no part in it; attribution and patching ask that.
+    Errors: ValueError for post-norm and Macaron blocks, cross-attention, mixers that do not move single sources, and
+    for edits that put something else than a multiple of its parts into the stream.
+
+    Example:
+        >>> found = flow_routes(model, prompt)
+        >>> found.value.dims
+        ('prompt', 'layer', 'head', 'query', 'key')
+    """
+    return answered(FlowRoutes(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def why_no_routes(config: ModelConfig) -> str | None:
+    """Why a model has no flow routes, in words; None if it has them."""
+    if config.norm_place == "post":
+        return "this model norms the sum itself (post-norm blocks)"
+    if config.cross_attention:
+        return "this model also attends to the memory of an encoder"
+    if config.block.unusual is not None:
+        return f"this model {config.block.unusual}, and a block here is at most two sums"
+    try:
+        require("additive", config.mixers, "splitting a block by source")
+    except ValueError as refusal:
+        return str(refusal)
+    return None
+
+
+@public()
+def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos: int = -1) -> pd.DataFrame:
+    """The routes into the final stream at one position: every edge of at least `threshold` met on the way back from it.
+
+    shares: what `flow_routes` returned; pos: a position of the prompt, negative from its end. One row per edge, from
+    the last layer to the first: `part` (`L1H2`, `L1.resid`, `L1.mlp`, `L1.resid_mid`), `layer`, `query` and `key`
+    (where it comes from; the query itself but for heads) with their tokens, `share`. An MLP leads on to what it read.
+    Each head is an edge of its own; the tool of Tufanov et al. 2024 adds them up before its threshold.
+    Errors: ValueError for a threshold that is not in (0, 1], IndexError for a position that the prompt lacks.
+
+    Example:
+        >>> list(routes(flow_routes(model, prompt), threshold=0.1).columns)
+        ['part', 'layer', 'query', 'query_token', 'key', 'key_token', 'share']
+    """
+    import pandas as pd
+
+    check_result(
+        "shares", shares, ("prompt", "layer", "head", "query", "key", "value", "resid"), "flow_routes"
+    )
+    if not -shares.sizes["prompt"] <= prompt < shares.sizes["prompt"]:
+        raise IndexError(f"prompt must be in [0, {shares.sizes['prompt'] - 1}], got {prompt}")
+    if not 0 < threshold <= 1:
+        raise ValueError(f"a threshold in (0, 1] is required, got {threshold}")
+    one = shares.isel(prompt=prompt).transpose(..., "layer", "head", "query", "key", missing_dims="ignore")
+    real = one.resid.notnull().values[0].nonzero()[0]
+    if not -len(real) <= pos < len(real):
+        raise IndexError(f"positions of a prompt of {len(real)} tokens are required, got {pos}")
+    rows: list[tuple[str, int, int, int, float]] = []
+    above = torch.zeros(one.sizes["query"], dtype=torch.bool)
+    above[int(real[pos])] = True
+    for layer in reversed(range(one.sizes["layer"])):
+        found = {
+            name: torch.tensor(one[name].isel(layer=layer).values) for name in ("value", *OWN) if name in one
+        }
+        edges, above = _step_back(found, above, threshold)
+        rows += [(str(Part(kind, layer, head)), layer, *where) for kind, head, where in edges]
+    table = pd.DataFrame(rows, columns=["part", "layer", "query", "key", "share"])
+    token = one.token.values
+    table.insert(3, "query_token", token[table["query"]])
+    table.insert(5, "key_token", token[table["key"]])
+    return table
+
+
+@dataclass(frozen=True, eq=False)
+class BlockShares:
+    """The shares of one block; see `flow_routes`."""
+
+    value: Float[Tensor, "b h q k"]
+    attn_bias: Float[Tensor, "b q"]
+    resid: Float[Tensor, "b q"]
+    mlp: Float[Tensor, "b q"] | None = None
+    resid_mid: Float[Tensor, "b q"] | None = None
+
+    @classmethod
+    def of(
+        cls, split: SourceSplit, mlp: Float[Tensor, "b q d"] | None, *, parallel: bool, causal: bool
+    ) -> BlockShares:
+        """A block from attention's parts (upto "res") and what its MLP adds."""
+        middle = split.output
+        whole = middle + mlp if parallel and mlp is not None else middle
+        heads = head_proximity(split, whole, causal=causal)
+        bias, stream = (closer_(part.clone(), whole) for part in (split.constant, split.stream))
+        beside = closer_(mlp.clone(), whole) if parallel and mlp is not None else None
+        total = heads.sum((1, 3)) + bias + stream + (0 if beside is None else beside)
+        nobody = total == 0
+        total = total.masked_fill(nobody, 1)
+        moved = heads / rearrange(total, "b q -> b 1 q 1")
+        bias, resid = bias / total, (stream / total).masked_fill(nobody, 1)
+        if mlp is None:
+            return cls(moved, bias, resid)
+        if beside is not None:
+            return cls(moved, bias, resid, beside / total)
+        kept, added = (closer_(part.clone(), middle + mlp) for part in (middle, mlp))
+        total = kept + added
+        share = (kept / total).masked_fill(total == 0, 1)
+        return cls(moved, bias, resid, 1 - share, share)
+
+
+def head_proximity(
+    split: SourceSplit, whole: Float[Tensor, "b q d"], *, causal: bool
+) -> Float[Tensor, "b h q k"]:
+    """max(0, ||y||_1 - ||y - a_ij f^h(x_j)||_1) of every head and pair; exactly 0 where nothing is moved."""
+    rows, n, heads = split.value.shape[:3]
+    step = max(1, CHUNK // (rows * heads * n * whole.shape[-1]))
+    weight = split.pattern / rearrange(split.scale, "b q 1 -> b 1 q 1")
+    found = torch.zeros_like(weight)
+    for first in range(0, n, step):
+        here, since = slice(first, first + step), first if causal else 0
+        moved = einsum(split.value[:, here], split.out, "b k h e, h e d -> b h k d")
+        part = weight[:, :, since:, here, None] * moved[:, :, None]
+        found[:, :, since:, here] = closer_(part, whole[:, None, since:, None])
+    return found
+
+
+# --- one batch ------------------------------------------------------------------------------------------------------
+
+
+def _reads(model: Transformer, layer: int) -> tuple[Read, ...]:
+    reads = split_reads(model, layer, "res")
+    return reads if model.config.mlp is None else (*reads, _mlp_read(layer))
+
+
+def _mlp_read(layer: int) -> Read:
+    return Read(f"blocks.{layer}.hook_mlp_out")
+
+
+@torch.no_grad()
+def _compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    config, each = model.config, []
+    for layer in range(config.n_layers):
+        mlp = None if config.mlp is None else wide(trace[_mlp_read(layer)])
+        parts = SourceSplit.of(model, layer, trace, "res")
+        each.append(BlockShares.of(parts, mlp, parallel=config.parallel, causal=config.causal))
+    found = {
+        name: torch.stack([getattr(one, name) for one in each], 1)
+        for name in BlockShares.__dataclass_fields__
+        if getattr(each[0], name) is not None
+    }
+    if batch.keep is not None:
+        keep = batch.keep.to(found["resid"].device)
+        pairs = keep[:, :, None] & keep[:, None, :]
+        masks = {name: ~(pairs[:, None, None] if x.ndim == 5 else keep[:, None]) for name, x in found.items()}
+        found = {name: x.masked_fill(masks[name], torch.nan) for name, x in found.items()}
+    return {**found, "token": batch.token_ids}
+
+
+def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    rows = dict(merged.rows)
+    token = rows.pop("token")
+    layers, heads, n = range(config.n_layers), range(config.n_heads), token.shape[1]
+    return labelled(
+        name,
+        {name: (_PAIR if value.ndim == 5 else _NODE, value) for name, value in rows.items()},
+        coords={
+            "layer": layers, "head": heads, "query": range(n), "key": range(n), "pos": range(n),
+            "part": (("layer", "head"), [[str(Part("head", i, h)) for h in heads] for i in layers]),
+            "token": text.token_words(token),
+        },
+        units="share of the sum",
+        attrs={
+            "unit": "share of the sum",
+            "sums_to": "value, resid, attn_bias (parallel blocks: and mlp): 1; mlp, resid_mid: 1",
+        },
+    )  # fmt: skip
+
+
+# --- the way back ----------------------------------------------------------------------------------------------------
+
+Edge = tuple[str, int | None, tuple[int, int, float]]
+"""Kind and head (None but for heads) of a part; its query, its key and its share."""
+
+
+def _step_back(block: Mapping[str, Tensor], above: Tensor, threshold: float) -> tuple[list[Edge], Tensor]:
+    """The edges of one block that lead to the positions reached above it, and the positions they come from."""
+    mlp, kept = block.get("mlp"), block.get("resid_mid")
+    edges: list[Edge] = []
+    middle = above if kept is None else torch.zeros_like(above)
+    if mlp is not None:
+        through = above & (mlp >= threshold)
+        edges += _own("mlp", mlp, through)
+        if kept is not None:
+            stays = above & (kept >= threshold)
+            edges += _own("hook_resid_mid", kept, stays)
+            middle = through | stays
+    stays = middle & (block["resid"] >= threshold)
+    edges += _own("resid", block["resid"], stays)
+    moved = middle[:, None] & (block["value"] >= threshold)
+    for head, query, key in moved.nonzero().tolist():
+        edges.append(("head", head, (query, key, float(block["value"][head, query, key]))))
+    below = stays | moved.any(0).any(0)
+    return edges, below if kept is not None or mlp is None else below | through
+
+
+def _own(kind: str, share: Tensor, at: Tensor) -> Iterator[Edge]:
+    """Edges that stay at their position."""
+    return ((kind, None, (pos, pos, float(share[pos]))) for pos in at.nonzero()[:, 0].tolist())

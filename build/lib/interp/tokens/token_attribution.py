@@ -1,0 +1,379 @@
+"""Which tokens of a prompt the model's state, or its answer, rests on: twelve ways with one signature.
+
+They answer different questions. Attention, rollout, flow, norms and ALTI say from where the state at one position was
+mixed together, whatever comes of it; ALTI-Logit and the gradients say what an answer's logit owes to each token. Which
+to trust is measured by removing tokens: `compare_methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.core.boundary import nearest, public
+from interp.core.results import labelled
+from interp.core.stats import Partial, Rows
+from interp.data.batch import Answers, Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.config import ModelConfig
+from interp.model.edits import Add, Detach, Edit, Project, Scale
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Posed, Question
+from interp.passes.observe import Model, Subject
+from interp.passes.rules import promises, under_rules
+from interp.runs.run import answered
+from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
+from interp.tokens.input_gradients import (
+    GradientTimesInput,
+    IntegratedGradients,
+    baseline_embedding,
+    gradient_x_input,
+    integrated_gradients,
+)
+from interp.tokens.mixing import (
+    WITHOUT_RESIDUAL,
+    Kernel,
+    check_stream,
+    check_tokens,
+    contributions,
+    flow,
+    layers_read,
+    rolled_row,
+    shares,
+    with_residual,
+)
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@public()
+@dataclass(frozen=True)
+class Mixing:
+    """Attribution by what attention mixed: a matrix per block, taken from one block or chained over all."""
+
+    kernel: Kernel
+    """How a block becomes a matrix."""
+    across: int | Literal["rollout", "flow"] = "rollout"
+    """A single block (negative: from the last), the product over the blocks, or the maximum flow through them."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.across, str) and self.across not in ("rollout", "flow"):
+            raise ValueError(f"across must be a layer, 'rollout' or 'flow', got {self.across!r}")
+        if isinstance(self.across, str) and self.kernel in WITHOUT_RESIDUAL:
+            raise ValueError(
+                f"{self.across} over layers requires a kernel that counts the residual, got {self.kernel!r}"
+            )
+
+    def layers(self, config: ModelConfig) -> range:
+        """The blocks that take part; IndexError for one that does not exist."""
+        n = config.n_layers
+        if isinstance(self.across, str):
+            return range(n)
+        if not -n <= self.across < n:
+            raise IndexError(f"layers are {-n} to {n - 1}, got {self.across}")
+        return range(self.across % n, self.across % n + 1)
+
+
+Method = Mixing | AltiLogit | GradientTimesInput | IntegratedGradients
+METHODS: dict[str, Method] = {
+    "attention": Mixing("attention", -1),
+    "values": Mixing("values", -1),
+    "norms": Mixing("norms", -1),
+    "rollout": Mixing("attention"),
+    "flow": Mixing("attention", "flow"),
+    "norm_rollout": Mixing("norms"),
+    "alti": Mixing("alti"),
+    "alti_logit": AltiLogit(),
+    "gradient_x_input": GradientTimesInput(),
+    "attnlrp": GradientTimesInput("attnlrp"),
+    "relp": GradientTimesInput("relp"),
+    "integrated_gradients": IntegratedGradients(),
+}
+"""Every method by name, with its usual settings."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenAttribution(Question):
+    """How much each token has to do with a position, or with its answer; `token_attribution` describes the result."""
+
+    answer: Answers | None = None
+    """The next token that is attributed, one for all prompts or one for each; None = the answer that the data bring.
+    Methods that need none ignore it."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with."""
+    method: str | Method = "alti"
+    """A name of `METHODS`, or a record with settings of its own."""
+    pos: int = -1
+    """Which token of each prompt, negative from its end."""
+    batch_size: int = 32
+    """Rows of one pass, where a method runs passes of its own."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """What the mixing methods read in the shared pass; passes of its own for the others."""
+        network, how = model.transformer, as_method(self.method)
+        check_tokens(network.config)
+        name = self.method if isinstance(self.method, str) else repr(self.method)
+        reads, inner, sums_to = _computed(network, how, self.batch_size)
+        posed = None if isinstance(how, Mixing) else Posed.of(model.text, self.answer, self.wrong)
+        capped = network.config.logit_softcap is not None
+        unit = "share" if isinstance(how, Mixing) else "logits before the soft cap" if capped else "logits"
+        attrs: dict[str, str | int | float] = {"method": name, "pos": self.pos, "sums_to": sums_to}
+        return Analysis(
+            self.name,
+            partial(_compute, inner=inner, pos=self.pos, method=None if isinstance(how, Mixing) else name),
+            Rows,
+            partial(_finish, name=self.name, unit=unit, attrs=attrs, text=model.text),
+            reads=reads,
+            pose=posed,
+        )
+
+
+@dataclass(frozen=True)
+class LayerMixing(Question):
+    """What each position took from each other one in every block; `layer_mixing` describes the result."""
+
+    kernel: Kernel = "alti"
+    """How a block becomes a matrix."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """What the kernel needs of every block."""
+        network = model.transformer
+        return Analysis(
+            self.name,
+            partial(_matrices, kernel=self.kernel),
+            Rows,
+            partial(_finish_layers, asked=self, config=network.config, text=model.text),
+            reads=layers_read(network, self.kernel, range(network.config.n_layers)),
+        )
+
+
+@public()
+def token_attribution(
+    model: Model,
+    data: DataSource | Data,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    *,
+    method: str | Method = "alti",
+    pos: int = -1,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How much each token of each prompt has to do with position `pos` (or with the answer predicted there).
+
+    Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
+    method: a name of `METHODS` or a record with settings of its own. What the values sum to is in `attrs["sums_to"]`:
+    - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, no answer needed
+      (Abnar & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022);
+    - alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's); with
+      `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it misses, relative;
+    - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the baseline, up to `error`,
+      relative, which falls with the steps;
+    - gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in particular;
+    - relp (the rules of Jafari et al. 2025): with `bias`, the share of biases and positions, `total`, the logit
+      (difference).
+    Logits are those before a soft cap. pos: of each prompt, BOS counted; negative from its end.
+    edits: patterns and values count as the edited pass has them; a head or attention that is zeroed or scaled counts by
+    what is left of it. Edits that make the stream something else than what the model's parts wrote are refused by the
+    methods that follow it through the layers.
+    Caveats: attention to BOS is mostly a way to do nothing, and shares count it; mixing says nothing about the MLPs.
+    Errors: ValueError for a method without the answer it needs, for cross-attention, packed rows, ALTI-Logit before
+    the last token of a bidirectional model, and edits that a method cannot see; IndexError for a position or layer that
+    does not exist; IncompleteSumError where ALTI-Logit does not sum.
+
+    Example:
+        >>> token_attribution(model, prompt, " Mary", " John", method="alti_logit").value.dims
+        ('prompt', 'pos')
+    """
+    question = TokenAttribution(answer, wrong, method, pos, batch_size)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@public()
+def layer_mixing(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    kernel: Kernel = "alti",
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What each position took from each other one in every block, by one kernel.
+
+    Returns Dataset[prompt, layer, query, key]: `value`, rows sum to 1 (attention with a sink: to less), and
+    `mixing_ratio[prompt, layer, query]`, in [0, 1]: how much of it came from elsewhere. For norms that is
+    ||sum of the others|| / (||sum of the others|| + ||own||) (Kobayashi et al. 2021), else the others' share.
+    Padding is NaN; `token` is the text of every position. edits and errors: as in `token_attribution`.
+
+    Example:
+        >>> layer_mixing(model, prompt, kernel="attn_res_norms").mixing_ratio.mean("query").dims
+        ('prompt', 'layer')
+    """
+    question = LayerMixing(kernel)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+def as_method(method: str | Method) -> Method:
+    """The method of this name, or itself. ValueError for an unknown one."""
+    if isinstance(method, Method):
+        return method
+    if method not in METHODS:
+        raise ValueError(
+            f"unknown method {method!r}; {nearest(str(method), METHODS)}; methods: {', '.join(METHODS)}"
+        )
+    return METHODS[method]
+
+
+def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
+    """The column of each row's real token number `pos`, negative from its end.
+
+    Errors: IndexError for a row that is too short, ValueError for packed rows.
+    """
+    batch.last()
+    lengths = batch.lengths
+    place = lengths + pos if pos < 0 else torch.full_like(lengths, pos)
+    if not bool(((place >= 0) & (place < lengths)).all()):
+        raise IndexError(
+            f"pos {pos} requires prompts of at least {pos + 1 if pos >= 0 else -pos} tokens, got "
+            f"{int(lengths.min())}"
+        )
+    if batch.keep is None:
+        return place
+    return ((batch.keep.cumsum(1) == place[:, None] + 1) & batch.keep).int().argmax(1)
+
+
+Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], dict[str, Tensor]]
+"""From what was recorded of some rows to their values at one column of each."""
+
+
+def _computed(model: Transformer, how: Method, batch_size: int) -> tuple[tuple[Read, ...], Inner, str]:
+    """What a method reads in the shared pass, how it computes, and what its values sum to; refuses what it cannot."""
+    if isinstance(how, Mixing):
+        layers = how.layers(model.config)
+        if isinstance(how.across, str):
+            check_stream(model, f"{how.across} over layers", (Add, Scale, Project, Detach))
+        sinks = how.kernel == "attention" and not isinstance(how.across, str) and model.config.sinks
+        sums_to = "1, less what the sink takes" if sinks else "1"
+        return layers_read(model, how.kernel, layers), partial(_mixed, how=how), sums_to
+    if isinstance(how, AltiLogit):
+        check_alti_logit(model)
+        sums_to = "what attention added to the logit (difference); with initial, mlp and bias: total"
+        return (), _alti_logit, sums_to
+    if isinstance(how, GradientTimesInput):
+        linear = promises(under_rules(model, how.rules))
+        sums_to = "total, the logit (difference), with bias" if linear else "nothing in particular"
+        return (), partial(_gradient, how=how, batch_size=batch_size), sums_to
+    baseline_embedding(model, how.baseline)
+    sums_to = "total, the logit (difference) minus that of the baseline, up to error"
+    return (), partial(_integrated, how=how, batch_size=batch_size), sums_to
+
+
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, inner: Inner, pos: int, method: str | None
+) -> Mapping[str, Tensor]:
+    """method: the name of one that attributes the logit of an answer."""
+    at = columns(batch, pos)
+    if method is not None and batch.answer is None:
+        raise ValueError(f"{method} attributes the logit of an answer: an answer is required, got None")
+    found = inner(trace, batch, model, at)
+    real = batch.real.to(found["value"].device)
+    value = found["value"].masked_fill(~real, torch.nan)
+    return {**found, "value": value, "token": batch.token_ids}
+
+
+def _mixed(
+    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], how: Mixing
+) -> dict[str, Tensor]:
+    layers = [contributions(model, layer, trace, how.kernel)[0] for layer in how.layers(model.config)]
+    if how.kernel == "attention" and isinstance(how.across, str):
+        layers = [with_residual(layer) for layer in layers]
+    if how.across != "flow":
+        return {"value": rolled_row(layers, at)}
+    stacked = torch.stack(layers, 1)
+    flows = [flow(row, int(i)) for row, i in zip(stacked, at, strict=True)]
+    return {"value": shares(torch.stack(flows))}
+
+
+def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
+    return alti_logit(model, batch, at)
+
+
+def _gradient(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    at: Int[Tensor, "b"],
+    how: GradientTimesInput,
+    batch_size: int,
+) -> dict[str, Tensor]:
+    return gradient_x_input(model, batch, at, rules=how.rules, batch_size=batch_size)
+
+
+def _integrated(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    at: Int[Tensor, "b"],
+    how: IntegratedGradients,
+    batch_size: int,
+) -> dict[str, Tensor]:
+    found = integrated_gradients(model, batch, at, how, batch_size=batch_size)
+    return {"value": found.score, "total": found.total, "error": found.error}
+
+
+def _finish(
+    merged: Partial, name: str, unit: str, attrs: Mapping[str, str | int | float], text: Text
+) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    rows = dict(merged.rows)
+    token = rows.pop("token")
+    missed = rows.pop("completeness_error", rows.get("error"))
+    error = {} if missed is None else {"completeness_error": float(missed.max())}
+    units = dict.fromkeys(("value", "total", "initial", "mlp", "bias"), unit)
+    return labelled(
+        name,
+        {
+            name: (("prompt", "pos") if value.ndim == 2 else ("prompt",), value)
+            for name, value in rows.items()
+        },
+        coords={"pos": range(token.shape[1]), "token": text.token_words(token)},
+        units={**units, "error": "share of the largest term"},
+        attrs={**attrs, **error, "unit": unit},
+    )
+
+
+def _matrices(trace: Trace, batch: Batch, model: Transformer, kernel: Kernel) -> Mapping[str, Tensor]:
+    each = [contributions(model, layer, trace, kernel) for layer in range(model.config.n_layers)]
+    matrix, ratio = (torch.stack(list(x), 1) for x in zip(*each, strict=True))
+    if batch.keep is not None:
+        ratio = ratio.masked_fill(~batch.keep[:, None], torch.nan)
+        real = batch.keep[:, :, None] & batch.keep[:, None, :]
+        matrix = matrix.masked_fill(~real[:, None], torch.nan)
+    return {"value": matrix, "mixing_ratio": ratio, "token": batch.token_ids}
+
+
+def _finish_layers(merged: Partial, asked: LayerMixing, config: ModelConfig, text: Text) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    dims = ("prompt", "layer", "query", "key")
+    n = merged.rows["token"].shape[1]
+    return labelled(
+        asked.name,
+        {"value": (dims, merged.rows["value"]), "mixing_ratio": (dims[:3], merged.rows["mixing_ratio"])},
+        coords={
+            "layer": range(config.n_layers), "query": range(n), "key": range(n), "pos": range(n),
+            "token": text.token_words(merged.rows["token"]),
+        },
+        units={"value": "share of the row", "mixing_ratio": "share"},
+        attrs={"kernel": asked.kernel, "unit": "share of the row"},
+    )  # fmt: skip

@@ -1,0 +1,102 @@
+"""What a model is trained on, its loss there, and how much of what the context determines it gets right."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.families.convert import AnyModel
+from interp.model.encoder_decoder import EncoderDecoder
+from interp.model.loss import next_token_loss, next_token_loss_of
+from interp.tasks.examples import Examples, Place
+
+
+@runtime_checkable
+class TrainingData(Protocol):
+    """What a model is trained on: rows by their place alone, so that a run can go on anywhere.
+
+    A frozen dataclass of numbers and texts is described by its fields; anything else needs a `description`.
+    """
+
+    @property
+    def d_vocab(self) -> int:
+        """How many token ids it uses."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Tokens of the longest row."""
+        ...
+
+    def batch(self, place: Place, rows: int) -> Examples:
+        """The rows of a place; of the held-out place, rows that no step has."""
+        ...
+
+
+def logits(model: AnyModel, examples: Examples) -> Float[Tensor, "b p v"]:
+    """Logits of every token; packed texts see themselves only. ValueError for rows of the other kind of model."""
+    batch, source = examples.batch, examples.source
+    pair = isinstance(model, EncoderDecoder)
+    if pair != (source is not None):
+        kind = "an encoder-decoder requires sources" if pair else "one stack of layers has no sources to read"
+        raise ValueError(f"{kind}; the data has {'none' if source is None else 'them'}")
+    if isinstance(model, EncoderDecoder):
+        assert source is not None
+        return model(source.tokens, batch.tokens, source_keep=source.keep, target_keep=batch.keep)
+    return model(batch.tokens, keep=batch.keep, documents=batch.documents)
+
+
+@public()
+def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = False) -> Float[Tensor, ""]:
+    """Mean nats per token that is predicted, or per token that the context determines.
+
+    Errors: ValueError if the data does not say which are determined; NaN if there are none.
+    """
+    batch = examples.batch
+    losses = _losses(model, examples)
+    if determined_only:
+        if examples.determined is None:
+            raise ValueError("determined_only requires data that says which tokens the context determines")
+        return (losses * examples.determined).sum() / examples.determined.sum()
+    if batch.keep is None and batch.documents is None:
+        return losses.mean()
+    return losses.sum() / examples.counted.sum()
+
+
+def _losses(model: AnyModel, examples: Examples) -> Float[Tensor, "b _"]:
+    """Nats per predicted token; under adaptive and hierarchical output layers without a row of the vocabulary."""
+    batch = examples.batch
+    if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None:
+        return next_token_loss(logits(model, examples), batch.tokens, batch.keep, batch.documents)
+    n_layers = model.config.n_layers
+    stream = model(batch.tokens, stop=n_layers, keep=batch.keep, documents=batch.documents)
+    return next_token_loss_of(model, stream, batch.tokens, batch.keep, batch.documents)
+
+
+@public()
+@torch.no_grad()
+def scores(model: AnyModel, examples: Examples, *, rows_at_once: int = 32) -> dict[str, float]:
+    """How good the model is on rows: `held_out_loss` and `accuracy`.
+
+    held_out_loss: nats per predicted token. accuracy: of the tokens that the context determines (of all predicted
+    ones, where the data does not say) the share whose logit is the largest, given all tokens before (teacher forcing).
+    Errors: ValueError if no token is predicted, or none determined.
+    """
+    if rows_at_once < 1:
+        raise ValueError(f"rows_at_once must be at least 1, got {rows_at_once}")
+    sums = torch.zeros(4, dtype=torch.float64, device=model.device)
+    for part in (each.to(model.device) for each in examples.split(rows_at_once)):
+        batch, counted = part.batch, part.counted
+        found = logits(model, part)
+        losses = next_token_loss(found, batch.tokens, batch.keep, batch.documents)
+        asked = counted if part.determined is None else part.determined
+        right = (found[:, :-1].argmax(-1) == batch.tokens[:, 1:]) & asked
+        sums += torch.stack([each.sum(dtype=torch.float64) for each in (losses, counted, right, asked)])
+    loss, count, right, asked = sums.tolist()
+    if not (count and asked):
+        raise ValueError(f"held-out rows require tokens to predict, got {count:.0f}, {asked:.0f} determined")
+    return {"held_out_loss": loss / count, "accuracy": right / asked}

@@ -1,0 +1,415 @@
+"""The numerical contract: what must hold of every loaded model before anyone trusts a number of it, measured.
+
+Each line compares two ways to the same number, one of them as direct as can be; the error is the largest absolute
+difference relative to the largest absolute value (unless the line says otherwise).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import torch
+from einops import einsum
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.viewer import Viewable
+from interp.data.batch import Batch, Side
+from interp.model.config import ModelConfig
+from interp.model.encoder_decoder import EncoderDecoder
+from interp.model.sites import find, names
+from interp.model.tap import Read, Tap
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.observe import Model, as_network, observe
+from interp.residual.decomposition import TOLERANCE, IncompleteSumError, by_sublayer, head_parts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["Contract", "Line", "PairReference", "Reference", "contract", "pair_contract"]
+
+SAME = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Allowed between two of our own ways to one number, relative."""
+REFERENCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""Allowed against the reference, which computes norms, softmax and angles in float32 even for float64 models."""
+DRIFT = 1.5
+"""How many times the reference's own loss of precision in bfloat16 ours may be."""
+
+
+@runtime_checkable
+class Reference(Protocol):
+    """An independent implementation with the same weights; `families.reference` adapts Hugging Face's."""
+
+    name: str
+
+    def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """What the model gives for these tokens."""
+        ...
+
+    def gradient(self, tokens: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]) -> Float[Tensor, "b p d"]:
+        """d sum(probe * logits) / d (rows of the embedding matrix)."""
+        ...
+
+    def half_logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """The same as `logits` in bfloat16."""
+        ...
+
+
+@runtime_checkable
+class PairReference(Protocol):
+    """The same for an encoder-decoder."""
+
+    name: str
+
+    def pair_logits(self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """What the model gives for a source and what its decoder has read."""
+        ...
+
+    def pair_gradient(
+        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]
+    ) -> Float[Tensor, "b s d"]:
+        """d sum(probe * logits) / d (rows of the encoder's embedding matrix)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Line:
+    """One claim: the measured error and what is allowed; no error where the claim does not apply, with the reason."""
+
+    claim: str
+    error: float | None
+    allowed: float = 0.0
+    note: str = ""
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether it holds; None where it does not apply."""
+        return None if self.error is None else self.error <= self.allowed
+
+
+@dataclass(frozen=True)
+class Contract(Viewable):
+    """The lines measured of one model."""
+
+    model: str
+    lines: tuple[Line, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether no line failed and at least one was measured."""
+        measured = [line.passed for line in self.lines if line.passed is not None]
+        return bool(measured) and all(measured)
+
+    def table(self) -> "pd.DataFrame":
+        """One row per line: claim, error, allowed, passed, note."""
+        import pandas as pd
+
+        rows = [(x.claim, x.error, x.allowed, x.passed, x.note) for x in self.lines]
+        return pd.DataFrame(rows, columns=["claim", "error", "allowed", "passed", "note"])
+
+    def __str__(self) -> str:
+        width = max(len(line.claim) for line in self.lines)
+        rows = [f"{self.model}: {'every line holds' if self.passed else 'BROKEN'}"]
+        for line in self.lines:
+            mark = {True: "ok ", False: "RED", None: "-  "}[line.passed]
+            size = " " * 17 if line.error is None else f"{line.error:8.1e} <= {line.allowed:.0e}"
+            rows.append(f"  {mark}  {line.claim:<{width}}  {size}  {line.note}".rstrip())
+        return "\n".join(rows)
+
+
+@public()
+def contract(
+    model: Model, reference: Reference | str, *, name: str = "model", batch: Batch | None = None
+) -> Contract:
+    """Measure every line on random tokens.
+
+    model: with the interventions that hold here and now. reference: what to compare with, or the reason why there is
+    nothing. batch: tokens to use instead (unpadded rows;
+    a decoder with cross-attention requires one that carries its memory).
+    """
+    network = as_network(model)
+    batch = (some_tokens(network) if batch is None else batch).to(network.device)
+    with torch.no_grad():
+        lines = tuple(_lines(network, reference, batch))
+    return Contract(name, lines)
+
+
+@public()
+def pair_contract(model: EncoderDecoder, reference: PairReference | str, *, name: str = "model") -> Contract:
+    """Measure an encoder-decoder: the whole against the reference, then every line of each side on its own."""
+    source = some_tokens(model.encoder, n=10).to(model.device)
+    target = some_tokens(model.decoder, n=7, seed=1).to(model.device)
+    with torch.no_grad():
+        lines = list(_pair_against(model, reference, source, target))
+        memory = model.encode(source.tokens)
+        for side, batch in (("encoder", source), ("decoder", replace(target, memory=memory))):
+            stack = model.encoder if side == "encoder" else model.decoder
+            alone = _lines(stack, "compared as a whole above", batch)
+            lines += [replace(line, claim=f"{side}: {line.claim}") for line in alone]
+    return Contract(name, tuple(line for line in lines if line.note != "compared as a whole above"))
+
+
+def _pair_against(
+    model: EncoderDecoder, reference: PairReference | str, source: Batch, target: Batch
+) -> Iterator[Line]:
+    if isinstance(reference, str):
+        yield Line("logits = reference", None, note=reference)
+        yield Line("gradients = autograd on the reference", None, note=reference)
+        return
+    limit, read = REFERENCE[model.dtype], Read("encoder.hook_embed", grad=True)
+    tap = Tap([read])
+    with torch.enable_grad():
+        logits = model(source.tokens, target.tokens, tap)
+        probe = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(logits)
+        (found,) = torch.autograd.grad((logits * probe).sum(), [tap.live[read]])
+    given = reference.pair_logits(source.tokens, target.tokens)
+    yield Line(f"logits = {reference.name}", relative(logits.detach(), given), limit)
+    ours = found * model.config.encoder.embed_scale
+    theirs = reference.pair_gradient(source.tokens, target.tokens, probe)
+    yield Line(f"gradients = autograd on {reference.name}", relative(ours, theirs), limit)
+
+
+def some_tokens(model: Transformer, rows: int = 3, n: int = 12, seed: int = 0) -> Batch:
+    """Random tokens for a model, as many as its context takes up to `n`."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, min(n, model.config.n_ctx))
+    return Batch(torch.randint(0, model.config.d_vocab, shape, generator=generator))
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference over the largest absolute expected value; not a number if either is not."""
+    wide = torch.promote_types(expected.dtype, torch.float32)
+    actual, expected = actual.to(expected.device, wide), expected.to(wide)
+    scale = expected.abs().max().clamp_min(torch.finfo(wide).tiny)
+    return float((actual - expected).abs().max() / scale)
+
+
+def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iterator[Line]:
+    plain, own = observe(model, batch).output, SAME[model.dtype]
+    if model.dequantised is not None:
+        yield Line("weights as stored", None, note=f"dequantised at load from {model.dequantised}")
+    yield from _against(model, reference, batch, plain)
+    seen = _everything(model, batch)
+    yield _parts(model, seen)
+    for mixer in ("attn", "cross_attn") if model.config.cross_attention else ("attn",):
+        if _splitting(model, mixer):
+            yield _values(model, seen, mixer)
+        yield _heads(model, seen, mixer)
+    yield Line("fused pass = observed pass", relative(seen["output"], plain), own)
+    for side in ("left", "right"):
+        padded = partial(_padded, model, batch, side)
+        yield _option(model, f"padded on the {side} = unpadded", f"{side} padding", padded)
+    yield _option(model, "packed texts = each alone", "documents", lambda: _packed(model, batch))
+    rows = torch.cat([observe(model, row).output for row in batch.split(1)])
+    yield Line("batch row = single row", relative(plain, rows), own)
+    if model.config.causal:
+        stepwise = partial(_stepwise, model, batch, plain)
+        yield _option(model, "steps with a cache = one pass", "cache", stepwise)
+    else:
+        yield Line("steps with a cache = one pass", None, note="not causal")
+    if model.config.block.proven:
+        yield from _open(model.config)
+
+
+def _option(model: Transformer, claim: str, option: str, error: Callable[[], float]) -> Line:
+    """A line about an option of a pass, or why the model refuses it."""
+    if why := model.config.block.why_not(option):
+        return Line(claim, None, note=f"refused: {why}")
+    return Line(claim, error(), SAME[model.dtype])
+
+
+def _lacking(config: ModelConfig, short: str) -> dict[int, str]:
+    """The layers without a site, and why."""
+    found = {}
+    for layer in range(config.n_layers):
+        name = f"blocks.{layer}.{short}"
+        try:
+            find(name, config)
+        except KeyError:
+            found[layer] = config.block.why_not(name) or "it has no such part"
+    return found
+
+
+def _open(config: ModelConfig) -> Iterator[Line]:
+    """Which analyses a network is open to whose sites are offered as far as they were proven."""
+    for analyses, sites in {
+        "stream, lenses, probes": ["hook_resid_pre", "hook_resid_post"],
+        "attribution to sublayers": [f"hook_{name}" for name in config.sublayers] or ["hook_attn_out"],
+        "scores of heads": ["attn.hook_pattern"],
+        "writes of heads": ["attn.hook_z"],
+        "heads by source token": ["attn.hook_pattern", "attn.hook_v", "attn.hook_z"],
+    }.items():
+        lacks = [(layer, why) for site in sites for layer, why in _lacking(config, site).items()]
+        closed = sorted({layer for layer, _ in lacks})
+        where = "in no layer" if len(closed) == config.n_layers else f"not in layers {closed}"
+        yield Line(f"open to {analyses}", None, note=f"{where}: {lacks[0][1]}" if lacks else "in every layer")
+    for option, analyses in {"gradients": "gradients", "start": "passes from a later block"}.items():
+        why = config.block.why_not(option)
+        yield Line(f"open to {analyses}", None, note=f"no: {why}" if why else "yes")
+    for circuit, trait, matrix in (("OV circuits", "moves", "W_V"), ("QK circuits", "bilinear", "W_Q")):
+        closed = [layer for layer, mixer in enumerate(config.mixers) if not getattr(mixer.traits, trait)]
+        reasons = [config.block.why_not(f"blocks.{layer}.attn.{matrix}") for layer in closed]
+        where = "in no layer" if len(closed) == config.n_layers else f"not in layers {closed}"
+        note = f"{where}: {reasons[0] or 'heads move values otherwise'}" if closed else "in every layer"
+        yield Line(f"open to {circuit}", None, note=note)
+
+
+def _against(
+    model: Transformer, reference: Reference | str, batch: Batch, plain: Float[Tensor, "b p v"]
+) -> Iterator[Line]:
+    """What an independent implementation says, and the loss of precision in bfloat16."""
+    wide = torch.promote_types(model.dtype, torch.float32)
+    drift, allowed, note = _drift(model, batch, plain), 0.1, "median over positions"
+    if isinstance(reference, str):
+        yield Line("logits = reference", None, note=reference)
+        yield Line("gradients = autograd on the reference", None, note=reference)
+    else:
+        given, limit = reference.logits(batch.tokens), REFERENCE[model.dtype]
+        yield Line(f"logits = {reference.name}", relative(plain, given), limit)
+        probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=wide)
+        probe = probe.to(plain.device, plain.dtype)
+        yield _gradients(model, batch, reference, probe, limit)
+        if drift is not None:
+            base = _spread(reference.half_logits(batch.tokens), given)
+            allowed, note = DRIFT * base + 1e-3, f"median over positions; the reference's is {base:.1e}"
+    if drift is None:
+        yield Line("drift in bfloat16", None, note=f"the model is in {model.dtype}".replace("torch.", ""))
+    else:
+        yield Line("drift in bfloat16", drift, allowed, note)
+
+
+def _gradients(
+    model: Transformer, batch: Batch, reference: Reference, probe: Float[Tensor, "b p v"], limit: float
+) -> Line:
+    claim, config = f"gradients = autograd on {reference.name}", model.config
+    if why := config.block.why_not("gradients") or config.block.why_not("embed"):
+        return Line(claim, None, note=f"refused: {why}")
+    seen = observe(
+        model, batch, [Read("hook_embed", grad=True)], metric=lambda logits: (logits * probe).sum()
+    )
+    ours = seen.trace["hook_embed"] * config.embed_scale
+    return Line(claim, relative(ours, reference.gradient(batch.tokens, probe)), limit)
+
+
+def _drift(model: Transformer, batch: Batch, plain: Float[Tensor, "b p v"]) -> float | None:
+    if model.dtype not in (torch.float32, torch.float64):
+        return None
+    half = copy.deepcopy(model).bfloat16()
+    if batch.memory is not None:
+        batch = replace(batch, memory=replace(batch.memory, states=batch.memory.states.bfloat16()))
+    return _spread(observe(half, batch).output, plain)
+
+
+def _worst(errors: Iterable[float]) -> float:
+    """The largest of them, or not a number if one is not, which `max` would lose."""
+    return float(torch.tensor([0.0, *errors], dtype=torch.float64).max())
+
+
+def _spread(actual: Tensor, expected: Tensor) -> float:
+    """Root mean square difference relative to that of the expected values: the median over positions.
+
+    The median, since rounding may send a token to another expert, which is no loss of precision.
+    """
+    wide = torch.promote_types(expected.dtype, torch.float32)
+    difference = actual.to(expected.device, wide) - expected.to(wide)
+    each = difference.square().mean(-1) / expected.to(wide).square().mean(-1)
+    return float(each.sqrt().median()) if bool(each.isfinite().all()) else math.nan
+
+
+def _everything(model: Transformer, batch: Batch) -> dict[str, Tensor]:
+    """Every site of one pass by name, on demand ones included, and its output."""
+    seen = observe(model, batch, [Read(name) for name in names(model.config, on_demand=True)])
+    return {read.site: value for read, value in seen.trace.items()} | {"output": seen.output}
+
+
+def _measured(error: Callable[[], float | None]) -> float | None:
+    """The error of a sum that the accessors check themselves, also where it is too large for them."""
+    try:
+        return error()
+    except IncompleteSumError as broken:
+        return broken.error
+
+
+def _parts(model: Transformer, seen: dict[str, Tensor]) -> Line:
+    added = [f"hook_{name}" for name in model.config.sublayers]
+    lacks = {layer: why for site in added for layer, why in _lacking(model.config, site).items()}
+    if lacks or not added:
+        why = next(iter(lacks.values()), model.config.block.why_not("blocks.0.hook_attn_out"))
+        return Line("residual parts sum", None, note=why)
+    error = _measured(lambda: by_sublayer(seen, model).error)
+    return Line("residual parts sum", error, TOLERANCE[model.dtype])
+
+
+def _heads(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
+    cross = mixer == "cross_attn"
+
+    def worst() -> float:
+        layers = (i for i in range(model.config.n_layers) if i not in lacks)
+        return _worst(head_parts(seen, model, i, cross=cross).error or 0.0 for i in layers)
+
+    lacks = _lacking(model.config, f"{mixer}.hook_z")
+    if len(lacks) == model.config.n_layers:
+        return Line(f"heads + bias = {mixer}_out", None, note=lacks[0])
+    return Line(f"heads + bias = {mixer}_out", _measured(worst), TOLERANCE[model.dtype])
+
+
+def _splitting(model: Transformer, mixer: str) -> list[int]:
+    """The layers whose z is the pattern of their values."""
+    mixers = enumerate(model.config.mixers)
+    return [layer for layer, kind in mixers if mixer == "cross_attn" or kind.traits.additive]
+
+
+def _values(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
+    heads, errors = Weights(model).kv_head(), []
+    for i in _splitting(model, mixer):
+        site = f"blocks.{i}.{mixer}.hook_"
+        pattern, v = seen[f"{site}pattern"], seen[f"{site}v"][:, :, heads]
+        z = einsum(pattern, v, "b h q k, b k h e -> b q h e")
+        errors.append(relative(seen[f"{site}z"], z))
+    return Line(f"{mixer} pattern @ v = z", _worst(errors), SAME[model.dtype])
+
+
+def _lengths(batch: Batch) -> list[int]:
+    """Different lengths for the rows of a batch, the first one full."""
+    n = batch.tokens.shape[1]
+    return [max(1, n - 3 * i) for i in range(len(batch))]
+
+
+def _padded(model: Transformer, batch: Batch, side: Side) -> float:
+    lengths, errors = _lengths(batch), []
+    rows = [row[:n].tolist() for row, n in zip(batch.tokens, lengths, strict=True)]
+    padded = Batch.of(rows, side=side).to(model.device)
+    output = observe(model, replace(padded, memory=batch.memory)).output
+    for i, (row, n) in enumerate(zip(batch.split(1), lengths, strict=True)):
+        alone = observe(model, replace(row, tokens=row.tokens[:, :n])).output[0]
+        errors.append(relative(output[i, -n:] if side == "left" else output[i, :n], alone))
+    return _worst(errors)
+
+
+def _packed(model: Transformer, batch: Batch) -> float:
+    """Two texts in each row against each alone; rows keep their memory."""
+    n, errors = batch.tokens.shape[1], []
+    cut = max(1, n // 3)
+    documents = (torch.arange(n, device=batch.tokens.device) >= cut).long().expand_as(batch.tokens)
+    packed = observe(model, replace(batch, documents=documents)).output
+    for part in (slice(0, cut), slice(cut, n)):
+        if batch.tokens[:, part].numel():
+            alone = observe(model, replace(batch, tokens=batch.tokens[:, part])).output
+            errors.append(relative(packed[:, part], alone))
+    return _worst(errors)
+
+
+def _stepwise(model: Transformer, batch: Batch, plain: Float[Tensor, "b p v"]) -> float:
+    rows, n = batch.tokens.shape
+    cache = model.new_cache(rows, n)
+    outputs = []
+    for part in batch.tokens.split([max(1, n // 2)] + [1] * (n - max(1, n // 2)), 1):
+        outputs.append(model(part, cache=cache, memory=batch.memory))
+    return relative(torch.cat(outputs, 1), plain)

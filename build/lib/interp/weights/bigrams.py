@@ -1,0 +1,201 @@
+"""What the direct path, embedding to unembedding, knows of a corpus: a bigram table against the corpus' own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.results import labelled
+from interp.core.stats import Partial, wide
+from interp.core.tiles import row_tiles
+from interp.data.batch import Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.model.loss import predicted
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, Question
+from interp.passes.frozen import final_norm
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import Embedding, HeadCircuits
+from interp.weights.token_pairs import worded
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True)
+class BigramTable(Question):
+    """How well the direct path tells the next token of a corpus; `bigram_table` describes the result."""
+
+    folded: bool = True
+    """Whether the final norm is part of the path, at each row's own scale."""
+    embedding: Embedding = "token"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Analysis:
+        """Counts of neighbours per batch, no pass; the direct path at the end."""
+        circuits = HeadCircuits(model, self.folded, embedding=self.embedding)
+        circuits.config.require_tokens("a bigram table")
+        _ = circuits.bare_unembedding  # refuses a model whose direct path is not linear
+        return Analysis(
+            self.name,
+            partial(_neighbours, d_vocab=circuits.config.d_vocab),
+            PairCounts,
+            partial(_finish, name=self.name, circuits=circuits, text=model.text),
+        )
+
+
+@public(renamed={"circuits": "model", "tokens": "data"})
+def bigram_table(
+    model: Model,
+    data: DataSource | Data,
+    *,
+    folded: bool = True,
+    embedding: Embedding = "token",
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """How well the direct path E W_U tells the next token of a corpus, token by token.
+
+    Returns Dataset[token, score] for every token a that something follows: `value`, `null`, the same of the corpus'
+    unigram frequencies, and `n`, how often a is followed. Scores: `kl` = KL(p(. | a) || softmax(E_a W_U)) in nats,
+    p the corpus' frequencies; `correlation`, Pearson's over the vocabulary (NaN for uniform ones). `overall`
+    and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information
+    of neighbours. The coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer
+    Transformers": kl = 0 is the best one can do.
+    data: texts or ids, of any size; prompts and packed texts are not joined.
+    folded: the final norm is at each row's own scale (a softmax has a temperature); beta and b_U are left out.
+    Caveat: rare tokens make the corpus' own frequencies too sharp, so that kl has a floor above 0.
+    Errors: ValueError for no two neighbours, or a model without logits that are linear in the stream.
+
+    Example:
+        >>> found = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
+        >>> found.sizes["token"], found.score.values.tolist()
+        (2, ['kl', 'correlation'])
+    """
+    question = BigramTable(folded, embedding)
+    return answered(question, model, data, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class PairCounts:
+    """How often each pair of neighbours came, the pair as first * d_vocab + second; a reduction of `pair`."""
+
+    codes: Int[Tensor, "n"]
+    """Sorted."""
+    counts: Int[Tensor, "n"]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> PairCounts:
+        """The pairs of one batch; -1 is none."""
+        given = values["pair"]
+        return cls(*given[given >= 0].unique(return_counts=True))
+
+    def merge(self, other: PairCounts) -> PairCounts:
+        """The pairs of both parts."""
+        codes, place = torch.cat((self.codes, other.codes)).unique(return_inverse=True)
+        counts = torch.zeros_like(codes).index_add(0, place, torch.cat((self.counts, other.counts)))
+        return PairCounts(codes, counts)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Everything it holds, by name."""
+        return {"codes": self.codes, "counts": self.counts}
+
+    @classmethod
+    def load(cls, tensors: Mapping[str, Tensor]) -> PairCounts:
+        """The counts whose `tensors` these are."""
+        return cls(**tensors)
+
+
+def _neighbours(trace: Trace, batch: Batch, model: Transformer, d_vocab: int) -> Mapping[str, Tensor]:
+    """Every token with the one that follows it in the same text, -1 where none does."""
+    codes = torch.full_like(batch.tokens, -1, dtype=torch.long)
+    codes[:, :-1] = batch.tokens[:, :-1].long() * d_vocab + batch.tokens[:, 1:]
+    known = torch.ones_like(batch.real)
+    known[:, -1] = False
+    if (counted := predicted(batch.keep, batch.documents)) is not None:
+        known[:, :-1] &= counted
+    return {"pair": batch.by_text(codes, known, -1)}
+
+
+@torch.no_grad()
+def _finish(merged: Partial, name: str, circuits: HeadCircuits, text: Text) -> xr.Dataset:
+    assert isinstance(merged, PairCounts)
+    if not len(merged.codes):
+        raise ValueError("rows of at least two tokens are required, got no two neighbours")
+    d_vocab = circuits.config.d_vocab
+    codes, counts = merged.codes.cpu(), merged.counts.cpu().double()
+    pairs = torch.stack((codes // d_vocab, codes % d_vocab))
+    first, index = pairs[0].unique(return_inverse=True)
+    total = torch.zeros(len(first), dtype=torch.float64).index_add(0, index, counts)
+    rows = wide(circuits.embedded_tokens(first))
+    if circuits.folded:
+        rows = final_norm(circuits.network).of(rows).through(rows) * circuits.config.logit_scale
+    log_q, spread = _log_softmax_at(rows, wide(circuits.bare_unembedding), index, pairs[1])
+    unigram = torch.zeros(d_vocab, dtype=torch.float64).index_add(0, pairs[1], counts) / counts.sum()
+    p, u = counts / total[index], unigram[pairs[1]].log()
+    direct = torch.stack(_agreement(p, log_q, spread, index, d_vocab), -1)
+    base = _spread(unigram[None].clone()).expand(len(first))
+    null = torch.stack(_agreement(p, u, base, index, d_vocab), -1)
+    overall, null_overall = ((each * total[:, None]).sum(0) / total.sum() for each in (direct, null))
+    cells = ("token", "score")
+    return labelled(
+        name,
+        {
+            "value": (cells, direct), "null": (cells, null), "n": (cells, total.long()[:, None].expand(-1, 2)),
+            "overall": (("score",), overall), "null_overall": (("score",), null_overall),
+        },
+        coords={
+            **worded(text, "token", first, ("token",)), "score": ["kl", "correlation"],
+            "unit": ("score", ["nats", "Pearson's r"]),
+        },
+        units="see the coordinate unit",
+        attrs={
+            "kl": "KL(corpus || softmax)", "null": "the corpus' unigram frequencies",
+            "folded": int(circuits.folded), "embedding": circuits.embedding,
+        },
+    )  # fmt: skip
+
+
+def _log_softmax_at(
+    a: Float[Tensor, "n d"], b: Float[Tensor, "d v"], index: Int[Tensor, "c"], column: Int[Tensor, "c"]
+) -> tuple[Float[Tensor, "c"], Float[Tensor, "n"]]:
+    """log softmax of the rows of `a @ b` at some entries (sorted by row), and each row's spread; by tiles."""
+    chosen, spreads = [], []
+    for start, tile in row_tiles(a, b):
+        here = (index >= start) & (index < start + len(tile))
+        tile.sub_(tile.logsumexp(-1, keepdim=True))
+        chosen.append(tile[(index[here] - start).to(tile.device), column[here].to(tile.device)])
+        spreads.append(_spread(tile.exp_()))
+    return torch.cat(chosen).double().cpu(), torch.cat(spreads).double().cpu()
+
+
+def _spread(q: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
+    """Summed squared deviation of each row of probabilities from 1 / v, in place; NaN where that is rounding alone."""
+    v = q.shape[-1]
+    found = torch.linalg.vector_norm(q.sub_(1 / v), dim=-1)
+    rounding = 8 * torch.finfo(q.dtype).eps / v**0.5
+    return found.masked_fill(found < rounding, torch.nan).square()
+
+
+def _agreement(
+    p: Float[Tensor, "c"],
+    log_q: Float[Tensor, "c"],
+    spread: Float[Tensor, "n"],
+    index: Int[Tensor, "c"],
+    v: int,
+) -> tuple[Float[Tensor, "n"], Float[Tensor, "n"]]:
+    """KL(p || q) of each row, and Pearson's correlation over all v entries, from the entries where p > 0."""
+    terms = torch.stack((p * (p.log() - log_q), p * (log_q.exp() - 1 / v), p.square()), 1)
+    kl, shared, square = spread.new_zeros(len(spread), 3).index_add(0, index, terms).unbind(1)
+    return kl, shared / ((square - 1 / v) * spread).sqrt()

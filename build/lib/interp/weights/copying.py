@@ -1,0 +1,456 @@
+"""What heads copy and whom they match, over the whole vocabulary, read off the weights and never `vocab x vocab`.
+
+Row convention: the full OV circuit is E W_V W_O U `[source, output]`, the full QK circuit E W_Q W_K^T E^T `[query,
+key]`. Both have rank d_head: spectra come from d_head x d_head products, ranks from tiles. Elhage et al. 2021, "A
+Mathematical Framework for Transformer Circuits"; Olsson et al. 2022.
+
+`copying_scores` measure copying as behaviour: how much of what a head's output raises, when it attends to a token, is
+that token itself (Olsson et al. 2022, "Copying" among the head activation evaluators).
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from einops import einsum, rearrange
+from jaxtyping import Bool, Complex, Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.core.boundary import public, shape_text
+from interp.core.factored import FactoredMatrix
+from interp.core.haar import haar_frames
+from interp.core.results import Score, scored
+from interp.core.stats import Moments, two_sided_p, wide
+from interp.model.parts import Part
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Alone, Question
+from interp.passes.frozen import final_norm
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import (
+    Embedding,
+    HeadCircuits,
+    as_circuits,
+    by_layer,
+    head_names,
+    over_vocabulary,
+)
+from interp.weights.random_heads import random_heads
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+STEPS = 4096
+"""Points of the integral that gives the chance level; its error is below 1e-6."""
+
+
+def copying_scores(
+    values: Sequence[Float[Tensor, "b s g e"]], tokens: Int[Tensor, "b s"], model: Transformer
+) -> Float[Tensor, "b l h"]:
+    """The copying score of each row and head: 1 for a head that raises only what it attends to, -1 if never that.
+
+    values: of each layer, at each of the distinct tokens of a sample. Direct path: value W_O, the final norm's linear
+    part, W_U, minus the mean over the vocabulary, ReLU. With a the rise of the attended token and S that of the whole
+    sample (a included), r = a / (a + S) lies in [0, 1/2]; the score is 4 r - 1, averaged over the sample's tokens.
+    0 is not chance: `chance_copying` is. A token at which nothing in the sample is raised counts as chance.
+    The norm's scale cancels, and so does every other positive factor on what a head writes.
+    """
+    weights, circuits = Weights(model), HeadCircuits(model, folded=True)
+    direction = unembedding_rows(model, tokens)
+    chance = chance_copying(tokens.shape[1])
+    layers = []
+    for layer, value_bsge in enumerate(values):
+        folded = einsum(wide(circuits.ov(Part("attn", layer)).B), direction, "h e d, b t d -> b h e t")
+        value_bshe = wide(value_bsge[:, :, weights.kv_head()])
+        logits = einsum(value_bshe, folded, "b s h e, b h e t -> b h s t")
+        layers.append(raised_share(logits, chance).mean(-1))
+    return torch.stack(layers, 1)
+
+
+def unembedding_rows(model: Transformer, tokens: Int[Tensor, "*b"]) -> Float[Tensor, "*b d"]:
+    """What each token's logit reads of the final stream: W_U after the norm at scale 1, less its vocabulary mean."""
+    weights = Weights(model)
+    columns = wide(weights.W_U.mT[tokens])
+    columns = columns - weights.W_U.mean(1, dtype=columns.dtype)
+    return wide(final_norm(model).back(columns))
+
+
+def raised_share(logits: Float[Tensor, "*b s s"], chance: float) -> Float[Tensor, "*b s"]:
+    """4 a / (a + S) - 1 of every row of logits: a the positive part of the diagonal entry, S of the whole row."""
+    raised = logits.relu()
+    own, total = raised.diagonal(dim1=-2, dim2=-1), raised.sum(-1)
+    return torch.where(total > 0, 4 * own / (own + total) - 1, chance)
+
+
+def chance_copying(n: int) -> float:
+    """The expected copying score of a random head on samples of n tokens (about -0.86 for 25).
+
+    Its logits are independent Gaussians. With a and X the positive parts of one and of the n - 1 others,
+    E[a / (2 a + X)] = integral over t >= 0 of E[a exp(-2 t a)] E[exp(-t X)], both known through erfcx.
+    """
+    u = (torch.arange(STEPS, dtype=torch.float64) + 0.5) / STEPS
+    t = u / (1 - u)
+    own = 1 / math.sqrt(2 * math.pi) - t * torch.special.erfcx(math.sqrt(2) * t)
+    other = 0.5 + 0.5 * torch.special.erfcx(t / math.sqrt(2))
+    ratio = (own * other ** (n - 1) / (1 - u).square()).mean()
+    return float(4 * ratio / (1 - 0.5**n) - 1)
+
+
+HEADS = (256, 1024)
+"""The fewest and the most random heads of a null."""
+PARTNERS = 4
+"""How many of them share a frame on either side: each frame costs more than a head's eigenvalues."""
+KEPT = 2**22
+"""The most numbers in frames that are kept for the next model of the same shape."""
+POSITIVITY = "sum of eigenvalues over sum of their moduli"
+
+
+@dataclass(frozen=True, eq=False)
+class Copying(Question):
+    """How far every head copies the token it attends to; `copying` describes the result."""
+
+    folded: bool = True
+    """Whether norms are part of the circuits, as in `HeadCircuits`."""
+    embedding: Embedding = "effective"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    ranks: bool = True
+    """Whether tokens are ranked, which is nearly all of the work."""
+    sample: int | None = None
+    """How many tokens are ranked against the whole vocabulary; None = all."""
+    previous: xr.DataArray | None = None
+    """The weight `[layer, head]` of each head as one that attends to the previous token."""
+    random: int = 0
+    """How many random heads are ranked beside each head, for `p` of the ranks."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products of thin matrices, no pass."""
+        model.transformer.config.require_tokens("how far heads copy tokens")
+        circuits = HeadCircuits(model, folded=self.folded, embedding=self.embedding)
+        d_vocab = circuits.config.d_vocab
+        if self.sample is not None and not 2 <= self.sample <= d_vocab:
+            raise ValueError(f"a sample of 2 to {d_vocab} tokens is required, got {self.sample}")
+        if self.previous is not None and {"layer", "head"} != set(self.previous.dims):
+            raise ValueError(
+                "one weight per head is required, dims layer and head such as heads(model).value.sel(score="
+                f"'previous_token'), got dims {', '.join(map(str, self.previous.dims)) or 'none'}"
+            )
+        random_heads(circuits.network, self.random)  # refuses what it cannot do
+        return Alone(self.name, partial(_copying, circuits, self))
+
+
+@public()
+def copying(
+    model: Model,
+    *,
+    folded: bool = True,
+    embedding: Embedding = "effective",
+    ranks: bool = True,
+    sample: int | None = None,
+    previous: xr.DataArray | None = None,
+    random: int = 0,
+) -> xr.Dataset:
+    """How far every head copies the token it attends to, from the weights alone.
+
+    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
+    `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
+    `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
+    none exceeds in their row of the full OV circuit (Wilson's interval); `mean_rank`, how many exceed it (0 =
+    copies; no interval: a few tokens far down decide such a mean).
+    `previous` adds `matching` (see `matching_scores`; exact).
+    NaN: the circuit is zero.
+    folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
+    sample: rank only so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary.
+    previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
+    random: `p` of `top1` and `mean_rank` is how often a random head of the same layer is as far out, among so many per
+    head (`interp.weights.random_heads`), each as much work as the head's own ranks; without, it is NaN. Ranks of a
+    random head are not uniform where the embeddings are trained or tied, so that no interval over tokens tells.
+    Errors: ValueError for a sample that is not 2 to V tokens, or weights that are not one per head; ValueError and
+    AttributeError where no circuit ends in the logits (masked-LM head, no unembedding).
+
+    Example:
+        >>> previous = interp.heads(model).value.sel(score="previous_token")
+        >>> table = copying(model, previous=previous)
+        >>> table.value.dims
+        ('layer', 'head', 'score')
+    """
+    return answered(Copying(folded, embedding, ranks, sample, previous, random), model)
+
+
+@public()
+@torch.no_grad()
+def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
+    """Eigenvalue positivity of every head's full OV circuit: 1 copies, -1 does the opposite, 0 is chance.
+
+    sum(lambda) / sum(|lambda|) over the eigenvalues of E W_V W_O U (Elhage et al. 2021, "Summarizing OV/QK
+    Matrices"), which are those of the small W_O (U E) W_V; U E is one product over the vocabulary for all heads. The
+    same for W_V M and M^-1 W_O. NaN for a circuit that is zero. Caveat: eigenvectors need not be orthogonal, so a
+    positive score is no proof of copying.
+    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
+    Errors: ValueError for circuits with biases, which have no square form.
+
+    Example:
+        >>> eigenvalue_scores(model).shape
+        torch.Size([3, 8])
+    """
+    circuits = as_circuits(circuits)
+    _refuse_biases(circuits)
+    circuits.config.require_tokens("an eigenvalue score")
+    scores = []
+    for layer in range(circuits.config.n_layers):
+        ov = circuits.ov(Part("attn", layer))
+        cycled = FactoredMatrix(wide(ov.A), circuits.around(ov.B))
+        scores.append(positivity(cycled.eigenvalues()))
+    return torch.stack(scores)
+
+
+@public()
+@torch.no_grad()
+def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h"]) -> Float[Tensor, "l h"]:
+    """Eigenvalue positivity of "attend where the token before was mine": near 1 for induction heads.
+
+    NaN in layer 0, which reads no head, and in layers whose scores do not come from q . k: they have no QK circuit.
+
+    A head of layer l scores query token a against a key whose predecessor was b by E_a W_QK (E_b P)^T, P = the sum over
+    the heads i of layers below l of previous[i] W_OV_i: what they wrote about b, as far as they attend to the previous
+    token. Row form of Elhage et al. 2021, "induction heads" (W_E^T W_QK W_OV W_E), summed over heads as in Olsson et
+    al. 2022 (QK eigenvalue trace). The eigenvalues are those of W_K^T P^T (E^T E) W_Q, d_head x d_head.
+
+    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
+    previous: the weight of each head, such as its previous-token score. Under rotary positions QK is the content term
+    at offset 0. Norms between the two heads are at scale 1, if folded at all.
+    Errors: ValueError for circuits with biases, or weights of another shape or that are not finite.
+    """
+    circuits = as_circuits(circuits)
+    return torch.stack([scores for scores, _ in _matching(circuits, previous)])
+
+
+def _matching(
+    circuits: HeadCircuits, previous: Float[Tensor, "l h"], draws: int | None = 0
+) -> Iterator[tuple[Float[Tensor, "h"], RandomHeads]]:
+    """The matching scores of each layer, and those of random heads in their place."""
+    _refuse_biases(circuits)
+    config = circuits.config
+    if previous.shape != (config.n_layers, config.n_heads) or not bool(previous.isfinite().all()):
+        raise ValueError(
+            f"one finite weight per head is required, {shape_text((config.n_layers, config.n_heads))}, got "
+            f"{shape_text(previous.shape)}{'' if previous.isfinite().all() else ' with NaN or infinity'}"
+        )
+    gram = over_vocabulary(circuits.embedded.mT, circuits.embedded)
+    weight, written = previous.to(gram), torch.zeros_like(gram)
+    for layer in range(config.n_layers):
+        heads = Part("attn", layer)
+        ov = circuits.ov(heads)
+        if config.mixers[layer].traits.bilinear:
+            qk, through = circuits.qk(heads), written.mT @ gram
+            cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ through)
+            random = RandomHeads.of(partial(torch.matmul, other=through), qk.svd()[1], config.d_model, draws)
+            yield positivity(cycled.eigenvalues()), random
+        else:
+            yield torch.full_like(gram[0, : config.n_heads], torch.nan), RandomHeads(gram.new_empty(0))
+        values = einsum(weight[layer], wide(ov.A), "h, h d e -> d h e")
+        written = written + values.flatten(1) @ rearrange(wide(ov.B), "h e d -> (h e) d")
+
+
+@dataclass(frozen=True, eq=False)
+class RandomHeads:
+    """The eigenvalue scores of random heads among this model's embeddings: what a score of its own heads is held to.
+
+    A random head has the singular values of one of the model's (that is not zero) between directions that are uniformly
+    random: Haar frames of the stream, drawn with a fixed seed, on either side. Trained embeddings share large
+    directions, so such scores spread far wider than the 1.5 / d_head of Gaussian embeddings.
+    """
+
+    scores: Float[Tensor, "n"]
+
+    @classmethod
+    def of(
+        cls,
+        back: Callable[[Tensor], Tensor],
+        spectra: Float[Tensor, "h e"],
+        d_model: int,
+        draws: int | None = None,
+        seed: int = 0,
+    ) -> RandomHeads:
+        """Scores of random circuits A B.
+
+        back: takes what is written, rows `[... d]` of B, through the vocabulary to the directions that are read, so
+        that the small product is `back(B) A`. spectra: the singular values of the model's own circuits.
+        draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues take
+        longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
+        """
+        spectra = spectra[(spectra > 0).any(1)]
+        if not len(spectra):
+            return cls(torch.empty(0, dtype=torch.float64))
+        width = spectra.shape[1]
+        if draws is None:
+            draws = min(max(HEADS[0], HEADS[1] * 48**2 // width**2), HEADS[1])
+        n = -(-draws // PARTNERS)
+        drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
+        read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
+        read, written = read.to(spectra), back(written.to(spectra).mT)
+        own = spectra[order.to(spectra.device) % len(spectra)][:, None]
+        small = torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * own
+        scores = _known_positivity(small.cpu())  # as quick as an accelerator, if small
+        return cls(scores[scores.isfinite()].double())
+
+    @property
+    def mean(self) -> float:
+        """Their mean: the chance level. NaN where there are none."""
+        return float(self.scores.mean()) if len(self.scores) else math.nan
+
+    def p(self, scores: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
+        """How often a random head is as far out on the side of each score, twice: two-sided, at least 2 / (n + 1)."""
+        return two_sided_p(scores.cpu(), self.scores)
+
+
+@functools.lru_cache(maxsize=4)
+def _random_frames(
+    n: int, d_model: int, width: int, dtype: torch.dtype, seed: int
+) -> tuple[Float[Tensor, "n d e"], Float[Tensor, "n d e"], Int[Tensor, "m"]]:
+    """Frames on either side of n heads, and in which order `PARTNERS` times as many take their spectra."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = haar_frames(2 * n, d_model, width, generator, dtype)
+    return drawn[:n], drawn[n:], torch.randperm(PARTNERS * n, generator=generator)
+
+
+def _known_positivity(small: Float[Tensor, "n e e"]) -> Float[Tensor, "n"]:
+    """`positivity` of the eigenvalues, looked for once: a model is asked repeatedly, and they are most of the work."""
+    slot = _slot(hashlib.blake2b(small.numpy().tobytes(), digest_size=16).digest())
+    if not slot:
+        slot.append(positivity(torch.linalg.eigvals(small)))
+    return slot[0]
+
+
+@functools.lru_cache(maxsize=64)
+def _slot(content: bytes) -> list[Float[Tensor, "n"]]:
+    """Where the scores of random heads of this content are kept; empty at first."""
+    return []
+
+
+@torch.no_grad()
+def random_copying(
+    circuits: HeadCircuits,
+    draws: int | None = None,
+    seed: int = 0,
+    *,
+    without: Bool[Tensor, "l h"] | None = None,
+) -> RandomHeads:
+    """What `eigenvalue_scores` gives random heads: spectra of the model's OV circuits, of all layers together.
+
+    without: heads whose spectra do not count.
+    """
+    spectra = torch.cat(
+        [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(circuits.config.n_layers)]
+    )
+    return RandomHeads.of(
+        circuits.around,
+        spectra if without is None else spectra[~without.flatten().to(spectra.device)],
+        circuits.config.d_model,
+        draws,
+        seed,
+    )
+
+
+def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
+    """sum(lambda) / sum(|lambda|) in [-1, 1]; complex ones come in conjugate pairs, so the sum is real. 0 / 0 = NaN."""
+    return eigenvalues.real.sum(-1) / eigenvalues.abs().sum(-1)
+
+
+@torch.no_grad()
+def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
+    config = circuits.config
+    random, score = random_copying(circuits), eigenvalue_scores(circuits)
+    scores = {"eigenvalue": Score.exact(score, POSITIVITY, random.mean)}
+    p = {"eigenvalue": random.p(score)}
+    if asked.previous is not None:
+        weight = torch.tensor(asked.previous.transpose("layer", "head").to_numpy())
+        layers = list(_matching(circuits, weight, None))
+        found = torch.stack([score for score, _ in layers])
+        chance = found.new_tensor([null.mean for _, null in layers])[:, None]
+        scores["matching"] = Score.exact(found, POSITIVITY, chance)
+        p["matching"] = torch.stack([null.p(score) for score, null in layers])
+    if asked.ranks:
+        sources = _sampled(config.d_vocab, asked.sample)
+        ranked = _rank_scores(circuits, sources)
+        scores |= ranked
+        others = [
+            _rank_scores(HeadCircuits(each, folded=asked.folded, embedding=asked.embedding), sources)
+            for each in random_heads(circuits.network, asked.random)
+        ]
+        for name in ranked if others else ():
+            chance = torch.stack([each[name].value for each in others], 1).flatten(1)[:, None]
+            p[name] = two_sided_p(ranked[name].value, chance)
+    missing = torch.full_like(p["eigenvalue"], torch.nan)
+    return scored(
+        asked.name,
+        scores,
+        ("layer", "head"),
+        coords={
+            "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
+        },
+        others={"p": (("layer", "head", "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
+        attrs={
+            "folded": int(asked.folded), "embedding": asked.embedding,
+            "interval": "95 % over tokens of the vocabulary: Wilson",
+            "null": f"eigenvalues: the mean of {len(random.scores)} random heads in these embeddings; ranks: uniform",
+            "p": "two-sided; eigenvalues: against the same random heads; ranks: against those of the same layer",
+        },
+    )  # fmt: skip
+
+
+def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
+    """The tokens to rank; None = all."""
+    if sample is None:
+        return None
+    return torch.randperm(d_vocab, generator=torch.Generator().manual_seed(0))[:sample]
+
+
+def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
+    """top1, with its interval over tokens, and mean_rank of every head; NaN where the circuit is zero."""
+    config, cells, counts = circuits.config, list[Tensor](), list[Tensor]()
+    for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
+        full = circuits.full_ov(head)
+        ranks = (full if sources is None else _own_first(full, sources)).diagonal_ranks()
+        first, rank = Moments.of((ranks == 0).double()), Moments.of(ranks.double())
+        silent = full.norm() == 0
+        shares = torch.stack((first.mean, *first.interval(share=True)))
+        places = torch.stack((rank.mean, *[torch.full_like(rank.mean, torch.nan)] * 2))
+        cells.append(torch.stack((shares, places), 1).masked_fill(silent, torch.nan))
+        counts.append(torch.stack((first.count(), rank.count())).masked_fill(silent, 0))
+    shape = (config.n_layers, config.n_heads)
+    value, low, high = torch.stack(cells, 1).unflatten(1, shape)
+    n = torch.stack(counts).unflatten(0, shape)
+
+    def score(i: int, null: float, unit: str) -> Score:
+        return Score(
+            value[..., i], low[..., i], high[..., i], n[..., i], torch.full_like(value[..., i], null), unit
+        )
+
+    return {
+        "top1": score(0, 1 / config.d_vocab, "share of the tokens"),
+        "mean_rank": score(1, (config.d_vocab - 1) / 2, "outputs ahead of the token"),
+    }
+
+
+def _own_first(full: FactoredMatrix, sources: Int[Tensor, "n"]) -> FactoredMatrix:
+    """Some rows, their own columns first, so that the tokens stay on the diagonal."""
+    ours = torch.zeros(full.shape[1], dtype=torch.bool)
+    ours[sources] = True
+    order = torch.cat((sources, (~ours).nonzero()[:, 0])).to(full.A.device)
+    return full.rows(sources.to(full.A.device)).columns(order)
+
+
+def _refuse_biases(circuits: HeadCircuits) -> None:
+    if circuits.biases:
+        raise ValueError("eigenvalues require a square circuit: HeadCircuits(biases=False), got biases=True")

@@ -1,0 +1,351 @@
+"""Weights read in the vocabulary: singular directions, single neurons, any vector of the stream, as lists of tokens.
+
+A direction that is WRITTEN to the stream is read by what it adds to the logits, `d W_U`, the final norm at scale 1 and
+centred over the vocabulary (logits have no zero of their own). A direction that is READ from the stream is scored by
+every token's embedding, `W_E d`, the norm before it folded in. Geva et al. 2022 (value vectors); Dar et al. 2022,
+"Analyzing Transformers in Embedding Space". Both ends of every list are given: activations can be negative.
+
+Caveats: `W_E d` is an inner product. As coordinates of d in the vocabulary it uses W_E^T where a right inverse of W_E
+belongs (Dar et al. justify it by the overlap of the top tokens). A late layer reads what earlier layers wrote, not bare
+embeddings, and writes to be read by later ones: these lists see neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Shaped
+from torch import Tensor
+
+from interp.core.boundary import listed, public, shape_text
+from interp.core.results import labelled
+from interp.core.stats import wide
+from interp.data.batch import Text
+from interp.model.config import MLP, ModelConfig
+from interp.model.parts import Named, Part, as_part, as_parts
+from interp.model.weights import Weights
+from interp.passes.analysis import Alone, Question
+from interp.passes.frozen import input_norm, output_norm
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import HeadCircuits
+from interp.weights.token_pairs import worded
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Matrix = Literal["OV", "QK", "W_in", "W_gate", "W_out"]
+Side = Literal["read", "written"]
+ENDS = ("top", "bottom")
+"""The two ends of a list: the largest scores and the smallest, rank 0 the most extreme."""
+UNITS: Mapping[str, str] = {"written": "logits", "read": "W_E . direction"}
+"""What a token's number is; queries and keys are read."""
+SEE_UNIT = "see the coordinate unit"
+_CONVENTIONS = {
+    "read": "W_E . direction, the norm before it at scale 1",
+    "written": "logits, final norm at scale 1, centred over the vocabulary",
+    "inverse": "W_E^T stands for the right inverse of W_E (Dar et al. 2022)",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Directions(Question):
+    """Vectors of the residual stream as lists of tokens; `directions` describes the result."""
+
+    vectors: Shaped[Tensor, "*n d"]
+    """One vector, or one per row."""
+    side: Side = "written"
+    """written: what a vector adds to the logits; read: every token's embedding along it."""
+    top: int | None = None
+    """How many tokens are listed at each end."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products with the embedding or the unembedding, no pass."""
+        circuits = HeadCircuits(model, folded=True)
+        width = circuits.config.d_model
+        given = torch.as_tensor(self.vectors)
+        fits = given.ndim in (1, 2) and given.shape[-1] == width and given.numel() > 0
+        if not fits or not given.is_floating_point() or not bool(given.isfinite().all()):
+            raise ValueError(
+                f"finite vectors of the stream, [{width}] or [direction, {width}], are required, got {given.dtype} of "
+                f"shape {shape_text(given.shape)}"
+            )
+        most = circuits.config.n_outputs if self.side == "written" else circuits.config.d_vocab
+        asked = replace(self, top=listed(self.top, 10, most))
+        return Alone(self.name, partial(_directions, circuits, model.text, asked))
+
+
+@dataclass(frozen=True)
+class SingularDirections(Question):
+    """The strongest singular directions of a matrix as lists of tokens; `singular_directions` describes the result."""
+
+    matrix: Matrix
+    """OV or QK of a head, or W_in, W_gate or W_out of an MLP."""
+    part: Named
+    """The head or the MLP that has it."""
+    offset: int | None = None
+    """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
+    count: int = 10
+    """How many directions."""
+    top: int | None = None
+    """How many tokens are listed at each end."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """A decomposition of thin factors, no pass."""
+        circuits = HeadCircuits(model, folded=True)
+        if self.offset is not None and self.matrix != "QK":
+            raise ValueError(f"an offset requires QK, got {self.matrix}")
+        part, config = _owner(circuits.config, self.matrix, self.part), circuits.config
+        circuits.checked_offsets(self.offset, cross=part.kind == "cross_head")
+        width = config.head_width if part.index is not None else getattr(config.mlp, "d_mlp", 0)
+        most = min(width, config.d_model)
+        if not 1 <= self.count <= most:
+            raise ValueError(f"{self.matrix} has 1 to {most} singular directions, got count={self.count}")
+        config.require_tokens("what a matrix reads and writes as tokens, side by side,")
+        asked = replace(self, top=listed(self.top, 10, config.d_vocab))
+        return Alone(self.name, partial(_singular_directions, circuits, model.text, part, asked))
+
+
+@dataclass(frozen=True)
+class Neurons(Question):
+    """What MLP neurons read and write, as lists of tokens; `neurons` describes the result."""
+
+    parts: Named | Sequence[Named]
+    """The neuron, or several."""
+    top: int | None = None
+    """How many tokens are listed at each end."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products with the embedding and the unembedding, no pass."""
+        circuits = HeadCircuits(model, folded=True)
+        config = circuits.config
+        _check_mlp(config)
+        chosen = as_parts(self.parts, config, ("neuron",), "a neuron, such as L0N17,")
+        config.require_tokens("what neurons read and write as tokens, side by side,")
+        asked = replace(self, top=listed(self.top, 10, config.d_vocab))
+        return Alone(self.name, partial(_neurons, circuits, model.text, chosen, asked))
+
+
+@public()
+def directions(
+    model: Model, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int | None = None
+) -> xr.Dataset:
+    """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
+
+    side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the vocabulary
+    (`model.b_out`, `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of `model.W_out[2]`); "read", every
+    token's embedding along it, W_E v (a column of `model.W_Q[0, 1].mT`, a probe). Returns Dataset[direction, end,
+    rank]: `value`, the token's number; `token`, its text, and `token_id`; `norm`[direction], the vector's length.
+    `end`: top and bottom, rank 0 the most extreme.
+    Caveat: vectors are taken as they stand in the stream. The norm that a matrix reads through, or that its output
+    passes (sandwich norms), is not folded in; `neurons` and `singular_directions` do that.
+    Errors: ValueError for vectors that are not of floating type, finite and as wide as the stream, or more tokens than
+    the vocabulary has.
+
+    Example:
+        >>> directions(model, model.b_out, top=5).token.sel(direction=0, end="top").shape
+        (5,)
+    """
+    return answered(Directions(vectors, side, top), model)
+
+
+@public(renamed={"k": "count", "layer": "part, such as 'L3H5'", "head": "part, such as 'L3H5'"})
+def singular_directions(
+    model: Model,
+    matrix: Matrix,
+    part: Named,
+    *,
+    offset: int | None = None,
+    count: int = 10,
+    top: int | None = None,
+) -> xr.Dataset:
+    """The strongest singular directions of a head's OV or QK or of an MLP's matrix, each as a list of tokens.
+
+    M = sum_i s_i u_i v_i^T in row convention: along u_i the matrix reads, along v_i it writes, s_i times as much. QK
+    writes nothing: a query along u_i looks for keys along v_i. With norms folded in (`HeadCircuits(folded=True)`).
+    Returns Dataset[direction, side, end, rank]: `value`, the token's number, in the `unit` of its side; `token`, its
+    text, and `token_id`; `singular_value`[direction]. `side`: read and written for OV, query and key for QK, read for
+    W_in and W_gate (a gated MLP's), written for W_out; `end`: top and bottom, rank 0 the most extreme.
+    part: the head (`"L1H2"`) or the MLP (`"L1.mlp"`) that has the matrix. count: how many directions. top: how many
+    tokens of each end.
+    offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in `HeadCircuits.qk`.
+    u_i and v_i have one common sign, which is arbitrary; here the token of the largest absolute score on the last side
+    is positive. Directions of equal singular values are arbitrary up to rotation. Invariant to W_V -> W_V M, W_O ->
+    M^-1 W_O.
+    Errors: IndexError for a layer or head that does not exist; ValueError for a part that has no such matrix, an offset
+    without rotary QK, more directions than the rank's bound, or more tokens than the vocabulary has.
+
+    Example:
+        >>> found = singular_directions(model, "OV", "L1H2", count=3, top=5)
+        >>> found.token.sel(side="written", end="top").shape
+        (3, 5)
+    """
+    return answered(SingularDirections(matrix, part, offset, count, top), model)
+
+
+@public(renamed={"layer": "parts, such as 'L3N17'", "index": "parts, such as 'L3N17'"})
+def neurons(model: Model, parts: Named | Sequence[Named], *, top: int | None = None) -> xr.Dataset:
+    """What MLP neurons read and write, as lists of tokens.
+
+    Neuron i reads the stream along column i of W_in (and of W_gate, if the MLP is gated) and writes n_i times row i of
+    W_out: n_i (W_out[i] . W_U) is what it adds to the logits directly (Geva et al. 2022). Norms are folded in as in
+    `HeadCircuits(folded=True)`. Returns Dataset[part, matrix, end, rank]: `value`, the token's number, in the `unit` of
+    its matrix; `token`, its text, and `token_id`; `norm`[part, matrix]. `part`: the neurons' names; `matrix`: W_in
+    (W_gate, W_in) and W_out; `end`: top and bottom, rank 0 the most extreme.
+    parts: the neuron by name, `"L0N17"`, or several, of any layers.
+    Errors: IndexError for a layer or neuron that does not exist; ValueError for a model without neurons of its own
+    (attention-only, mixture of experts, two MLPs in a block), or more tokens than the vocabulary has.
+
+    Example:
+        >>> found = neurons(model, ["L0N3", "L0N17"], top=5)
+        >>> found.token.sel(part="L0N17", matrix="W_out", end="bottom").shape
+        (5,)
+    """
+    return answered(Neurons(parts, top), model)
+
+
+@torch.no_grad()
+def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> xr.Dataset:
+    embedded, unit = circuits.embedded, UNITS[asked.side]
+    rows = asked.vectors.detach().reshape(-1, circuits.config.d_model)
+    rows = rows.to(embedded.device, wide(embedded[:0]).dtype)
+    told = text.of_outputs if asked.side == "written" else text
+    value, coords = _listed(_scores(circuits, rows, asked.side), asked.top, ("direction",), told)
+    return labelled(
+        asked.name,
+        {"value": value, "norm": (("direction",), rows.norm(dim=-1))},
+        coords={"direction": range(len(rows)), **coords},
+        units={"value": unit, "norm": "length"},
+        attrs={"unit": unit, "side": asked.side, **_CONVENTIONS},
+    )
+
+
+@torch.no_grad()
+def _singular_directions(
+    circuits: HeadCircuits, text: Text, part: Part, asked: SingularDirections
+) -> xr.Dataset:
+    s, vectors = _singular(circuits, asked.matrix, part, asked.offset)
+    scores = torch.stack([_scores(circuits, x[:, : asked.count].mT, side) for side, x in vectors.items()], 1)
+    scores = scores * _sign(scores[:, -1])[:, None, None]
+    value, coords = _listed(scores, asked.top, ("direction", "side"), text)
+    return labelled(
+        asked.name,
+        {"value": value, "singular_value": (("direction",), s[: asked.count])},
+        coords={
+            "direction": range(asked.count), "side": list(vectors), **coords,
+            "unit": ("side", [UNITS.get(side, UNITS["read"]) for side in vectors]),
+        },
+        units={"value": SEE_UNIT, "singular_value": "singular value"},
+        attrs={
+            **_CONVENTIONS, "matrix": asked.matrix, "part": str(part),
+            "sign": "the largest absolute score of the last side is positive",
+        },
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: Neurons) -> xr.Dataset:
+    places = [(part.layer or 0, part.index or 0) for part in chosen]
+    layers = {layer: _mlp_matrices(circuits, layer) for layer, _ in places}
+    names = list(layers[places[0][0]])
+    sides = ["written" if name == "W_out" else "read" for name in names]
+    found, norms = [], []
+    for name, side in zip(names, sides, strict=True):
+        every = {layer: w[name] if name == "W_out" else w[name].mT for layer, w in layers.items()}
+        rows = torch.stack([every[layer][index] for layer, index in places])
+        found.append(_scores(circuits, rows, side))
+        norms.append(rows.norm(dim=-1))
+    value, coords = _listed(torch.stack(found, 1), asked.top, ("part", "matrix"), text)
+    return labelled(
+        asked.name,
+        {"value": value, "norm": (("part", "matrix"), torch.stack(norms, 1))},
+        coords={
+            "part": list(map(str, chosen)), "matrix": names, **coords,
+            "unit": ("matrix", [UNITS[side] for side in sides]),
+        },
+        units={"value": SEE_UNIT, "norm": "length"},
+        attrs=_CONVENTIONS,
+    )  # fmt: skip
+
+
+def _check_mlp(config: ModelConfig) -> None:
+    """ValueError for a model whose neurons have no weights of their own, or that has two MLPs in a block."""
+    if config.block.unusual is not None:
+        raise ValueError(f"blocks with one MLP are required, this model {config.block.unusual}")
+    if not isinstance(config.mlp, MLP):
+        raise ValueError(f"a plain or gated MLP is required, this model is {config.mlp_in_words}")
+
+
+def _owner(config: ModelConfig, matrix: Matrix, part: Named) -> Part:
+    """The head or the MLP that has the matrix. Errors: those of `singular_directions`."""
+    if matrix in ("OV", "QK"):
+        found = as_part(part, config)
+        if found.kind not in ("head", "cross_head"):
+            raise ValueError(f"a head is required for {matrix}, such as L1H2, got {found}")
+        return found
+    _check_mlp(config)
+    assert isinstance(config.mlp, MLP)
+    known = ["W_gate"] * config.mlp.gated + ["W_in", "W_out"]
+    if matrix not in known:
+        raise ValueError(f"matrix must be OV, QK or, in this model, {', '.join(known)}, got {matrix!r}")
+    found = as_part(part, config)
+    if found.kind != "mlp":
+        raise ValueError(f"an MLP is required for {matrix}, such as L1.mlp, got {found}")
+    return found
+
+
+def _singular(
+    circuits: HeadCircuits, matrix: Matrix, part: Part, offset: int | None
+) -> tuple[Float[Tensor, "s"], dict[str, Float[Tensor, "d s"]]]:
+    """Singular values and the vectors of every side, as columns."""
+    if matrix in ("OV", "QK"):
+        is_ov = matrix == "OV"
+        u, s, v = (circuits.ov(part) if is_ov else circuits.qk(part, offset=offset)).svd()
+        return s, dict(zip(("read", "written") if is_ov else ("query", "key"), (u, v), strict=True))
+    assert part.layer is not None
+    u, s, vh = torch.linalg.svd(_mlp_matrices(circuits, part.layer)[matrix], full_matrices=False)
+    return s, {"written": vh.mT} if matrix == "W_out" else {"read": u}
+
+
+def _mlp_matrices(circuits: HeadCircuits, layer: int) -> Mapping[str, Float[Tensor, "_ _"]]:
+    """W_gate (if gated) and W_in `[d m]` after the norm they read through, W_out `[m d]` before the norm it passes."""
+    weights = Weights(circuits.network).layer(layer)
+    assert weights.W_in is not None and weights.W_out is not None
+    read, out = (norm(circuits.network, layer, "mlp_out") for norm in (input_norm, output_norm))
+    into = {"W_gate": weights.W_gate, "W_in": weights.W_in}
+    folded = {name: read.reading(wide(w)) for name, w in into.items() if w is not None}
+    return {**folded, "W_out": out.through(wide(weights.W_out))}
+
+
+def _scores(circuits: HeadCircuits, vectors: Float[Tensor, "n d"], side: str) -> Float[Tensor, "n v"]:
+    """Every token's score for directions that are written, or (read, query, key) read."""
+    if side != "written":
+        return vectors @ wide(circuits.embedded).mT
+    logits = vectors @ wide(circuits.unembedding)
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def _sign(scores: Float[Tensor, "n v"]) -> Float[Tensor, "n"]:
+    """1 or -1: what makes the largest absolute score of each row positive."""
+    largest = scores.gather(1, scores.abs().argmax(1, keepdim=True))[:, 0]
+    return torch.where(largest < 0, -1.0, 1.0).to(scores)
+
+
+def _listed(
+    scores: Float[Tensor, "*n v"], top: int | None, dims: Sequence[str], text: Text
+) -> tuple[tuple[tuple[str, ...], Tensor], dict[str, object]]:
+    """The largest and the smallest scores, most extreme first, over the dims, `end` and `rank`; and their tokens."""
+    assert top is not None
+    ends = [scores.topk(top, largest=largest) for largest in (True, False)]
+    cells = (*dims, "end", "rank")
+    tokens = worded(text, "token", torch.stack([end.indices for end in ends], -2), cells)
+    return (cells, torch.stack([end.values for end in ends], -2)), {
+        "end": ENDS, "rank": range(top), **tokens,
+    }  # fmt: skip

@@ -1,0 +1,386 @@
+"""The circuits of heads: what a head moves (OV) and where it looks (QK), as factored bilinear forms.
+
+Row convention, as in `x @ M`: a head writes `x_source @ OV`, and scores `x_query @ QK @ x_key`. Elhage et al. 2021, "A
+Mathematical Framework for Transformer Circuits". Weights are read as they are: edits of activations do not concern
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.factored import FactoredMatrix
+from interp.core.stats import wide
+from interp.model.attention import Attention, CrossAttention
+from interp.model.config import MLPS, Learned, ModelConfig, Rotary, Sinusoidal
+from interp.model.edits import Edit, Zero
+from interp.model.norm import HeadNorm
+from interp.model.parts import Named, Part, as_part
+from interp.model.position import Rotation, depends_on_length, sinusoids
+from interp.model.sites import embedding_parts
+from interp.model.tap import Tap
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.frozen import final_norm, input_norm, output_norm
+from interp.passes.observe import Model, as_network
+
+Embedding = Literal["token", "effective"]
+Term = Literal["token", "position"]
+Offset = int | Sequence[int] | None
+CHUNK = 4096
+"""Vocabulary entries embedded at once."""
+WIDENED = 8192
+"""Vocabulary entries widened at once."""
+_CIRCUITS = ("head", "cross_head", "attn", "cross_attn")
+"""The kinds of part that have circuits: heads, and all heads of a layer."""
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class HeadCircuits:
+    """The QK and OV circuits of one model's heads, under one set of conventions.
+
+    model: a `HookedTransformer` or a `Transformer`. Heads are named `L1H2`, those of cross-attention `L1X2`.
+    folded: norms are part of the circuit at scale 1: gamma and LayerNorm's centring of what a head reads, the norm of
+    what it adds, query and key norms, the final norm, and the family's constant factors on the stream and the logits.
+    biases: what is read gets a constant 1 appended, and the circuit a last row (QK: row and column) for it: b_V, b_Q,
+    b_K, and, with `folded`, beta. b_O belongs to no head.
+    scaled: QK carries the factor between q . k and the attention score.
+    embedding: what a vocabulary entry puts on the stream: "token", its embedding (normed where the family norms
+    embeddings), or "effective", the same and what the MLP (the MLPs) of block 0 make of it while attention is silent.
+
+    Example:
+        >>> circuits = HeadCircuits(model, folded=True)
+        >>> circuits.ov("L1H0").eigenvalues().shape
+        torch.Size([6])
+    """
+
+    model: Model
+    folded: bool = False
+    biases: bool = False
+    scaled: bool = False
+    embedding: Embedding = "token"
+
+    def __post_init__(self) -> None:
+        if self.embedding not in ("token", "effective"):
+            raise ValueError(f"embedding must be token or effective, got {self.embedding!r}")
+        as_network(self.model)  # refuses what is no model
+
+    @cached_property
+    def network(self) -> Transformer:
+        """The model's network, without any edits of activations."""
+        return as_network(self.model).unedited
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's config."""
+        return self.network.config
+
+    def ov(self, heads: Named | None = None) -> FactoredMatrix:
+        """W_V W_O of a head `[d d]` (`"L1H2"`), of a layer's heads `[h d d]` (`"L1.attn"`) or of all `[l h d d]`.
+
+        The source is on the rows. All are those of self-attention; cross-attention's are `"L1X2"` and
+        `"L1.cross_attn"`.
+        Errors: IndexError for a layer or head that does not exist, KeyError for cross-attention a model lacks,
+        ValueError for a part that is neither, AttributeError for a layer whose mixer has no such circuit.
+        """
+        chosen = self._named(heads)
+        return self._stacked(chosen, lambda layer: self._ov(layer, cross=_is_cross(chosen)))
+
+    def qk(self, heads: Named | None = None, *, offset: Offset = None) -> FactoredMatrix:
+        """W_Q W_K^T of a head, of a layer's heads or of all, as in `ov`; query on the rows, key on the columns.
+
+        Under rotary positions it holds for a key that stands `offset` tokens before the query (None: 0): W_Q R(offset)
+        W_K^T; several offsets are one more axis in front. It is the content's part of the score: ALiBi, relative
+        buckets and soft caps come on top.
+        Errors: as in `ov`, and ValueError for an offset under other positions or outside the context.
+        """
+        chosen = self._named(heads)
+        cross = _is_cross(chosen)
+        offsets = self.checked_offsets(offset, cross=cross)
+        return self._stacked(chosen, lambda layer: self._qk(layer, offsets, cross=cross))
+
+    def full_ov(self, head: Named) -> FactoredMatrix:
+        """W_E OV W_U `[source token, output token]`: how a source token, once attended to, moves each logit.
+
+        In float32 at least; the final norm is put on W_O's side, so that no second array of W_U's size is made.
+        Errors: as `ov` and `unembedding`.
+        """
+        ov = self.ov(head).wide()
+        return FactoredMatrix(
+            wide(self.embedded) @ ov.A, self.before_unembedding(ov.B) @ wide(self.bare_unembedding)
+        )
+
+    def full_qk(
+        self, head: Named, *, offset: Offset = None, query: Term = "token", key: Term = "token"
+    ) -> FactoredMatrix:
+        """The QK circuit between vocabulary entries `[query token, key token]`, or position embeddings.
+
+        In float32 at least. For learned positions (and sinusoids) the four choices of `query` and `key` are the terms
+        of the score; with `biases` the constant goes with the tokens, so that the four sum to the whole.
+        """
+        sides = {"token": lambda: self.embedded, "position": lambda: self.positions}
+        if bad := [term for term in (query, key) if term not in sides]:
+            raise ValueError(f"query and key must be token or position, got {bad[0]!r}")
+        circuit = self.qk(head, offset=offset).wide()
+        return FactoredMatrix(wide(sides[query]()) @ circuit.A, circuit.B @ wide(sides[key]()).mT)
+
+    def direct(self) -> FactoredMatrix:
+        """W_E W_U `[token, output token]`: the path past every layer, a bigram table (zero-layer transformer)."""
+        rows = self.embedded[:, : self.config.d_model]
+        return FactoredMatrix(rows, self.unembedding)
+
+    @cached_property
+    def embedded(self) -> Float[Tensor, "v d"]:
+        """What each vocabulary entry puts on the stream, without position; with `biases` and a last column of 1."""
+        if self._is_bare():
+            return self._with_constant(self.network.embed.weight, 1.0)
+        ids = torch.arange(self.config.d_vocab, device=self.network.device)
+        found = torch.empty(len(ids), self.config.d_model, dtype=self.network.dtype, device=ids.device)
+        for chunk in ids.split(CHUNK):  # in place: the table never exists twice
+            found[chunk[0] : chunk[-1] + 1] = self._alone(chunk)
+        return self._with_constant(found, 1.0)
+
+    def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
+        """The rows of `embedded` of these vocabulary entries, without the work for all others."""
+        ids = ids.to(self.network.device)
+        return self._with_constant(
+            self.network.embed.weight[ids] if self._is_bare() else self._alone(ids), 1.0
+        )
+
+    @cached_property
+    def positions(self) -> Float[Tensor, "p d"]:
+        """What each position puts on the stream; with `biases` and a last column of 0. ValueError if none is added."""
+        kind, config = self.config.position, self.config
+        if isinstance(kind, Learned):
+            found = Weights(self.network).W_pos
+        elif isinstance(kind, Sinusoidal):
+            every = torch.arange(config.n_ctx, device=self.network.device)[None]
+            found = sinusoids(kind, every, config.d_model, self.network.dtype)[0]
+        else:
+            raise ValueError(
+                f"position terms require positions that are added to the stream, not {_kind(kind)}"
+            )
+        return self._with_constant(found, 0.0)
+
+    @cached_property
+    def unembedding(self) -> Float[Tensor, "d v"]:
+        """W_U; with `folded` after the final norm at scale 1 and times the factor on the logits.
+
+        Errors: AttributeError without an unembedding, ValueError after a masked-LM head, which is not linear.
+        """
+        found = self.bare_unembedding
+        if not self.folded:
+            return found
+        return final_norm(self.network).reading(found) * self.config.logit_scale
+
+    @property
+    def bare_unembedding(self) -> Float[Tensor, "d v"]:
+        """W_U itself, not copied, whatever the conventions; errors as `unembedding`."""
+        if self.network.mlm_head is not None:
+            raise ValueError(
+                "this model computes its logits by a non-linear masked-LM head: no circuit ends in it"
+            )
+        return Weights(self.network).W_U
+
+    def before_unembedding(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
+        """What is written to the final stream, as W_U reads it: with `folded` after the final norm at scale 1."""
+        if not self.folded:
+            return written
+        return final_norm(self.network).through(written) * self.config.logit_scale
+
+    def around(self, written: Float[Tensor, "*h d"]) -> Float[Tensor, "*h d"]:
+        """What is written to the final stream, taken once around: what it makes of all logits, embedded again.
+
+        The vocabulary's part of an OV circuit that is closed to a square one, U E, is one product, made once.
+        """
+        return self.before_unembedding(wide(written)) @ self._around
+
+    @cached_property
+    def _around(self) -> Float[Tensor, "d d"]:
+        return over_vocabulary(self.bare_unembedding, self.embedded)
+
+    # one layer, all heads
+
+    def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
+        weights = Weights(self.network)
+        if not cross:
+            weights.require("moves", "OV circuit", [layer])
+        value, out = self.reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
+        return FactoredMatrix(
+            value, output_norm(self.network, layer, _sublayer(cross)).through(out) if self.folded else out
+        )
+
+    def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
+        if not cross:
+            Weights(self.network).require("bilinear", "QK circuit", [layer])
+        query, key = (self.reading(layer, part, cross=cross) for part in "qk")
+        rotary, back = self.rotary(layer, cross=cross), torch.tensor(0) if offsets is None else offsets
+        if rotary is None:  # of a layer that is not rotated, the same at every offset
+            query, key = (each.expand(*back.shape, *each.shape) for each in (query, key))
+        else:
+            query = _rotated(query, rotary, back.clamp_min(0))
+            key = _rotated(key, rotary, (-back).clamp_min(0))
+        if self.scaled:
+            query = query * self._mixer(layer, cross=cross).scale
+        return FactoredMatrix(query, key.mT)
+
+    def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
+        """What maps the stream to the queries, keys or values of each query head; with `biases` a last row."""
+        weights, mixer = Weights(self.network).layer(layer, cross=cross), self._mixer(layer, cross=cross)
+        matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
+        if self.folded and (part == "q" or not cross):  # the memory is read as it is
+            norm = input_norm(self.network, layer, _sublayer(cross))
+            if norm.beta is not None:
+                bias = bias + norm.beta.to(matrix.device) @ matrix
+            matrix = norm.reading(matrix)
+        if self.biases:
+            matrix = torch.cat((matrix, bias[:, None]), 1)
+        head_norm = {"q": mixer.q_norm, "k": mixer.k_norm}.get(part)
+        if self.folded and head_norm is not None:
+            matrix = _head_normed(head_norm, matrix)
+        return matrix if part == "q" else matrix[Weights(self.network).kv_head()]
+
+    def _mixer(self, layer: int, *, cross: bool) -> Attention | CrossAttention:
+        block = self.network.block(layer)
+        mixer = block.cross_attn if cross else block.attn
+        assert mixer is not None  # Weights has refused it
+        return mixer
+
+    def rotary(self, layer: int, *, cross: bool = False) -> Rotary | None:
+        """How queries and keys of a layer are rotated; None where they are not."""
+        config = self.config
+        kind = (config.local_position or config.position) if config.is_local(layer) else config.position
+        turned = self.config.mixers[layer].traits.rotated and not cross
+        return kind if isinstance(kind, Rotary) and turned else None
+
+    def _named(self, heads: Named | None) -> Part | None:
+        """The head or sublayer whose circuits are meant; None for all of self-attention."""
+        found = None if heads is None else as_part(heads, self.config)
+        if found is not None and found.kind not in _CIRCUITS:
+            raise ValueError(
+                f"a head is required, such as L1H2, or all heads of a layer, L1.attn, got {found}"
+            )
+        return found
+
+    def _stacked(self, chosen: Part | None, make: Callable[[int], FactoredMatrix]) -> FactoredMatrix:
+        """The circuits that `make` gives of whole layers, `[*offset layer head d d]`, or a copy of those chosen."""
+        if chosen is None:
+            made = [make(layer) for layer in range(self.config.n_layers)]
+            a, b = (torch.stack(side, -4) for side in ([m.A for m in made], [m.B for m in made]))
+            return FactoredMatrix(a, b)
+        assert chosen.layer is not None
+        found, head = make(chosen.layer), slice(None) if chosen.index is None else chosen.index
+        return FactoredMatrix(found.A[..., head, :, :].clone(), found.B[..., head, :, :].clone())
+
+    def checked_offsets(self, offset: Offset, *, cross: bool = False) -> Int[Tensor, "..."] | None:
+        """The offsets of a QK circuit as a tensor. Errors: those of `qk`."""
+        if offset is None:
+            return None
+        config = self.config
+        if cross or not isinstance(config.position, Rotary):
+            what = "cross-attention" if cross else _kind(config.position)
+            raise ValueError(f"an offset requires rotary positions: under {what} QK does not depend on it")
+        offsets = torch.tensor(offset if isinstance(offset, int) else list(offset), dtype=torch.int64)
+        original = depends_on_length(config.position)
+        most = config.n_ctx if original is None else original
+        least = 0 if config.causal else 1 - most
+        if offsets.numel() == 0 or int(offsets.min()) < least or int(offsets.max()) >= most:
+            raise ValueError(f"offsets (query minus key) of {least} to {most - 1} are required, got {offset}")
+        return offsets
+
+    def _alone(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
+        """The stream of each token in a text of its own: after the embeddings, or after block 0 without attention."""
+        parts = [site for site in embedding_parts(self.config) if site != "hook_embed"]
+        if self.embedding == "effective" and self.config.block.proven:  # no part of it runs by itself
+            others = [f"blocks.0.hook_{name}" for name in self.config.sublayers if name not in MLPS]
+            silent = [Edit(site, Zero()) for site in (*parts, *others)]
+            return self.network(ids[:, None], Tap(edits=silent), stop=1)[:, 0]
+        alone = self.network(ids[:, None], Tap(edits=[Edit(site, Zero()) for site in parts]), stop=0)
+        if self.embedding == "effective":
+            alone = self.network.block(0).without_attention(alone.to(self._home(0))).to(self.network.device)
+        return alone[:, 0]
+
+    def _is_bare(self) -> bool:
+        """Whether a vocabulary entry puts its row of W_E on the stream, and nothing is made of it."""
+        config = self.config
+        untouched = self.embedding == "token" or (config.mlp is None and config.norm_place != "post")
+        return untouched and not config.embed_norm and config.embed_scale == 1
+
+    def _home(self, layer: int) -> torch.device:
+        return self.network.device if self.network.devices is None else self.network.devices[layer]
+
+    def _with_constant(self, rows: Float[Tensor, "n d"], constant: float) -> Float[Tensor, "n _"]:
+        return torch.cat((rows, rows.new_full((len(rows), 1), constant)), 1) if self.biases else rows
+
+
+def over_vocabulary(left: Float[Tensor, "c v"], right: Float[Tensor, "v d"]) -> Float[Tensor, "c d"]:
+    """The product over the vocabulary, summed in float32 at least without widening all of it at once."""
+    total = wide(left.new_zeros(len(left), right.shape[1]))
+    for columns, rows in zip(left.split(WIDENED, 1), right.split(WIDENED), strict=True):
+        total = torch.addmm(total, wide(columns), wide(rows))
+    return total
+
+
+def as_circuits(given: Model | HeadCircuits) -> HeadCircuits:
+    """The circuits themselves; of a model those that analyses of weights ask about: norms folded in, QK scaled, the
+    effective embedding.
+
+    Errors: ValueError for anything else.
+    """
+    if isinstance(given, HeadCircuits):
+        return given
+    return HeadCircuits(given, folded=True, scaled=True, embedding="effective")
+
+
+def head_names(config: ModelConfig) -> list[str]:
+    """The names of all heads of self-attention, layer by layer."""
+    layers, heads = range(config.n_layers), range(config.n_heads)
+    return [str(Part("head", layer, head)) for layer in layers for head in heads]
+
+
+def by_layer(config: ModelConfig) -> tuple[tuple[str, str], list[list[str]]]:
+    """The coordinate `part` of a result by layer and head."""
+    names, width = head_names(config), config.n_heads
+    return ("layer", "head"), [names[i : i + width] for i in range(0, len(names), width)]
+
+
+def _sublayer(cross: bool) -> str:
+    return "cross_attn_out" if cross else "attn_out"
+
+
+def _is_cross(chosen: Part | None) -> bool:
+    return chosen is not None and chosen.kind.startswith("cross")
+
+
+def _rotated(
+    matrix: Float[Tensor, "h d e"], rotary: Rotary, positions: Int[Tensor, "*n"]
+) -> Float[Tensor, "*n h d e"]:
+    """What maps to queries or keys, followed by the rotation at each position."""
+    h, d, e = matrix.shape
+    turn = Rotation.at(rotary, e, positions.reshape(1, -1).to(matrix.device), matrix.dtype)
+    flat = rearrange(matrix, "h d e -> 1 1 (h d) e").expand(-1, positions.numel(), -1, -1)
+    return turn.apply(flat).reshape(*positions.shape, h, d, e)
+
+
+def _head_normed(norm: HeadNorm, matrix: Float[Tensor, "h d e"]) -> Float[Tensor, "h d e"]:
+    """What maps to queries or keys, followed by the linear part of their norm at scale 1."""
+    one, heads = matrix.new_ones(1), matrix.shape[0]
+    if not norm.whole:
+        by_head = rearrange(matrix, "h d e -> d h e")
+        return rearrange(norm.norm.frozen(by_head, one), "d h e -> h d e")
+    flat = norm.norm.frozen(rearrange(matrix, "h d e -> d (h e)"), one)
+    return rearrange(flat, "d (h e) -> h d e", h=heads)
+
+
+def _kind(position: object) -> str:
+    return type(position).__name__

@@ -1,0 +1,175 @@
+"""What every head writes when it attends to given tokens, and which of them it looks for: rows of its full circuits.
+
+The entries are those of `top_pairs`, for chosen tokens and all heads at once: OV rows end in the logits, QK
+rows stay among the given tokens, which needs no product over the vocabulary. Elhage et al. 2021; Dar et al. 2022.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from einops import rearrange
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import listed, public
+from interp.core.results import labelled
+from interp.core.stats import wide
+from interp.core.tiles import row_tiles
+from interp.data.batch import Answers, Text
+from interp.model.parts import Part
+from interp.passes.analysis import Alone, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import Embedding, HeadCircuits, by_layer
+from interp.weights.token_pairs import UNITS, worded
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+LISTS = ("raises", "lowers", "seeks")
+"""What is listed: the outputs that a head raises and lowers most, and the keys that the token prefers as a query."""
+_CELL = ("layer", "head", "token", "list", "rank")
+
+
+@dataclass(frozen=True, eq=False)
+class HeadTokens(Question):
+    """What every head writes about given tokens, and which of them it looks for; `head_tokens` describes the result."""
+
+    tokens: Answers
+    """Different single tokens, as text or ids."""
+    top: int | None = None
+    """How many tokens each list has."""
+    folded: bool = True
+    """Whether norms are part of the circuits, as in `HeadCircuits`."""
+    scaled: bool = True
+    """Whether QK carries the factor between q . k and the attention score."""
+    embedding: Embedding = "effective"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products with some rows of the embedding, no pass."""
+        circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
+        ids = _distinct(model.text, self.tokens)
+        asked = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
+        return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, asked))
+
+
+@public(renamed={"circuits": "folded, scaled and embedding"})
+def head_tokens(
+    model: Model,
+    tokens: Answers,
+    *,
+    top: int | None = None,
+    folded: bool = True,
+    scaled: bool = True,
+    embedding: Embedding = "effective",
+) -> xr.Dataset:
+    """For every head and token: the logits it raises and lowers most if it attends to it, and the tokens it looks for.
+
+    Returns Dataset[layer, head, token, list, rank]: `value`, and `word` and `word_id`, the text and id of the token
+    listed; the coordinates `token` and `token_id` are the given tokens, `part` the heads' names. `list`:
+    `raises` and `lowers`, the largest and smallest entries of the token's row of the full OV circuit minus the row's
+    mean (logits, the final norm at scale 1); `seeks`, the largest entries of its row of the full QK circuit among the
+    given tokens, minus their mean (attention scores, the norms at scale 1): which of them the token, as a query,
+    prefers. The coordinate `unit` says which. Rank 0 is the most extreme; where there are fewer tokens to seek than
+    `top`, `value` is NaN and `word_id` -1.
+    tokens: single tokens, as text or ids. folded, scaled, embedding: the conventions, as in `HeadCircuits`; positions
+    are ignored (rotary: offset 0).
+    Caveats: heads after layer 0 read what earlier layers wrote, not bare embeddings, and those of layer 0 read no
+    MLP's work, which the effective embedding holds; scores of different queries have no common scale.
+    Cost: 2 l h t d V FLOPs for t tokens, nearly all of it for the outputs.
+    Errors: ValueError for texts that are not one token, none at all, repeated ones, or more of `top` than the
+    vocabulary has; ValueError and AttributeError where no circuit ends in the logits.
+
+    Example:
+        >>> found = head_tokens(model, torch.tensor([5, 6, 7]), top=3)
+        >>> found.word.isel(token=1).sel(layer=1, head=0, list="raises").shape
+        (3,)
+    """
+    return answered(HeadTokens(tokens, top, folded, scaled, embedding), model)
+
+
+@torch.no_grad()
+def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], asked: HeadTokens) -> xr.Dataset:
+    config, device = circuits.config, circuits.network.device
+    rows, unembedding = wide(circuits.embedded_tokens(ids)), wide(circuits.bare_unembedding)
+    centre, known = unembedding.mean(-1), ids.to(device)
+    assert asked.top is not None
+    values, words = [], []
+    for layer in range(config.n_layers):
+        heads = Part("attn", layer)
+        written, outputs = _written(circuits, heads, rows, unembedding, centre, asked.top)
+        scores, places = _sought(circuits, heads, rows, min(asked.top, len(ids)))
+        more = (0, asked.top - scores.shape[-1])
+        sought = torch.nn.functional.pad(scores, more, value=torch.nan)
+        keys = torch.nn.functional.pad(known[places], more, value=-1)
+        values.append(torch.cat((written, sought[:, :, None]), 2))
+        words.append(torch.cat((outputs, keys[:, :, None]), 2))
+    found = torch.stack(words)
+    units = [UNITS["OV"], UNITS["OV"], UNITS["QK"]]
+    table = labelled(
+        asked.name,
+        {"value": (_CELL, torch.stack(values)), "word_id": (_CELL, found)},
+        coords={
+            "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
+            **worded(text, "token", ids, ("token",)), "list": LISTS, "unit": ("list", units), "rank": range(asked.top),
+        },
+        units="see the coordinate unit",
+        attrs={
+            "raises, lowers": "logits, final norm at scale 1, centred over the vocabulary",
+            "seeks": "attention scores, norms at scale 1, centred over the given tokens",
+            "embedding": circuits.embedding, "folded": int(circuits.folded), "scaled": int(circuits.scaled),
+        },
+    )  # fmt: skip
+    ids_of = found.cpu().numpy()
+    texts = [text.of_outputs.words(ids_of[:, :, :, :2]), text.words(ids_of[:, :, :, 2:])]
+    return table.assign(word=(_CELL, np.concatenate(texts, 3)))
+
+
+def _distinct(text: Text, tokens: Answers) -> Int[Tensor, "n"]:
+    """The ids of the tokens, each once."""
+    alone = isinstance(tokens, str | int | np.integer) or getattr(tokens, "shape", None) == ()
+    if not alone and len(tokens) == 0:  # type: ignore[arg-type]
+        raise ValueError("at least one token is required, got none")
+    ids = text.tokens(tokens)
+    if len(ids.unique()) != len(ids):
+        raise ValueError(f"different tokens are required, got {ids.tolist()}")
+    return ids
+
+
+def _written(
+    circuits: HeadCircuits,
+    heads: Part,
+    rows: Float[Tensor, "n d"],
+    unembedding: Float[Tensor, "d v"],
+    centre: Float[Tensor, "d"],
+    top: int,
+) -> tuple[Float[Tensor, "h n end rank"], Int[Tensor, "h n end rank"]]:
+    """Centred scores and ids of both ends; `top` entries of all rows in one product."""
+    ov = circuits.ov(heads).wide()
+    moved = circuits.before_unembedding(rows @ ov.A @ ov.B)
+    ends = []
+    for _, tile in row_tiles(rearrange(moved, "h n d -> (h n) d"), unembedding):
+        both = [tile.topk(top, largest=largest) for largest in (True, False)]
+        ends.append([torch.stack(pair, 1) for pair in zip(*both, strict=True)])
+    scores, ids = (
+        rearrange(torch.cat(x), "(h n) end rank -> h n end rank", n=len(rows))
+        for x in zip(*ends, strict=True)
+    )
+    return scores - (moved @ centre)[..., None, None], ids
+
+
+def _sought(
+    circuits: HeadCircuits, heads: Part, rows: Float[Tensor, "n d"], top: int
+) -> tuple[Float[Tensor, "h n k"], Int[Tensor, "h n k"]]:
+    """The scores of each query's best keys among the rows, minus the mean of their row, and which those are."""
+    qk = circuits.qk(heads).wide()
+    scores = (rows @ qk.A) @ (qk.B @ rows.mT)
+    best = (scores - scores.mean(-1, keepdim=True)).topk(top, -1)
+    return best.values, best.indices

@@ -1,0 +1,180 @@
+"""Where each weight matrix is: the part of a parameter that holds it, and the sites between which it stands.
+
+A matrix is called what the field calls it (`blocks.3.mlp.W_out`) and stands in the row convention `x @ W`, whatever the
+layout of the parameter: queries, keys and values share one, gate and in another, and the unembedding may be the
+embedding itself.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import nearest
+from interp.core.factored import FactoredMatrix
+from interp.model.config import MLP, Learned, ModelConfig, MoE, NoNorm
+from interp.model.sites import attention_input
+from interp.model.transformer import Transformer
+
+_NAME = re.compile(r"blocks\.(-?\d+)\.(attn|mlp|mlp_before)\.(W_\w+)")
+
+
+@dataclass(frozen=True)
+class Held:
+    """Where a matrix is: the parameter that holds it, and which part of a tensor like that parameter it is."""
+
+    parameter: str
+    view: Callable[[Tensor], Tensor]
+
+    def in_(self, model: Transformer) -> Float[Tensor, "*h i o"]:
+        """The matrix of this model as a view: what is written into it is written into the parameter."""
+        return self.view(model.get_parameter(self.parameter))
+
+
+def held(model: Transformer, name: str) -> Held:
+    """Where the matrix of this name is in the model.
+
+    Errors: KeyError for an unknown name, IndexError for a layer that does not exist, ValueError for a matrix that
+    this model lacks, or has several of (a mixture of experts).
+    """
+    config, match = model.config, _NAME.fullmatch(name)
+    if match is None:
+        return _outside(config, name)
+    layer, part, matrix = int(match[1]), match[2], match[3]
+    if matrix not in _MATRICES[part]:
+        raise KeyError(f"unknown matrix {name!r}; {nearest(name, _known(layer))}")
+    if not 0 <= layer < config.n_layers:
+        raise IndexError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
+    if part == "attn":
+        parameter = f"blocks.{layer}.attn.{'out' if matrix == 'W_O' else 'qkv'}.weight"
+        if parameter not in dict(model.named_parameters()):
+            raise ValueError(f"{name!r}: {config.mixers[layer]} has no such matrix of its own")
+        return Held(parameter, _head_view(config, matrix))
+    mlp = config.mlp
+    if isinstance(mlp, MoE):
+        raise ValueError(f"{name!r}: this model has a mixture of {mlp.n_experts} experts, not one matrix")
+    if mlp is not None and not isinstance(mlp, MLP):
+        raise ValueError(f"{name!r}: this model has {config.mlp_in_words}, whose matrices have no such names")
+    if mlp is None or (matrix == "W_gate" and not mlp.gated):
+        raise ValueError(f"{name!r}: this model has no {'MLP' if mlp is None else 'gate in its MLP'}")
+    if part not in config.mlps:
+        raise ValueError(f"{name!r}: this model has no MLP before attention")
+    return Held(
+        f"blocks.{layer}.{part}.{'out' if matrix == 'W_out' else 'into'}.weight", _mlp_view(mlp, matrix)
+    )
+
+
+def side_by_side(weight: Float[Tensor, "*h i e"], name: str) -> Float[Tensor, "rows columns"]:
+    """A matrix with its heads side by side, in the columns or, of W_O, in the rows; one without heads as it is."""
+    if weight.ndim == 2:
+        return weight
+    return rearrange(weight, "h e d -> (h e) d" if name.endswith("W_O") else "h d e -> d (h e)")
+
+
+def by_head(
+    left: Float[Tensor, "i r"], right: Float[Tensor, "r o"], name: str, heads: int | None
+) -> FactoredMatrix:
+    """A product in the layout of `Weights`: what stands side by side in `side_by_side` becomes one product per head."""
+    if heads is None:
+        return FactoredMatrix(left, right)
+    if name.endswith("W_O"):
+        return FactoredMatrix(rearrange(left, "(h e) r -> h e r", h=heads), right)
+    return FactoredMatrix(left, rearrange(right, "r (h e) -> h r e", h=heads))
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Between which sites a matrix stands: y = factor * (x W + ...), `axes` the product x A B as an einsum."""
+
+    reads: str
+    writes: str
+    axes: str
+    factor: float = 1.0
+
+
+def ends(config: ModelConfig, name: str) -> Ends:
+    """The sites of a block matrix' input and output.
+
+    Errors: ValueError for a matrix outside the blocks, and for W_out or W_O in families that norm what the sublayer
+    adds: there the site holds the normed output.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"a matrix of a block is required, whose input and output are sites; got {name!r}")
+    reads, writes = between(config, name)
+    part, matrix = match[2], match[3]
+    if matrix not in ("W_out", "W_O"):
+        axes = "b p i, h i r, h r o -> b p h o" if part == "attn" else "b p i, i r, r o -> b p o"
+        return Ends(reads, writes, axes)
+    if config.norm_place in ("sandwich", "output"):
+        raise ValueError(
+            f"{name!r}: this family norms what the sublayer adds, so the matrix' own output is no site; "
+            "change the weight itself (`applied`, `finetune_edit`)"
+        )
+    axes = "b p i, i r, r o -> b p o" if matrix == "W_out" else "b p h i, h i r, h r o -> b p o"
+    return Ends(reads, writes, axes, config.factor(f"{part}_out"))
+
+
+def between(config: ModelConfig, name: str) -> tuple[str, str]:
+    """The sites of what a block matrix reads and of what it gives; of W_out and W_O, of what is added to the stream."""
+    prefix, part, matrix = name.rsplit(".", 2)
+    gated = isinstance(config.mlp, MLP) and config.mlp.gated
+    reads = {"W_O": "attn.hook_z", "W_out": f"{part}.hook_post"}
+    writes = {
+        "W_Q": "attn.hook_q", "W_K": "attn.hook_k", "W_V": "attn.hook_v", "W_O": "hook_attn_out",
+        "W_gate": f"{part}.hook_pre", "W_in": f"{part}.hook_pre{'_linear' if gated else ''}",
+        "W_out": f"hook_{part}_out",
+    }  # fmt: skip
+    source = reads.get(matrix) or _read_through(config, part)
+    return f"{prefix}.{source}", f"{prefix}.{writes[matrix]}"
+
+
+def _read_through(config: ModelConfig, part: str) -> str:
+    """The site of what a sublayer's first matrices read: the normed stream, or the stream where no norm precedes."""
+    if isinstance(config.norm, NoNorm) or config.norm_place in ("output", "post"):
+        return attention_input(config, 0).rpartition(".")[2] if part == "attn" else f"hook_{part}_in"
+    norm = "ln1" if config.shared_norm else {"attn": "ln1", "mlp": "ln2", "mlp_before": "ln0"}[part]
+    return f"{norm}.hook_normalized"
+
+
+_MATRICES = {
+    "attn": ("W_Q", "W_K", "W_V", "W_O"),
+    **dict.fromkeys(("mlp", "mlp_before"), ("W_in", "W_gate", "W_out")),
+}
+_OUTSIDE = ("embed.W_E", "pos_embed.W_pos", "unembed.W_U")
+
+
+def _known(layer: int = 0) -> Sequence[str]:
+    return [*(f"blocks.{layer}.{part}.{m}" for part, ms in _MATRICES.items() for m in ms), *_OUTSIDE]
+
+
+def _outside(config: ModelConfig, name: str) -> Held:
+    if name not in _OUTSIDE:
+        raise KeyError(f"unknown matrix {name!r}; {nearest(name, _known())}")
+    kind = config.position
+    if name == "embed.W_E":
+        return Held("embed.weight", lambda t: t)
+    if name == "unembed.W_U" and config.unembed:
+        return Held("unembed.weight", lambda t: t.mT)
+    if name == "pos_embed.W_pos" and isinstance(kind, Learned):
+        return Held("pos_embed.weight", lambda t: t[kind.offset :])
+    raise ValueError(f"{name!r}: this model has no such matrix (unembed={config.unembed}, position={kind})")
+
+
+def _head_view(config: ModelConfig, matrix: str) -> Callable[[Tensor], Tensor]:
+    width, bounds = config.head_width, [0, config.n_heads, config.kv_heads, config.kv_heads]
+    if matrix == "W_O":
+        return lambda t: rearrange(t, "d (h e) -> h e d", h=config.n_heads)
+    i = "QKV".index(matrix[2:])
+    heads = slice(sum(bounds[: i + 1]), sum(bounds[: i + 2]))
+    return lambda t: rearrange(t, "(n e) d -> n d e", e=width)[heads]
+
+
+def _mlp_view(mlp: MLP, matrix: str) -> Callable[[Tensor], Tensor]:
+    if matrix == "W_out" or not mlp.gated:
+        return lambda t: t.mT
+    rows = slice(None, mlp.d_mlp) if matrix == "W_gate" else slice(mlp.d_mlp, None)
+    return lambda t: t[rows].mT

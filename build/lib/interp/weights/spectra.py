@@ -1,0 +1,212 @@
+"""The singular values of every weight matrix, and of what each head computes with two of them (OV, QK).
+
+A spectrum says how many directions a matrix uses and how unevenly. Weights only: which of those directions ever carry a
+signal is another question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.factored import FactoredMatrix
+from interp.core.results import labelled
+from interp.core.stats import wide
+from interp.model.experts import Experts
+from interp.model.parts import Part
+from interp.model.transformer import Transformer
+from interp.model.weights import LayerWeights, Weights
+from interp.passes.analysis import Alone, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@dataclass(frozen=True, eq=False)
+class _Named:
+    """One or several matrices of a kind, and where they are."""
+
+    kind: str
+    matrix: Float[Tensor, "*n i o"] | FactoredMatrix
+    layer: int | None = None
+    inside: str = ""
+    """The sublayer, or outside the blocks the part."""
+
+    def part(self, index: int | None) -> Part:
+        """The part of the model that has the matrix, the index of a head or expert."""
+        if index is None:
+            return Part(self.inside, self.layer)
+        heads = {"attn": "head", "cross_attn": "cross_head"}
+        return Part(heads.get(self.inside, "expert"), self.layer, index)
+
+
+@dataclass(frozen=True)
+class Spectra(Question):
+    """The singular values of every matrix of a model; `spectra` describes the result."""
+
+    top: int = 10
+    """Of how many of the largest the share is given."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Decompositions, no pass."""
+        if self.top < 1:
+            raise ValueError(f"top >= 1 is required, got {self.top}")
+        return Alone(self.name, partial(_spectra, model.transformer.unedited, self))
+
+
+@public()
+def spectra(model: Model, *, top: int = 10) -> xr.Dataset:
+    """The singular values of every matrix of a model, and what they say: Dataset[matrix, index].
+
+    By matrix, with p_i = sigma_i / sum sigma: `norm` (Frobenius), `stable_rank` = sum sigma^2 / sigma_1^2,
+    `effective_rank` = exp(-sum p log p) (Roy and Vetterli 2007), `top_share` = the part of sum sigma^2 in the first
+    `top`, `size`, how many singular values there are. Ranks of a matrix of zeros are 0. `singular`[matrix, index],
+    sigma_1 >= sigma_2 >= ..., NaN after the last. Coordinates of `matrix`: its name, `kind` ("W_Q", "OV", ...), `part`
+    (`L0H3` for OV and QK, `L0.attn`, `L0.mlp`, `L0E2` for an expert, `embed`, `logits` for W_U) and `layer` (-1 where
+    it has none).
+    W_Q, W_K, W_V, W_O are taken over all heads, as the parameter stands (`[d, h e]`); OV = W_V W_O and QK = W_Q W_K^T
+    by head, through their thin factors, of the layers that have these circuits. The expert that every token passes has
+    matrices of its own (`blocks.0.mlp.shared.W_in`), of part `L0.mlp`. Raw weights: no norm is folded in, in
+    float32 at least.
+    Caveats: with rotary positions QK is the circuit at offset 0; the score's scale and biases are not in it. W_U of a
+    tied model is W_E and listed once. Errors: ValueError for top < 1.
+
+    Example:
+        >>> table = spectra(model)
+        >>> float(table.stable_rank.sel(matrix="blocks.0.mlp.W_out")) >= 1
+        True
+        >>> interp.frame(table).groupby("kind").stable_rank.mean()
+    """
+    return answered(Spectra(top), model)
+
+
+@torch.no_grad()
+def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
+    names, kinds, parts, layers, values = [], [], [], [], []
+    for each in _matrices(network):
+        found = singular_values(each.matrix)
+        rows = found.reshape(-1, found.shape[-1])
+        prefix = each.kind if each.layer is None else f"blocks.{each.layer}.{each.inside}.{each.kind}"
+        for i, row in enumerate(rows):
+            names.append(prefix if found.ndim == 1 else f"{prefix}.{i}")
+            kinds.append(each.kind.rpartition(".")[2])
+            parts.append(str(each.part(None if found.ndim == 1 else i)))
+            layers.append(-1 if each.layer is None else each.layer)
+            values.append(row.cpu())
+    singular = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=torch.nan)
+    return labelled(
+        asked.name,
+        {
+            **{name: (("matrix",), value) for name, value in summary(singular, asked.top).items()},
+            "singular": (("matrix", "index"), singular),
+        },
+        coords={
+            "matrix": names, "kind": ("matrix", kinds), "part": ("matrix", parts), "layer": ("matrix", layers),
+            "index": range(1, singular.shape[1] + 1),
+        },
+        units={
+            "norm": "Frobenius norm", "stable_rank": "directions", "effective_rank": "directions",
+            "top_share": "share of the squared norm", "singular": "singular value",
+        },
+        attrs={"top": asked.top, "unit": "singular value", "weights": "raw, no norm folded in"},
+    )  # fmt: skip
+
+
+def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n r"]:
+    """The singular values, descending, in float32 at least; of a product from its factors, the product never formed.
+
+    A B = Q_A (R_A R_B^T) Q_B^T with thin QR factors, so only the small middle is decomposed.
+
+    Example:
+        >>> singular_values(FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]])))
+        tensor([10.])
+    """
+    if not isinstance(matrix, FactoredMatrix):
+        return torch.linalg.svdvals(wide(matrix.detach()))
+    left, right = wide(matrix.A.detach()), wide(matrix.B.detach()).mT
+    middle = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right, mode="r").R.mT
+    return torch.linalg.svdvals(middle)
+
+
+def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, "n"] | Tensor]:
+    """`norm`, `stable_rank`, `effective_rank`, `top_share` and `size` of spectra in descending order, then NaN.
+
+    Example:
+        >>> {k: float(v) for k, v in summary(torch.tensor([[2.0, 2.0, torch.nan]]), 1).items()}["effective_rank"]
+        2.0
+    """
+    values = singular.nan_to_num(0.0)
+    square, total = values.square(), values.sum(-1, keepdim=True)
+    tiny = torch.finfo(values.dtype).tiny
+    energy = square.sum(-1)
+    share = values / total.clamp_min(tiny)
+    return {
+        "norm": energy.sqrt(),
+        "stable_rank": energy / square[..., 0].clamp_min(tiny),
+        "effective_rank": torch.special.entr(share).sum(-1).exp() * (total[..., 0] > 0),
+        "top_share": square[..., :top].sum(-1) / energy.clamp_min(tiny),
+        "size": (~singular.isnan()).sum(-1),
+    }
+
+
+def _matrices(model: Transformer) -> Iterator[_Named]:
+    """Every matrix, one layer at a time."""
+    weights, config = Weights(model), model.config
+    yield _Named("embed.W_E", model.embed.weight, inside="embed")
+    if model.pos_embed is not None:
+        yield _Named("pos_embed.W_pos", weights.W_pos, inside="pos_embed")
+    if model.type_embed is not None:
+        yield _Named("type_embed.W_type", model.type_embed.weight, inside="type_embed")
+    for layer in range(config.n_layers):
+        yield from _attention(weights.layer(layer), weights, layer, "attn")
+        if config.cross_attention:
+            yield from _attention(weights.layer(layer, cross=True), weights, layer, "cross_attn")
+        for part in config.mlps:
+            yield from _mlp(weights.layer(layer, before=part == "mlp_before"), model, layer, part)
+    if model.mlm_head is not None:
+        yield _Named("mlm_head.W", model.mlm_head.dense.weight.mT, inside="logits")
+    if model.unembed is not None and not config.tied:
+        yield _Named("unembed.W_U", weights.W_U, inside="logits")
+
+
+def _attention(views: LayerWeights, weights: Weights, layer: int, part: str) -> Iterator[_Named]:
+    for name in ("W_Q", "W_K", "W_V"):
+        if (matrix := getattr(views, name)) is not None:
+            yield _Named(name, rearrange(matrix, "h d e -> d (h e)"), layer, part)
+    yield _Named("W_O", rearrange(views.W_O, "h e d -> (h e) d"), layer, part)
+    group = weights.kv_head().to(views.W_O.device)
+    traits, cross = weights.config.mixers[layer].traits, part == "cross_attn"
+    if views.W_V is not None and (cross or traits.moves):
+        yield _Named("OV", FactoredMatrix(views.W_V[group], views.W_O), layer, part)
+    if views.W_Q is not None and views.W_K is not None and (cross or traits.bilinear):
+        yield _Named("QK", FactoredMatrix(views.W_Q, views.W_K[group].mT), layer, part)
+
+
+def _mlp(views: LayerWeights, model: Transformer, layer: int, part: str) -> Iterator[_Named]:
+    for name in ("W_gate", "W_in", "W_out"):
+        if (matrix := getattr(views, name)) is not None:
+            yield _Named(name, matrix, layer, part)
+    experts = model.block(layer).mlps()[part]
+    if isinstance(experts, Experts):
+        gate, linear = experts.into.chunk(2, 1)
+        yield _Named("W_router", experts.router.weight.mT, layer, part)
+        for name, stack in (("W_gate", gate), ("W_in", linear), ("W_out", experts.out)):
+            yield _Named(name, stack, layer, part)
+        if experts.shared is not None:
+            gate, linear = experts.shared.into.weight.chunk(2)
+            stored = {"W_gate": gate, "W_in": linear, "W_out": experts.shared.out.weight}
+            for name, matrix in stored.items():
+                yield _Named(f"shared.{name}", matrix.mT, layer, part)
+        if experts.shared_gate is not None:
+            yield _Named("W_shared_gate", experts.shared_gate.weight.mT, layer, part)

@@ -1,0 +1,246 @@
+"""The largest entries of heads' full circuits, as pairs of tokens: source -> output, query -> key, and skip-trigrams.
+
+Row convention: the full OV circuit is E W_V W_O U `[source, output]`, the full QK circuit E W_Q W_K^T E^T `[query,
+key]`; neither is ever formed, entries come from tiles. Elhage et al. 2021, "A Mathematical Framework for Transformer
+Circuits"; Dar et al. 2022 (entries of both forms).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import listed, public
+from interp.core.factored import FactoredMatrix
+from interp.core.results import labelled
+from interp.data.batch import Answers, Text
+from interp.model.parts import Named, Part, as_parts
+from interp.passes.analysis import Alone, Question
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+from interp.weights.head_circuits import Embedding, HeadCircuits
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Kind = Literal["OV", "QK"]
+SIDES: Mapping[str, tuple[str, str]] = {"OV": ("source", "output"), "QK": ("query", "key")}
+"""What the rows and the columns of a full circuit stand for."""
+UNITS = {"OV": "logits", "QK": "attention scores"}
+"""The unit of a full circuit's entries."""
+
+
+@dataclass(frozen=True)
+class TopPairs(Question):
+    """The largest entries of some heads' full circuits; `top_pairs` describes the result."""
+
+    head: Named | Sequence[Named]
+    """The head, or several."""
+    kind: Kind = "OV"
+    """OV: what a source token makes likely; QK: which key a query token attends to."""
+    top: int | None = None
+    """How many pairs are listed."""
+    largest: bool = True
+    """Whether the largest entries are listed; False = the smallest."""
+    folded: bool = True
+    """Whether norms are part of the circuits, as in `HeadCircuits`."""
+    scaled: bool = True
+    """Whether QK carries the factor between q . k and the attention score."""
+    embedding: Embedding = "effective"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products by tiles, no pass."""
+        circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
+        heads, most = _heads(self.head, circuits), circuits.config.d_vocab
+        most *= circuits.config.n_outputs if self.kind == "OV" else most
+        if self.kind not in SIDES:
+            raise ValueError(f"kind must be OV or QK, got {self.kind!r}")
+        asked = replace(self, top=listed(self.top, 20, most, " pairs of tokens"))
+        return Alone(self.name, partial(_top_pairs, circuits, model.text, heads, asked))
+
+
+@dataclass(frozen=True)
+class SkipTrigrams(Question):
+    """What some heads do as skip-trigrams, source ... destination -> output; `skip_trigrams` describes the result."""
+
+    head: Named | Sequence[Named]
+    """The head, or several."""
+    sources: Answers | None = None
+    """The source tokens asked about, as text or ids; None = those of the largest QK entries."""
+    top: int | None = None
+    """How many (destination, source) pairs are listed; with `sources`, how many destinations of each."""
+    outputs: int = 5
+    """How many outputs of each source are listed."""
+    folded: bool = True
+    """Whether norms are part of the circuits, as in `HeadCircuits`."""
+    scaled: bool = True
+    """Whether QK carries the factor between q . k and the attention score."""
+    embedding: Embedding = "effective"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Products by tiles, no pass."""
+        circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
+        heads, v = _heads(self.head, circuits), circuits.config.d_vocab
+        if isinstance(self.sources, list | tuple) and not self.sources:
+            raise ValueError("at least one source is required, got none")
+        sources = None if self.sources is None else model.text.tokens(self.sources)
+        asked = replace(self, top=listed(self.top, 10, v if sources is not None else v * v))
+        if not 1 <= self.outputs <= circuits.config.n_outputs:
+            raise ValueError(f"outputs must be in [1, {circuits.config.n_outputs}], got {self.outputs}")
+        return Alone(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, asked))
+
+
+@public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
+def top_pairs(
+    model: Model,
+    head: Named | Sequence[Named],
+    kind: Kind = "OV",
+    *,
+    top: int | None = None,
+    largest: bool = True,
+    folded: bool = True,
+    scaled: bool = True,
+    embedding: Embedding = "effective",
+) -> xr.Dataset:
+    """The largest (or smallest) entries of heads' full circuits: source -> output (OV) or query -> key (QK).
+
+    Returns Dataset[part, rank]: `value`, the entry minus the mean of its row, since a softmax over the columns does not
+    see a constant (logits; attention scores up to the norms' scale); the coordinates `source` and `output` (or `query`
+    and `key`) are the tokens' text, `source_id` and so on their ids. Rank 0 is the most extreme.
+    Dar et al. 2022 read the uncentred forms. Caveat: QK entries of different queries have no common scale.
+    head: by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
+    folded, scaled, embedding: the conventions, as in `HeadCircuits`.
+    Errors: IndexError for a head that does not exist, ValueError for another kind or more than V^2 entries; ValueError
+    and AttributeError where no circuit ends in the logits.
+
+    Example:
+        >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)
+        ['part', 'rank', 'source', 'source_id', 'output', 'output_id', 'value']
+    """
+    return answered(TopPairs(head, kind, top, largest, folded, scaled, embedding), model)
+
+
+@public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
+def skip_trigrams(
+    model: Model,
+    head: Named | Sequence[Named],
+    *,
+    sources: Answers | None = None,
+    top: int | None = None,
+    outputs: int = 5,
+    folded: bool = True,
+    scaled: bool = True,
+    embedding: Embedding = "effective",
+) -> xr.Dataset:
+    """Skip-trigrams of heads, "source ... destination -> output".
+
+    Which destination attends to a source is read off QK, what the source then makes likely off OV (Elhage et al. 2021,
+    "Interpretation as Skip-Trigrams"): the (destination, source) pairs with the largest QK entries, and for each its
+    source's largest OV entries, in that order. With `sources` (single tokens) the destinations of each of them instead.
+    Returns Dataset[part, pair, rank]: `ov`[part, pair, rank] in logits and `qk`[part, pair] in attention scores, each
+    minus the mean of its row, as in `top_pairs`, whose caveat holds here too; the coordinates `source`, `destination`
+    and `output` are the tokens' text, `source_id` and so on their ids. Every pair of a source is combined with all its
+    outputs: the form cannot do otherwise (their "bugs").
+    head, folded, scaled, embedding: as in `top_pairs`. top: how many pairs, with `sources` how many of each.
+    Errors: as in `top_pairs`, and ValueError for sources that are not single tokens, or more than the vocabulary has.
+
+    Example:
+        >>> found = skip_trigrams(model, "L0H1", top=4, outputs=2)
+        >>> len(interp.frame(found))
+        8
+    """
+    return answered(SkipTrigrams(head, sources, top, outputs, folded, scaled, embedding), model)
+
+
+def _heads(given: Named | Sequence[Named], circuits: HeadCircuits) -> list[Part]:
+    """The heads asked for. ValueError for none or a part that is no head, IndexError for one the model lacks."""
+    return as_parts(given, circuits.config, ("head", "cross_head"), "a head, such as L1H2,")
+
+
+@torch.no_grad()
+def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], asked: TopPairs) -> xr.Dataset:
+    assert asked.top is not None
+    ends = text.of_outputs if asked.kind == "OV" else text
+    found = [
+        _centred(circuits, asked.kind, head).top_entries(asked.top, largest=asked.largest) for head in heads
+    ]
+    value, rows, columns = (torch.stack(each) for each in zip(*found, strict=True))
+    row, column = SIDES[asked.kind]
+    dims = ("part", "rank")
+    return labelled(
+        asked.name,
+        {"value": (dims, value)},
+        coords={
+            "part": list(map(str, heads)), "rank": range(asked.top),
+            **worded(text, row, rows, dims), **worded(ends, column, columns, dims),
+        },
+        units=UNITS[asked.kind],
+        attrs={"kind": asked.kind, "unit": UNITS[asked.kind], **_conventions(circuits)},
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _skip_trigrams(
+    circuits: HeadCircuits,
+    text: Text,
+    heads: Sequence[Part],
+    sources: Int[Tensor, "n"] | None,
+    asked: SkipTrigrams,
+) -> xr.Dataset:
+    found = [_of_head(circuits, head, sources, asked) for head in heads]
+    qk, destination, source, ov, output = (torch.stack(each) for each in zip(*found, strict=True))
+    pairs = ("part", "pair")
+    cells = (*pairs, "rank")
+    return labelled(
+        asked.name,
+        {"ov": (cells, ov), "qk": (pairs, qk)},
+        coords={
+            "part": list(map(str, heads)), "pair": range(qk.shape[1]), "rank": range(asked.outputs),
+            **worded(text, "source", source, pairs), **worded(text, "destination", destination, pairs),
+            **worded(text.of_outputs, "output", output, cells),
+        },
+        units={"ov": UNITS["OV"], "qk": UNITS["QK"]},
+        attrs=_conventions(circuits),
+    )  # fmt: skip
+
+
+def _of_head(
+    circuits: HeadCircuits, head: Part, sources: Int[Tensor, "given"] | None, asked: SkipTrigrams
+) -> tuple[Float[Tensor, "n"], Int[Tensor, "n"], Int[Tensor, "n"], Float[Tensor, "n o"], Int[Tensor, "n o"]]:
+    """QK entries, destinations and sources of the pairs, OV entries and outputs of each pair's source."""
+    assert asked.top is not None
+    qk, ov = (_centred(circuits, kind, head) for kind in ("QK", "OV"))
+    if sources is None:
+        scores, destination, source = qk.top_entries(asked.top)
+    else:
+        given = sources.to(qk.A.device)
+        found, columns = qk.columns(given).T.row_top(asked.top)
+        scores, destination, source = found.flatten(), columns.flatten(), given.repeat_interleave(asked.top)
+    rises, output = ov.rows(source).row_top(asked.outputs)
+    return scores, destination, source, rises, output
+
+
+def _centred(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
+    """The full circuit, every row minus its mean."""
+    full = circuits.full_ov(head) if kind == "OV" else circuits.full_qk(head)
+    return FactoredMatrix(full.A, full.B - full.B.mean(-1, keepdim=True))
+
+
+def _conventions(circuits: HeadCircuits) -> dict[str, str | int]:
+    return {"folded": int(circuits.folded), "scaled": int(circuits.scaled), "embedding": circuits.embedding}
+
+
+def worded(text: Text, name: str, ids: Int[Tensor, "*n"], dims: Sequence[str]) -> dict[str, object]:
+    """Two coordinates: the tokens' text under this name, their ids under `<name>_id`."""
+    numbers = ids.cpu().numpy()
+    return {name: (tuple(dims), text.words(numbers)), f"{name}_id": (tuple(dims), numbers)}

@@ -1,0 +1,481 @@
+"""A decoder of transformers as a `Transformer`: its own code, watched, with the sites that were proven.
+
+A pass that asks for nothing is the network's own. Any other runs in a copy of its module tree on the same tensors,
+whose modules visit their sites (`interp.wrapped.seams`).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from interp.model.attention import Attention, Layout, Memory, picked
+from interp.model.block import Block
+from interp.model.config import ModelConfig
+from interp.model.kv_cache import Past
+from interp.model.norm import NoNorm, Normalize
+from interp.model.tap import Tap
+from interp.model.transformer import Transformer, check_extras, check_pass
+from interp.wrapped.maps import Reading
+from interp.wrapped.records import WrappedBlock
+from interp.wrapped.seams import (
+    ATTENTION,
+    HEAD_SITES,
+    RUNNING,
+    BlockSeam,
+    EmbeddingSeam,
+    EndOfPass,
+    LinearView,
+    MixerSeam,
+    NormOf,
+    NormSeam,
+    OutputSeam,
+    Running,
+    WriterSeam,
+    register,
+)
+from interp.wrapped.search import Plan
+
+Matrix = tuple[Tensor, Tensor | None]
+"""A matrix `[h e d]` and its bias `[h e]`."""
+PASTS = ("past_key_values", "cache_params", "state")
+"""What networks call the memory of the tokens before."""
+
+
+def _is_padded(cache: Past) -> bool:
+    return isinstance(cache, WrappedCache) and cache.keep is not None
+
+
+class KnownMaps(Attention):
+    """What mixes the positions of a wrapped block, as far as its matrices are known: the last one, those of heads."""
+
+    def __init__(
+        self,
+        out: LinearView | None,
+        layer: int,
+        n_heads: int,
+        why: str,
+        maps: Mapping[str, Matrix],
+        scale: float,
+    ) -> None:
+        nn.Module.__init__(self)
+        self.layer, self._out, self._n_heads, self._why, self._maps = layer, out, n_heads, why, dict(maps)
+        self.sinks, self.q_norm, self.k_norm, self.scale = None, None, None, scale
+
+    @property
+    def out(self) -> LinearView:  # type: ignore[override]
+        """The last linear map. AttributeError where none was proven."""
+        if self._out is None:
+            raise AttributeError(f"layer {self.layer} of this wrapped network has no known W_O: {self._why}")
+        return self._out
+
+    @property
+    def d_head(self) -> int:  # type: ignore[override]
+        """Columns of z that belong to a head."""
+        return self.out.weight.shape[1] // self._n_heads
+
+    def part(self, name: str) -> Matrix:
+        """The matrix and bias of queries, keys or values. AttributeError where they were not proven."""
+        if name not in self._maps:
+            raise AttributeError(
+                f"this is a wrapped network: W_{name.upper()} of layer {self.layer} was not proven to be a linear map "
+                "of the normed stream alone"
+            )
+        return self._maps[name]
+
+
+class KnownBlock(Block):
+    """A wrapped block as analyses see it: its config, its last linear map, the norms of what it adds."""
+
+    def __init__(
+        self, config: ModelConfig, attn: KnownMaps, norms: Mapping[str, NormOf], before: Normalize | None
+    ) -> None:
+        nn.Module.__init__(self)
+        self.config, self.attn, self._norms = config, attn, dict(norms)
+        self.cross_attn, self._before = None, before
+
+    def mlps(self) -> dict[str, nn.Module]:
+        """None whose matrices are known."""
+        return {}
+
+    def post_norm(self, sublayer: str) -> Normalize | None:
+        """The norm of what a sublayer adds, if it has one."""
+        return self._norms[sublayer].module() if sublayer in self._norms else None
+
+    def sum_norm(self, sublayer: str) -> Normalize | None:
+        """None: what wrapped blocks add is a sum."""
+        return None
+
+    def input_norm(self, sublayer: str) -> Normalize:
+        """The norm that queries, keys and values read. ValueError where that was not proven, and for MLPs."""
+        if sublayer == "attn_out" and self._before is not None:
+            return self._before
+        raise ValueError(
+            "this is a wrapped network: through which norm its blocks read the stream was not proven"
+        )
+
+    def without_attention(self, resid: Tensor) -> Tensor:
+        """ValueError: a wrapped block cannot be run by itself."""
+        raise ValueError("this is a wrapped network: its blocks cannot be run without attention")
+
+
+class WrappedCache:
+    """The network's own memory of the tokens before, as a pass takes it."""
+
+    def __init__(self, rows: int, n_max: int) -> None:
+        self.rows, self.n_max, self.length = rows, n_max, 0
+        self.keep: Bool[Tensor, "b k"] | None = None
+        self.held: object = None
+        self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
+        self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
+
+    def room(self, rows: int, n: int) -> None:
+        """ValueError unless `n` more tokens of this many rows fit."""
+        if rows != self.rows:
+            raise ValueError(f"the cache was made for {self.rows} rows, the batch has {rows}")
+        if self.length + n > self.n_max:
+            raise ValueError(f"the cache holds {self.length} of {self.n_max} tokens; {n} more do not fit")
+
+    def extended_keep(
+        self, keep: Bool[Tensor, "b n"] | None, rows: int, n: int
+    ) -> Bool[Tensor, "b k"] | None:
+        """The keep-mask of everything seen once `n` more tokens are in; None as long as nothing is padded."""
+        if keep is None and self.keep is None:
+            return None
+        like = keep if keep is not None else self.keep
+        assert like is not None
+        past = like.new_ones(rows, self.length) if self.keep is None else self.keep
+        return torch.cat((past, like.new_ones(rows, n) if keep is None else keep), 1)
+
+    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """NotImplementedError: the network keeps its own keys and values."""
+        raise NotImplementedError("a wrapped network keeps its own keys and values")
+
+    def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
+        """Count `n` tokens as seen."""
+        self.length += n
+        self.keep = keep
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Copies of a network's modules on the same tensors: one as it is, and one to be watched."""
+
+    plain: nn.Module
+    watched: nn.Module
+    original: str
+    """The attention that the network has without us."""
+
+
+def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
+    """The network's modules again, in eval mode, on its tensors (cast or moved where that is asked); none requires a
+    gradient.
+    """
+    memo = kept(network)
+    for tensor in (*network.parameters(), *network.buffers()):
+        moved = tensor.detach().to(device=device)
+        moved = moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
+        parameter = isinstance(tensor, nn.Parameter)
+        memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if parameter else moved
+    return copy.deepcopy(network, memo).eval()
+
+
+def shared(network: nn.Module) -> nn.Module:
+    """The network's modules again on the same parameters and buffers."""
+    mine = {id(t): t for t in (*network.parameters(), *network.buffers())}
+    return copy.deepcopy(network, kept(network) | mine)
+
+
+def kept(network: nn.Module) -> dict[int, object]:
+    """Copies of what some modules keep of their last pass, by the identity of the tensor, for a copy of them."""
+    values = (value for module in network.modules() for value in vars(module).values())
+    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor)}
+
+
+def trees_of(plain: nn.Module, *, registry: bool = True) -> Trees:
+    """A network and the copy of it that asks our attention; without `registry` the copy keeps its own."""
+    register()
+    watched = shared(plain)
+    original = str(getattr(plain.config, "_attn_implementation", None) or "eager")
+    if registry:
+        configs = {id(c): c for m in watched.modules() if (c := getattr(m, "config", None)) is not None}
+        for config in configs.values():
+            if hasattr(config, "_attn_implementation"):
+                config._attn_implementation_internal = ATTENTION
+    return Trees(plain, watched, original)
+
+
+def install(trees: Trees, plan: Plan, config: ModelConfig) -> None:
+    """Put a seam into every module of the watched tree that has a site."""
+    tree = trees.watched
+    for index, layer in enumerate(plan.layers):
+        block = tree.get_submodule(f"{plan.blocks}.{index}")
+        if layer.output is not None:
+            module = block.get_submodule(layer.output)
+            module.forward = OutputSeam(module.forward, config.n_heads, LinearView(module, layer.transposed))
+        for name, writer in layer.writers.items():
+            module = block.get_submodule(writer.path)
+            norm = None if writer.norm is None else NormOf(module, writer.norm, "norm")
+            module.forward = WriterSeam(module.forward, name, writer.factor, layer.middle, norm)
+        if layer.attended is None and layer.mixer:
+            module = block.get_submodule(layer.mixer)
+            module.forward = MixerSeam(module.forward)
+        block.forward = BlockSeam(block.forward, index, in_tuple=plan.in_tuple, embeds=plan.embed is None)
+    if plan.embed_norm is not None:
+        module = tree.get_submodule(plan.embed_norm)
+        module.forward = NormSeam(module.forward, "ln_embed", NormOf(module, plan.norm, "ln_embed"))
+    for name, path, factor in (
+        ("hook_embed", plan.embed, plan.embed_factor),
+        ("hook_pos_embed", plan.place, 1.0),
+    ):
+        if path is not None:
+            module = tree.get_submodule(path)
+            module.forward = EmbeddingSeam(module.forward, name, factor)
+
+
+class Wrapped(Transformer):
+    """A Hugging Face decoder under the names, questions and interventions of this package.
+
+    Its config lists the sites that were proven; `KeyError`s of the others, and `ValueError`s of options of a pass that
+    were not proven, say why. `wrapped` is the network's own module tree, which computes every pass that asks for
+    nothing.
+    """
+
+    def __init__(
+        self, trees: Trees, plan: Plan, config: ModelConfig, readings: Mapping[int, Reading] | None = None
+    ) -> None:
+        nn.Module.__init__(self)
+        assert isinstance(config.block, WrappedBlock)
+        self.readings = dict(readings or {})
+        install(trees, plan, config)
+        self.config, self.plan, self.original = config, plan, trees.original
+        self.wrapped, self.watched = trees.plain, trees.watched
+        self.edits, self.files, self.devices = (), (), None
+        self.leaking: list[int] | None = None
+        """While it is proven: the layers whose scores are used beside the softmax."""
+        self.output, self.mlm_head, self.type_embed, self.score_bias = None, None, None, None
+        self._accepted = frozenset(inspect.signature(trees.plain.forward).parameters)
+        self.embed = self._table(plan.embed)
+        self.pos_embed = self._table(plan.place) if plan.place is not None else None
+        self.ln_embed = self._norm(plan.embed_norm, config, "ln_embed") if config.embed_norm else None
+        self.ln_final = self._norm(plan.final_norm, config, "ln_final")
+        self.unembed = self._linear(plan.head) if config.unembed else None
+        self.blocks = nn.ModuleList(self._known(i) for i in range(config.n_layers))
+        self.eval()
+
+    def _table(self, path: str | None) -> nn.Embedding:
+        """A table of embeddings, on the network's parameter; that of the tokens, if none was proven to be added."""
+        module = self.wrapped.get_submodule(path) if path is not None else self.wrapped.get_input_embeddings()  # type: ignore[operator]
+        weight = module.get_parameter("weight")
+        made = nn.Embedding(weight.shape[0], weight.shape[1], device="meta")
+        made.weight = weight
+        return made
+
+    def _linear(self, path: str | None) -> nn.Linear:
+        assert path is not None
+        module = self.wrapped.get_submodule(path)
+        weight, bias = module.get_parameter("weight"), getattr(module, "bias", None)
+        made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+        made.weight = weight
+        if isinstance(bias, nn.Parameter):
+            made.bias = bias
+        return made
+
+    def _norm(self, path: str | None, config: ModelConfig, name: str) -> Normalize:
+        if path is None:
+            return Normalize(NoNorm(), config.d_model, name)
+        source = self.wrapped.get_submodule(path)
+        made = NormOf(source, config.norm, name).module()
+        if made.weight is not None and len(made.weight) != config.d_model:  # a norm without parameters
+            made = Normalize(config.norm, config.d_model, name).to(self.wrapped.dtype).requires_grad_(False)  # type: ignore[arg-type]
+        return made
+
+    def _known(self, index: int) -> KnownBlock:
+        layer, config = self.plan.layers[index], self.config
+        block = self.wrapped.get_submodule(f"{self.plan.blocks}.{index}")
+        offered = "attn.hook_z" in config.mixers[index].offered  # type: ignore[attr-defined]
+        out = None
+        if layer.output is not None and offered:
+            out = LinearView(block.get_submodule(layer.output), layer.transposed)
+        why = config.block.why_not(f"blocks.{index}.attn.hook_z")
+        names = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
+        norms = {
+            name: NormOf(block.get_submodule(w.path), w.norm, names[name])
+            for name, w in layer.writers.items()
+            if w.norm is not None and config.norm_place == "sandwich" and name in names
+        }
+        how = self.readings.get(index)
+        maps = {} if how is None else {name: each.of(block) for name, each in how.maps.items()}
+        before = None if how is None else how.before(block, config.d_model).to(self.wrapped.dtype)  # type: ignore[arg-type]
+        scale = 1.0 if how is None else how.scale
+        return KnownBlock(config, KnownMaps(out, index, config.n_heads, why, maps, scale), norms, before)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        tap: Tap | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        keep: Bool[Tensor, "b p"] | None = None,
+        cache: Past | None = None,
+        logits_at: Int[Tensor, "b n"] | None = None,
+        documents: Int[Tensor, "b p"] | None = None,
+        types: Int[Tensor, "b p"] | None = None,
+        memory: Memory | None = None,
+    ) -> Tensor:
+        """As `Transformer.forward`. ValueError also for options that were not proven of this network."""
+        config, n_layers = self.config, self.config.n_layers
+        last = n_layers if stop is None else stop
+        check_pass(config, tokens, (start, last), keep, cache, documents)
+        check_extras(config, tokens, types, memory)
+        wants = tap is not None and any(read.grad for read in tap.reads)
+        self._check_options(start, keep, cache, documents, gradients=wants)
+        if last < n_layers and logits_at is not None:
+            raise ValueError(
+                f"logits_at requires a pass through every block; this one stops before block {stop}"
+            )
+        tap = Tap(grows=cache is not None) if tap is None and self.edits else tap
+        if tap is not None:
+            tap.open(config, start, stop, past=0 if cache is None else cache.length, standing=self.edits)
+        inputs = self._inputs(tokens, start, keep, cache, documents)
+        if tap is None and start == 0 and stop is None:
+            return self._logits(inputs, cache, tokens.shape[1], logits_at)
+        assert cache is None or isinstance(cache, WrappedCache)
+        run = Running(
+            self.original, tap, start, last if cache is None else None, len(tokens),
+            entering=tokens if start else None, written_out=self._written_out(tap),
+            leaking=self.leaking,
+        )  # fmt: skip
+        stream = self._run(run, inputs, cache, tokens.shape[1])
+        if tap is not None and tap.finished:
+            return stream
+        if logits_at is not None:
+            stream = picked(stream, logits_at)
+        if stop is not None:
+            return stream
+        return self.read_out(stream, None if tap is None else tap.scope())
+
+    def _run(
+        self, run: Running, inputs: dict[str, object], cache: WrappedCache | None, n: int
+    ) -> Float[Tensor, "b p d"]:
+        """The stream where the pass ends."""
+        if run.start == self.config.n_layers:
+            assert run.entering is not None
+            return run.entering
+        token = RUNNING.set(run)
+        try:
+            output = self.watched(**inputs)
+        except EndOfPass as end:
+            return end.stream
+        finally:
+            RUNNING.reset(token)
+        if cache is not None:
+            self._keep(cache, output, n, inputs)
+        assert run.final is not None
+        return run.final
+
+    def _logits(
+        self, inputs: dict[str, object], cache: Past | None, n: int, logits_at: Tensor | None
+    ) -> Tensor:
+        """The network's own logits, at some columns or all."""
+        only_last = logits_at is not None and logits_at.shape[1] == 1 and bool((logits_at == n - 1).all())
+        if only_last and "logits_to_keep" in self._accepted:
+            inputs, logits_at = {**inputs, "logits_to_keep": 1}, None
+        output = self.wrapped(**inputs)
+        if cache is not None:
+            assert isinstance(cache, WrappedCache)
+            self._keep(cache, output, n, inputs)
+        logits: Tensor = output.logits
+        return logits if logits_at is None else picked(logits, logits_at)
+
+    def _keep(
+        self, cache: WrappedCache, output: Mapping[str, object], n: int, inputs: dict[str, object]
+    ) -> None:
+        cache.held = next(output[name] for name in PASTS if output.get(name) is not None)
+        seen = inputs.get("attention_mask")
+        cache.advance(n, seen.bool() if isinstance(seen, Tensor) else None)
+
+    def _inputs(
+        self, tokens: Tensor, start: int, keep: Tensor | None, cache: Past | None, documents: Tensor | None
+    ) -> dict[str, object]:
+        """What the network is called with. From a later block on its own ids do not matter."""
+        rows, n = tokens.shape[:2]
+        past = 0 if cache is None else cache.length
+        whole = keep if cache is None else cache.extended_keep(keep, rows, n)
+        ids = tokens.new_zeros(rows, n, dtype=torch.long) if start else tokens
+        inputs: dict[str, object] = {"input_ids": ids, "use_cache": cache is not None}
+        if whole is not None:
+            inputs["attention_mask"] = whole.long()
+        if (whole is not None or documents is not None) and "position_ids" in self._accepted:
+            inputs["position_ids"] = (
+                Layout(whole, documents).positions(n, past, tokens.device).expand(rows, n)
+            )
+        if isinstance(cache, WrappedCache) and cache.held is not None:
+            inputs[next(name for name in PASTS if name in self._accepted)] = cache.held
+        return inputs
+
+    def _written_out(self, tap: Tap | None) -> bool:
+        """Whether masks must be numbers: a layer's scores are asked for, or some attention is its own code."""
+        if any(layer.attended is None for layer in self.plan.layers):
+            return True
+        if tap is None:
+            return False
+        scopes = (tap.scope(layer) for layer in range(self.config.n_layers))
+        return any(scope is not None and scope.wants(*HEAD_SITES) for scope in scopes)
+
+    def _check_options(
+        self,
+        start: int,
+        keep: Tensor | None,
+        cache: Past | None,
+        documents: Tensor | None,
+        *,
+        gradients: bool,
+    ) -> None:
+        """ValueError for an option that was not proven of this network."""
+        asked = {
+            "start": bool(start),
+            "cache": cache is not None,
+            "cache of padded rows": cache is not None and (keep is not None or _is_padded(cache)),
+            "documents": documents is not None,
+            "left padding": keep is not None and not bool(keep[:, 0].all()),
+            "right padding": keep is not None and not bool(keep[:, -1].all()),
+        }
+        for name, given in asked.items():
+            if given and (why := self.config.block.why_not(name)):
+                raise ValueError(f"this wrapped network takes no {name}: {why}")
+        if gradients and (why := self.config.block.why_not("gradients")):
+            raise ValueError(f"this wrapped network gives no gradients: {why}")
+        if cache is not None and not isinstance(cache, WrappedCache):
+            raise ValueError("a wrapped network has a cache of its own: model.new_cache(rows, n_max)")
+
+    def new_cache(self, rows: int, n_max: int) -> WrappedCache:
+        """Room for the tokens of a continued text: the network's own memory, empty."""
+        return WrappedCache(rows, n_max)
+
+    @property
+    def by_block(self) -> bool:
+        """False: every pass goes through the network's own code before and after its blocks."""
+        return False
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a pass may begin at a later block."""
+        return not self.config.block.why_not("start")
+
+    @property
+    def device(self) -> torch.device:
+        """Where the embedding is."""
+        return self.embed.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the embedding."""
+        return self.embed.weight.dtype

@@ -1,0 +1,531 @@
+"""How a pass of a wrapped network is watched: its modules and its attention ask one context variable for the pass.
+
+The watched modules are a copy of the network's module tree on the same tensors; nothing is stored on them that a pass
+could leave behind. What they visit are the sites of `interp.model.sites`, in the order in which their values arise.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from interp.model.norm import Norm, Normalize
+from interp.model.tap import Scope, Tap, at
+
+ATTENTION = "interp"
+"""The name under which watched networks find our attention in the registry of transformers."""
+HEAD_SITES = (
+    "attn.hook_rot_q",
+    "attn.hook_rot_k",
+    "attn.hook_v",
+    "attn.hook_attn_scores",
+    "attn.hook_pattern",
+)
+"""Sites inside attention, whose written-out form runs only where one of them is asked for."""
+Value = object
+"""What a module takes or gives."""
+
+
+class EndOfPass(Exception):  # noqa: N818  # no error: it carries the stream out of a pass that needs no more
+    """Ends a pass from inside the network; `stream` is the residual stream there."""
+
+    def __init__(self, stream: Tensor) -> None:
+        super().__init__("the pass ended where it was asked to")
+        self.stream = stream
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What the attention of a block asked the registry for."""
+
+    n_heads: int
+    n_kv_heads: int
+    softmaxes: int
+    """How many softmaxes over keys its written-out form takes; 0 where it has none."""
+    calls: int = 1
+    explained: bool = False
+    """Whether what it gives is its pattern times the values, and whether a change of its scores is that of its mask."""
+
+
+@dataclass
+class Running:
+    """One pass under way: what it asks, which blocks it runs, and what the block at hand has added so far."""
+
+    original: str
+    """The attention that the network has without us."""
+    tap: Tap | None = None
+    start: int = 0
+    stop: int | None = None
+    """The block before which the pass ends; None: it goes to the end."""
+    rows: int = 1
+    entering: Tensor | None = None
+    """The stream that enters block `start`, where that is not the first."""
+    written_out: bool = False
+    """Whether some layer's scores or pattern are asked for, so that masks must be numbers."""
+    scope: Scope | None = None
+    """What is asked of the block at hand."""
+    stream: Tensor | None = None
+    """What entered the block at hand."""
+    added: dict[str, Tensor] = field(default_factory=dict)
+    """What it added, by sublayer."""
+    final: Tensor | None = None
+    """The stream that left the last block that ran."""
+    layer: int = 0
+    """The block at hand."""
+    leaking: list[int] | None = None
+    """The layers whose scores are used beside the softmax, while that is asked."""
+    noted: list[Attended] | None = None
+    """How attention was asked for, while a network is explored."""
+
+    def outside(self) -> Scope | None:
+        """What is asked before the first block."""
+        return None if self.tap is None or self.start else self.tap.scope()
+
+
+RUNNING: ContextVar[Running | None] = ContextVar("interp_wrapped_pass", default=None)
+
+
+def first_tensor(value: Value) -> Tensor | None:
+    """The tensor that a module gave, or the first of several things; None if that is none."""
+    first = value[0] if isinstance(value, tuple | list) and value else value
+    return first if isinstance(first, Tensor) else None
+
+
+def with_first(value: Value, new: Tensor) -> Value:
+    """The same with another first tensor."""
+    if isinstance(value, tuple | list):
+        return type(value)([new, *value[1:]])
+    return new
+
+
+def stream_key(args: Sequence[Value], kwargs: Mapping[str, Value]) -> int | str | None:
+    """Where among its arguments a module is given its first tensor of numbers."""
+    if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
+        return 0
+    named = [k for k, v in kwargs.items() if isinstance(v, Tensor) and v.is_floating_point() and v.ndim >= 2]
+    return "hidden_states" if "hidden_states" in named else named[0] if named else None
+
+
+def given_to(args: Sequence[Value], kwargs: Mapping[str, Value]) -> Tensor | None:
+    """The first tensor of numbers that a module was given."""
+    key = stream_key(args, kwargs)
+    found = None if key is None else args[0] if key == 0 else kwargs[str(key)]
+    return found if isinstance(found, Tensor) else None
+
+
+def replaced(
+    args: Sequence[Value], kwargs: Mapping[str, Value], new: Tensor
+) -> tuple[tuple[Value, ...], dict[str, Value]]:
+    """The arguments with another first tensor."""
+    key = stream_key(args, kwargs)
+    if key == 0:
+        return (new, *args[1:]), dict(kwargs)
+    return tuple(args), {**kwargs, str(key): new}
+
+
+class Seam:
+    """The forward of one watched module: its own, unless a pass asks for something here."""
+
+    def __init__(self, inner: Callable[..., Value]) -> None:
+        self.inner = inner
+
+    def __call__(self, *args: Value, **kwargs: Value) -> Value:
+        """What the module gives: its own, or what the pass under way makes of it."""
+        run = RUNNING.get()
+        if run is None:
+            return self.inner(*args, **kwargs)
+        return self.run(run, args, kwargs)
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
+        raise NotImplementedError
+
+
+class BlockSeam(Seam):
+    """A block: skipped before `start`, given another stream there, its two ends visited, the last before `stop`."""
+
+    def __init__(self, inner: Callable[..., Value], layer: int, *, in_tuple: bool, embeds: bool) -> None:
+        super().__init__(inner)
+        self.layer, self.in_tuple, self.embeds = layer, in_tuple, embeds
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
+        stream = given_to(args, kwargs)
+        assert stream is not None
+        if run.stop == 0:
+            raise EndOfPass(self._embedded(run, stream))
+        if self.layer < run.start:
+            return (stream,) if self.in_tuple else stream
+        stream = self._embedded(run, stream) if self.layer == 0 else stream
+        if self.layer == run.start and run.entering is not None:
+            stream = run.entering.clone()  # some blocks add in place
+        scope = None if run.tap is None else run.tap.scope(self.layer)
+        if scope is not None:
+            stream = visited(scope, "hook_resid_pre", stream)
+            self._end_if(run, stream, done=scope.finished)
+        run.scope, run.stream, run.added, run.layer = scope, stream, {}, self.layer
+        args, kwargs = replaced(args, kwargs, stream)
+        out = self.inner(*args, **kwargs)
+        run.scope = None
+        stream = first_tensor(out)
+        assert stream is not None
+        if scope is not None and scope.wants("hook_resid_post"):
+            stream = visited(scope, "hook_resid_post", stream)
+            out = with_first(out, stream)
+        run.final = stream
+        self._end_if(run, stream, done=scope is not None and scope.finished)
+        self._end_if(run, stream, done=run.stop == self.layer + 1)
+        return out
+
+    def _embedded(self, run: Running, stream: Tensor) -> Tensor:
+        """The stream that enters the first block, a site where the embeddings are not told apart."""
+        return visited(run.outside(), "hook_embed", stream) if self.embeds else stream
+
+    @staticmethod
+    def _end_if(run: Running, stream: Tensor, *, done: bool) -> None:
+        if done:
+            raise EndOfPass(stream)
+
+
+def visited(scope: Scope | None, name: str, value: Tensor) -> Tensor:
+    """What goes on from a site: a copy where it was looked at, since modules may write into what they are given."""
+    return value if scope is None or not scope.wants(name) else at(scope, name, value).clone()
+
+
+class WriterSeam(Seam):
+    """A module whose output is added to the stream, times a factor; `norm` where the module is a norm itself.
+
+    The stream after attention is not a tensor that every family gives a module: it is the sum of what entered the
+    block and what was added, and a change of it is added to what the last of `middle` adds.
+    """
+
+    def __init__(
+        self,
+        inner: Callable[..., Value],
+        name: str,
+        factor: float,
+        middle: tuple[str, ...],
+        norm: NormOf | None,
+    ) -> None:
+        super().__init__(inner)
+        self.name, self.factor, self.middle, self.norm = name, factor, middle, norm
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
+        scope, part = run.scope, {"attn_out": "ln1_post", "mlp_out": "ln2_post"}.get(self.name, "")
+        scale, normalized = f"{part}.hook_scale", f"{part}.hook_normalized"
+        wants_mid = scope is not None and self.name in self.middle and scope.wants("hook_resid_mid")
+        if scope is None or not (wants_mid or scope.wants(f"hook_{self.name}", scale, normalized)):
+            return self.inner(*args, **kwargs)
+        out = self.inner(*args, **kwargs)
+        before, stream = first_tensor(out), run.stream
+        assert before is not None and stream is not None
+        value = before if self.norm is None else normed(scope, part, self.norm, args, kwargs, before)
+        value = value.reshape(stream.shape)
+        added = value if self.factor == 1 else value * self.factor
+        changed = visited(scope, f"hook_{self.name}", added)
+        alters = value is not before or scope.alters(f"hook_{self.name}")
+        if wants_mid:
+            run.added[self.name] = changed
+            if self.name == self.middle[-1]:
+                mid = stream + sum(run.added[name] for name in self.middle)
+                new = visited(scope, "hook_resid_mid", mid)
+                if scope.alters("hook_resid_mid"):
+                    changed, alters = changed + (new - mid), True
+        if not alters:
+            return out
+        return with_first(out, (changed if self.factor == 1 else changed / self.factor).reshape(before.shape))
+
+
+class NormSeam(Seam):
+    """The norm after the embeddings."""
+
+    def __init__(self, inner: Callable[..., Value], name: str, norm: NormOf) -> None:
+        super().__init__(inner)
+        self.name, self.norm = name, norm
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
+        scope, out = run.outside(), self.inner(*args, **kwargs)
+        if scope is None:
+            return out
+        assert isinstance(out, Tensor)
+        return normed(scope, self.name, self.norm, args, kwargs, out)
+
+
+def normed(
+    scope: Scope, part: str, norm: NormOf, args: tuple[Value, ...], kwargs: dict[str, Value], out: Tensor
+) -> Tensor:
+    """What a norm gives after its two sites, which begin with `part`."""
+    scale = f"{part}.hook_scale"
+    if scope.wants(scale):
+        given, ours = given_to(args, kwargs), norm.module()
+        assert given is not None
+        divisor = at(scope, scale, ours.scale(given))
+        out = ours.linear(given, divisor) if scope.alters(scale) else out
+    return visited(scope, f"{part}.hook_normalized", out)
+
+
+class OutputSeam(Seam):
+    """The last linear map of what mixes positions: its input is z, head by head; results on demand."""
+
+    def __init__(self, inner: Callable[..., Value], n_heads: int, weights: LinearView) -> None:
+        super().__init__(inner)
+        self.n_heads, self.weights = n_heads, weights
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
+        scope, given = run.scope, given_to(args, kwargs)
+        if scope is None or not scope.wants("attn.hook_z", "attn.hook_result"):
+            return self.inner(*args, **kwargs)
+        assert given is not None and run.stream is not None
+        z = given.reshape(*run.stream.shape[:2], self.n_heads, -1)
+        z = visited(scope, "attn.hook_z", z)
+        args, kwargs = replaced(args, kwargs, z.reshape(given.shape))
+        if scope.wants("attn.hook_result"):
+            weight, bias = self.weights.weight.unflatten(1, (self.n_heads, -1)), self.weights.bias
+            result = at(scope, "attn.hook_result", einsum(z, weight, "b p h e, d h e -> b p h d"))
+            if scope.alters("attn.hook_result"):
+                summed = result.sum(2) if bias is None else result.sum(2) + bias
+                return summed.reshape(*given.shape[:-1], -1)
+        return self.inner(*args, **kwargs)
+
+
+class EmbeddingSeam(Seam):
+    """A module whose output, times a factor, is one of the embeddings that sum to the stream."""
+
+    def __init__(self, inner: Callable[..., Value], name: str, factor: float) -> None:
+        super().__init__(inner)
+        self.name, self.factor = name, factor
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
+        scope, out = run.outside(), self.inner(*args, **kwargs)
+        if scope is None or not scope.wants(self.name):
+            return out
+        value = first_tensor(out)
+        assert value is not None
+        value = value.expand(run.rows, *value.shape[-2:])
+        new = visited(scope, self.name, value if self.factor == 1 else value * self.factor)
+        return (
+            with_first(out, new / self.factor if self.factor != 1 else new)
+            if scope.alters(self.name)
+            else out
+        )
+
+
+class MixerSeam(Seam):
+    """What mixes positions, where its attention is its own code rather than an entry of the registry."""
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
+        scope = run.scope
+        if scope is None or not scope.wants(*HEAD_SITES[3:]):
+            return self.inner(*args, **kwargs)
+        with SoftmaxMode(scope, counts=run.leaking is not None) as mode:
+            out = self.inner(*args, **kwargs)
+        if run.leaking is not None and (mode.leaks or mode.count > 1):
+            run.leaking.append(run.layer)
+        return out
+
+
+class SoftmaxMode(TorchFunctionMode):
+    """Visits scores and pattern of the one softmax over keys that runs inside.
+
+    Where a column that is no token's is put beside the scores first (a sink), the scores are what stood there before.
+    """
+
+    def __init__(self, scope: Scope | None, shift: Tensor | None = None, *, counts: bool = False) -> None:
+        super().__init__()
+        self.scope, self.shift, self.count, self.sunk = scope, shift, 0, False
+        self.pattern: Tensor | None = None
+        self.seen: list[Tensor] | None = [] if counts else None
+        """Every `[b h q k]` that a function was given, while a network is explored."""
+        self.leaks = False
+        """Whether something else than the softmax was given the scores."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Value],
+        types: Sequence[type],
+        args: tuple[Value, ...] = (),
+        kwargs: Mapping[str, Value] | None = None,
+    ) -> Value:
+        named = dict(kwargs or {})
+        if self.seen is not None:
+            self.seen += [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim == 4]
+        if (
+            func in _SOFTMAXES
+            and (scores := given_to(args, {"hidden_states": named.get("input")})) is not None
+        ):
+            if scores.ndim == 4:
+                return self._softmax(scores, func, args, named)
+        elif func in (torch.cat, torch.concat) and _joins_sink(args, named):
+            parts: Sequence[Tensor] = args[0]  # type: ignore[assignment]
+            self.sunk = True
+            return torch.cat([self._scores(parts[0]), *parts[1:]], -1)
+        return func(*args, **named)
+
+    def _scores(self, scores: Tensor) -> Tensor:
+        """Scores as a site has them, -inf where they are masked, and back."""
+        if self.shift is not None:
+            return scores + self.shift
+        if self.scope is None or not self.scope.wants("attn.hook_attn_scores"):
+            return scores
+        low = torch.finfo(scores.dtype).min
+        new = at(self.scope, "attn.hook_attn_scores", scores.masked_fill(scores <= low / 2, -torch.inf))
+        return (
+            new.masked_fill(new == -torch.inf, low) if self.scope.alters("attn.hook_attn_scores") else scores
+        )
+
+    def _softmax(
+        self, scores: Tensor, func: Callable[..., Value], args: tuple[Value, ...], named: dict[str, Value]
+    ) -> Tensor:
+        self.count += 1
+        if self.seen is not None:
+            self.leaks = sum(each is scores for each in self.seen) > 1
+        if not self.sunk:
+            scores = self._scores(scores)
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        whole = F.softmax(scores, -1, dtype=dtype)
+        pattern = self.pattern = whole[..., :-1] if self.sunk else whole
+        if self.scope is not None and self.scope.wants("attn.hook_pattern"):
+            pattern = visited(self.scope, "attn.hook_pattern", pattern.to(scores.dtype))
+            whole = torch.cat((pattern, whole[..., -1:].to(pattern.dtype)), -1) if self.sunk else pattern
+        return whole
+
+
+_SOFTMAXES = (F.softmax, torch.softmax, Tensor.softmax)
+
+
+def _joins_sink(args: tuple[Value, ...], named: Mapping[str, Value]) -> bool:
+    """Whether scores `[b h q k]` get one more column."""
+    parts, dim = args[0] if args else None, named.get("dim", args[1] if len(args) > 1 else 0)
+    if (
+        not isinstance(parts, tuple | list)
+        or len(parts) != 2
+        or not all(isinstance(p, Tensor) for p in parts)
+    ):
+        return False
+    scores, sink = parts
+    return bool(dim in (-1, 3) and scores.ndim == sink.ndim == 4 and sink.shape[-1] == 1 < scores.shape[-2])
+
+
+class NormOf:
+    """A norm of the network as one of ours, on the same tensors."""
+
+    def __init__(self, source: nn.Module, kind: Norm, name: str) -> None:
+        self.source, self.kind, self.name = source, kind, name
+
+    def module(self) -> Normalize:
+        """Ours; gamma is 1 and beta 0 where the network's has none."""
+        width = next((len(p) for p in self.source.parameters(recurse=False)), 1)
+        made = Normalize(self.kind, width, self.name).requires_grad_(False)
+        for name in ("weight", "bias"):
+            if isinstance(theirs := getattr(self.source, name, None), nn.Parameter):
+                setattr(made, name, theirs)
+        return made
+
+
+class LinearView:
+    """The matrix `[out, in]` and bias of a linear map of the network, whichever way round they are stored."""
+
+    def __init__(self, module: nn.Module, transposed: bool) -> None:
+        self.source, self.transposed = module, transposed
+
+    @property
+    def weight(self) -> Tensor:
+        """W with `x W^T + b`."""
+        weight = self.source.get_parameter("weight")
+        return weight.T if self.transposed else weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b."""
+        bias = getattr(self.source, "bias", None)
+        return bias if isinstance(bias, Tensor) else None
+
+
+def attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Value
+) -> Value:
+    """Attention of a watched network: its own, or the family's written-out form with its parts as sites."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    run, written = RUNNING.get(), eager_of(module)
+    assert run is not None, "a watched network runs only as part of a pass"
+    scope = run.scope
+    watched = scope is not None and scope.wants(*HEAD_SITES)
+    if run.noted is not None and written is None:
+        run.noted.append(Attended(query.shape[1], key.shape[1], 0))
+    if (not watched and run.noted is None) or written is None:
+        usual = written if run.original == "eager" else ALL_ATTENTION_FUNCTIONS[run.original]
+        assert usual is not None
+        return usual(module, query, key, value, mask, **options)
+    q, k, v = (
+        visited(scope, name, x.transpose(1, 2)).transpose(1, 2)
+        for name, x in zip(HEAD_SITES, (query, key, value), strict=False)
+    )
+    with SoftmaxMode(scope) as mode:
+        out = written(module, q, k, v, mask, **options)
+    if run.noted is not None:
+        holds = mode.count == 1 and _explained(written, module, (q, k, v, mask), options, mode.pattern)
+        run.noted.append(Attended(query.shape[1], key.shape[1], mode.count, explained=holds))
+    return out
+
+
+def _explained(
+    written: Callable[..., Value],
+    module: nn.Module,
+    given: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    options: Mapping[str, Value],
+    pattern: Tensor | None,
+) -> bool:
+    """Whether attention gives its pattern times the values, and takes a change of the softmax's input for one of its
+    mask: some networks use their scores twice.
+    """
+    q, k, v, mask = given
+    shift = torch.randn(*q.shape[:3], k.shape[2], generator=torch.Generator().manual_seed(13)).to(q)
+    with SoftmaxMode(None, shift):
+        ours = first_tensor(written(module, q, k, v, mask, **options))
+    theirs = first_tensor(written(module, q, k, v, shift if mask is None else mask + shift, **options))
+    plain = first_tensor(written(module, q, k, v, mask, **options))
+    assert ours is not None and theirs is not None and plain is not None and pattern is not None
+    moved = (pattern.to(v.dtype) @ v.repeat_interleave(q.shape[1] // v.shape[1], 1)).transpose(1, 2)
+    pairs = ((ours, theirs), (moved.reshape(plain.shape), plain))
+    return all(float((a - b).abs().max()) <= 1e-4 * float(b.abs().max()) for a, b in pairs)
+
+
+def eager_of(module: nn.Module) -> Callable[..., Value] | None:
+    """The written-out attention of the file that an attention module is defined in."""
+    for kind in type(module).__mro__:
+        found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if found is not None:
+            return found
+    return None
+
+
+def mask(*args: Value, **kwargs: Value) -> Value:
+    """The mask of a pass: as the network's own attention takes it, or in numbers where scores are written out."""
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+    run = RUNNING.get()
+    assert run is not None, "a watched network runs only as part of a pass"
+    name = "eager" if run.written_out or run.original not in ALL_MASK_ATTENTION_FUNCTIONS else run.original
+    return ALL_MASK_ATTENTION_FUNCTIONS[name](*args, **kwargs)
+
+
+def register() -> None:
+    """Make our attention and masks known to transformers, under a name that only watched copies ask for."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(ATTENTION, attention)
+    AttentionMaskInterface.register(ATTENTION, mask)

@@ -1,0 +1,59 @@
+"""The models that come with the package, loaded: trained ones from `weights/`, a hand-built one from code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from interp.core.boundary import Device, nearest, public
+from interp.core.files import named_path
+from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
+from interp.model.config import Json
+from interp.model.transformer import Transformer
+from interp.zoo import groundtruth
+from interp.zoo.demos import DEMOS, WEIGHTS, card_of
+
+DemoTokenizer = TokenizerAdapter | groundtruth.Alphabet
+
+
+@public()
+def load(
+    name: str,
+    *,
+    revision: str | None = None,
+    dtype: torch.dtype | None = None,
+    device: Device = "cpu",
+) -> tuple[Transformer, DemoTokenizer | None]:
+    """A demo model and its tokenizer; `revision="step1500"` is a checkpoint of its training, where one is shipped."""
+    if name not in DEMOS:
+        raise ValueError(f"there is no demo model {name!r}; {nearest(name, DEMOS)}")
+    if DEMOS[name].built:
+        if revision is not None:
+            raise ValueError(f"{name} is built from code and has no revision {revision!r}")
+        model = groundtruth.induction().to(device=device, dtype=dtype).requires_grad_(False).eval()
+        return model, groundtruth.Alphabet()
+    folder = WEIGHTS / name
+    return _weights(folder, revision, dtype, device), tokenizer_of(folder)
+
+
+@public()
+def card(name: str) -> Json:
+    """What a trained demo model measurably does on held-out material; empty for a hand-built one."""
+    return card_of(name)
+
+
+@public()
+def revisions(name: str) -> list[str]:
+    """The training checkpoints shipped with a demo model, in order."""
+    found = (WEIGHTS / named_path(name) / "checkpoints").glob("step*.safetensors")
+    return sorted((p.stem for p in found), key=lambda stem: int(stem.removeprefix("step")))
+
+
+def _weights(folder: Path, revision: str | None, dtype: torch.dtype | None, device: Device) -> Transformer:
+    if revision is None:
+        return from_folder(folder / "model.safetensors", dtype=dtype, device=device)
+    file = named_path(folder / "checkpoints" / f"{revision}.safetensors")
+    if not file.is_file():
+        raise ValueError(f"{folder.name} has no revision {revision!r}; it has {revisions(folder.name)}")
+    return from_folder(file, config=folder / "config.json", dtype=dtype or torch.float32, device=device)

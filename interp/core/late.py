@@ -1,0 +1,25 @@
+"""Names that a package imports at their first use. The standard library alone: to import `interp` costs no torch."""
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+
+MODULES: dict[str, str] = {}
+"""By what needs it, the module that fills a table of `core` or `model`, which may not import it: `interp` says them."""
+
+
+def fill(table: str) -> None:
+    """Import what fills a table, if anything was named."""
+    if table in MODULES:
+        import_module(MODULES[table])
+
+
+def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:
+    """The `__getattr__` of a package whose names are in these modules of it; a module may be a name itself."""
+
+    def found(name: str) -> object:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        home = import_module(f"{package}.{homes[name]}")
+        return home if name == homes[name] else getattr(home, name)
+
+    return found

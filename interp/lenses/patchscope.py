@@ -1,0 +1,250 @@
+"""Patchscopes: what another prompt makes of a state.
+
+A state of a source run (at one position and depth) takes the place of the state at one position and depth of the run
+of a target prompt, and what the model then says at the end of that prompt is read (Ghandeharioun et al. 2024,
+arXiv:2401.06102). A target prompt that repeats what it is given ("cat -> cat; ...") asks which token the state stands
+for. At the deepest target there is nothing left to run: that column is the logit lens of the state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import listed, public, shape_text, shown
+from interp.core.results import labelled
+from interp.core.stats import Partial, Rows, wilson
+from interp.data.batch import Answers, Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.lenses.lens import CHUNK, LogitTiles, Reference, columns_of, lens_sites, statistics
+from interp.model.edits import Edit, Set
+from interp.model.parts import Part
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
+from interp.passes.observe import Model, Subject, as_model
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+IDENTITY = "cat -> cat; 1135 -> 1135; hello -> hello; x"
+"""A target prompt that asks a model to repeat a token: the identity prompt of the paper."""
+Mapped = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Patchscope(Question):
+    """What a target prompt makes of the states of other prompts; `patchscope` describes the result."""
+
+    target: str | Int[Tensor, "p"] = IDENTITY
+    """The prompt that a state is put into, and at whose last token the answer is read."""
+    pos: int = -1
+    """Which token of the source prompts the state is taken at."""
+    target_pos: int = -1
+    """Which token of the target prompt it is put at."""
+    answer: Answers | None = None
+    """The token that is looked for, one for all prompts or one for each; None = what the source run says itself."""
+    into: Model | None = None
+    """The model of the target prompt; None = that of the source prompts."""
+    mapping: Mapped | None = None
+    """From states `[prompt d]` to what is put in their place; None = as they are."""
+    top: int | None = None
+    """How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """States to read, and one planned sweep over the target prompt per batch."""
+        into = model if self.into is None else as_model(self.into)
+        config, other = model.transformer.config, into.transformer.config
+        if not (config.unembed and other.unembed and config.n_outputs == other.n_outputs):
+            raise ValueError(
+                "two models with an unembedding and as many output tokens are required, got "
+                f"{config.n_outputs if config.unembed else 'none'} and {other.n_outputs if other.unembed else 'none'}"
+            )
+        try:
+            batch = into.text.batch(self.target)
+        except ValueError as cause:
+            raise ValueError(f"target: {cause}") from cause
+        where = int(columns_of(batch, (self.target_pos,))[0])
+        sites, targets = lens_sites(config, "resid_pre"), lens_sites(other, "resid_pre")
+        top = listed(self.top, 10, config.n_outputs)
+        compute = partial(
+            _compute, into=self.into, target=batch, sites=sites, targets=targets, pos=self.pos, where=where,
+            mapping=self.mapping, top=top,
+        )  # fmt: skip
+        attrs: dict[str, str | int] = {
+            "target": "".join(into.text.pieces(batch.tokens[0].tolist())),
+            "target_pos": where,
+        }
+        finish = partial(_finish, name=self.name, sites=sites, targets=targets, text=model.text, attrs=attrs)
+        reads = tuple(Read(site) for site in sites)
+        return Analysis(self.name, compute, Rows, finish, reads=reads, pose=Posed.of(model.text, self.answer))
+
+
+@public()
+def patchscope(
+    model: Model,
+    data: DataSource | Data,
+    target: str | Int[Tensor, "p"] = IDENTITY,
+    *,
+    pos: int = -1,
+    target_pos: int = -1,
+    answer: Answers | None = None,
+    into: Model | None = None,
+    mapping: Mapped | None = None,
+    top: int | None = None,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What a target prompt makes of a state of each prompt, for every depth that it is taken at and put at.
+
+    The stream at token `pos` of the source run, as it enters a block, takes the place of the stream at `target_pos` of
+    the target run, as it enters another, and the target run goes on from there. Its next token is read.
+    Returns Dataset[prompt, depth, target_depth]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy`
+    and `kl` = KL(the source run's own next token || these) in nats, `target_rank` (0 = most probable) and
+    `target_prob` of `answer`, by default of the token that the source run finds most probable itself; and over prompts
+    `value` [depth, target_depth], the share of prompts whose answer comes first, with the ends `low` and `high` of its
+    95 % interval (Wilson) and `n`. The last target depth is the final stream: the logit lens of the state, with no
+    target prompt in it.
+    Two baselines belong beside it: that last column, and what `unpatched_prob` says: the probability of the answer in
+    the target run as it is.
+    into: the model of the target prompt, with the same output tokens; mapping: from states of the source model to
+    states of that one, where their widths or their meanings differ.
+    Errors: ValueError for models of other output tokens, or states of another width than the target's model has;
+    IndexError for a position that a prompt lacks.
+
+    Example:
+        >>> found = interp.lenses.patchscope(model, [prompt], prompt, top=3)
+        >>> found.value.dims
+        ('depth', 'target_depth')
+    """
+    question = Patchscope(target, pos, target_pos, answer, into, mapping, top)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    into: Model | None,
+    target: Batch,
+    sites: tuple[str, ...],
+    targets: tuple[str, ...],
+    pos: int,
+    where: int,
+    mapping: Mapped | None,
+    top: int,
+) -> Mapping[str, Tensor]:
+    receiver = model if into is None else as_model(into).transformer
+    column = columns_of(batch, (pos,))[0]
+    states = [trace[Read(site)].gather(1, _wide(column, trace[Read(site)]))[:, 0] for site in sites]
+    if not all(bool(state.isfinite().all()) for state in states):
+        raise NotFiniteError("the residual stream of some prompt is NaN or infinite")
+    given = [_mapped(state, mapping, receiver) for state in states]
+    rows = target.rows(torch.zeros(len(batch), dtype=torch.long))
+    columns = rows.tokens.shape[1]
+    put = [Set(state[:, None].expand(-1, columns, -1)) for state in given]
+    variants = [Variant([Edit(site, change, {"pos": where})]) for change in put for site in targets[:-1]]
+    sweep = Sweep(receiver, rows, variants)
+    ran = sweep.final().unflatten(0, (len(sites), -1))
+    cells = torch.cat((ran, torch.stack(given)[:, None].to(ran)), 1).flatten(0, 1)
+    plain = sweep.base.final[:, int(target.last()[0])]
+    found = _read_out(model, receiver, states[-1], torch.cat((cells, plain[None])), batch.answer, top)
+    base = found["target_prob"][:, -1]
+    out = {name: x[:, :-1].unflatten(1, (len(sites), len(targets))) for name, x in found.items()}
+    return {**out, "unpatched_prob": base}
+
+
+def _wide(column: Int[Tensor, "b n"], stream: Float[Tensor, "b p d"]) -> Int[Tensor, "b n d"]:
+    return column.to(stream.device)[:, :, None].expand(-1, -1, stream.shape[-1])
+
+
+def _mapped(state: Float[Tensor, "b d"], mapping: Mapped | None, model: Transformer) -> Float[Tensor, "b e"]:
+    """What is put in a state's place. ValueError for another width than the model's."""
+    found = state if mapping is None else mapping(state)
+    wanted = (len(state), model.config.d_model)
+    if not isinstance(found, Tensor) or tuple(found.shape) != wanted:
+        got = shape_text(found.shape) if isinstance(found, Tensor) else shown(found)
+        raise ValueError(
+            f"states of shape {shape_text(wanted)} are required by the model of the target prompt, got {got}: give "
+            "`mapping` where widths differ"
+        )
+    return found.to(model.embed.weight)
+
+
+def _read_out(
+    model: Transformer,
+    receiver: Transformer,
+    own: Float[Tensor, "b d"],
+    cells: Float[Tensor, "c b e"],
+    answer: Int[Tensor, "b"] | None,
+    top: int,
+) -> dict[str, Tensor]:
+    """What every final state says, beside the final state of its prompt's own run: `[b, c, ...]` each."""
+    parts = []
+    for some in torch.arange(len(own), device=own.device).split(CHUNK):
+        tiles = LogitTiles(model, len(some))
+        tiles.fill(own[some])
+        token = tiles.top(1)[1][:, 0] if answer is None else answer[some].to(own.device)
+        reference = Reference.like(tiles)
+        statistics(tiles, token, top, reference, is_reference=True)
+        mine = cells[:, some].flatten(0, 1)
+        prompt = torch.arange(len(some), device=own.device).repeat(len(cells))
+        tiles, found = LogitTiles(receiver, min(CHUNK, len(mine))), []
+        for group in torch.arange(len(mine), device=own.device).split(CHUNK):
+            tiles.fill(mine[group])
+            who = prompt[group]
+            beside = Reference(reference.weights[:, who], reference.total[who], reference.entropy[who])
+            found.append(statistics(tiles, token[who], top, beside))
+        each = {name: torch.cat([one[name] for one in found]) for name in found[0]}
+        parts.append({name: x.unflatten(0, (len(cells), -1)).movedim(0, 1) for name, x in each.items()})
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def _finish(
+    merged: Partial,
+    name: str,
+    sites: tuple[str, ...],
+    targets: tuple[str, ...],
+    text: Text,
+    attrs: Mapping[str, str | int],
+) -> xr.Dataset:
+    assert isinstance(merged, Rows)
+    cells, rows = ("depth", "target_depth"), dict(merged.rows)
+    unpatched = rows.pop("unpatched_prob")
+    agrees = (rows["target_rank"] == 0).double().mean(0)
+    low, high = wilson(agrees, len(unpatched))
+    values = {
+        word: (("prompt", *cells, "rank") if x.ndim == 4 else ("prompt", *cells), x)
+        for word, x in rows.items()
+    }
+    shares = {"value": agrees, "low": low, "high": high}
+    count = torch.full_like(rows["target_rank"][0], len(unpatched))
+    probability = dict.fromkeys(("top_prob", "target_prob", "unpatched_prob"), "probability")
+    found = labelled(
+        name,
+        {
+            **values,
+            **{word: (cells, x) for word, x in shares.items()},
+            "n": (cells, count),
+            "unpatched_prob": (("prompt",), unpatched),
+        },
+        coords={
+            "depth": [str(Part.of(site)) for site in sites],
+            "target_depth": [str(Part.of(site)) for site in targets],
+        },
+        units={"entropy": "nats", "kl": "nats", **probability, **dict.fromkeys(shares, "share of prompts")},
+        attrs={**attrs, "kl": "KL(the source run's own || these)", "interval": "95 % over prompts (Wilson)"},
+    )
+    return text.of_outputs.worded(found, word="top_token")
