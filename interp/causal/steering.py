@@ -532,5 +532,6 @@ def band(draws: Float[Tensor, "*n r"]) -> Float[Tensor, "*n 2"]:
     """
     if not draws.shape[-1]:
         return torch.full((*draws.shape[:-1], 2), torch.nan, dtype=draws.dtype)
-    ends = np.quantile(draws.cpu().numpy(), (0.025, 0.975), axis=-1, method="weibull")
-    return torch.from_numpy(np.asarray(ends)).movedim(0, -1)
+    values = draws.cpu().numpy()
+    ends = [sign * np.quantile(sign * values, 0.025, axis=-1, method="weibull") for sign in (1.0, -1.0)]
+    return torch.from_numpy(np.stack(ends, -1))

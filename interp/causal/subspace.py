@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,8 +45,8 @@ class Subspace:
 
     site: str
     directions: Float[Tensor, "k d"]
-    at: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    about: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
+    at: Mapping[str, int] = field(default_factory=dict)
+    about: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.directions) or not bool(self.directions.isfinite().all()):
