@@ -74,8 +74,10 @@ class Steering(Question):
     """The autoencoder of the site, for the method "sae"."""
     test_share: float = 0.3
     """The share of each kind of prompts that is set aside for the score; 0 = none, and no score."""
+    shuffles: Count = 0
+    """How many directions are made of the same prompts with their kinds shuffled, for the null of a curve."""
     seed: Seed = 0
-    """Of the split."""
+    """Of the split and the shuffles."""
     prepend_bos: bool = True
     """Whether prompts begin with a BOS."""
     batch_size: int = 32
@@ -119,6 +121,7 @@ def steering(
     pos: Position = -1,
     sae: SAE | None = None,
     test_share: float = 0.3,
+    shuffles: Count = 0,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -142,7 +145,9 @@ def steering(
     so that adding 1 times the direction moves a negative state to where positive ones are, along u. positive,
     negative: prompts, which need be neither aligned nor equally many. pos: the token whose state stands for a prompt,
     or "mean", over its tokens but BOS. test_share: of each kind, not used for the direction; 0 takes all prompts for
-    the direction and leaves no score (NaN).
+    the direction and leaves no score (NaN). shuffles: `shuffled` [layer, draw, d_model] are directions that the method
+    finds in the same prompts where which is which is shuffled: they know the prompts, and nothing of what is to be
+    steered. As `beside` of `steering_curve` they are a harder null than random directions.
     Caveat: prompts that differ in something else too, such as their last token, are told apart by that.
     Errors: ValueError for a site without one vector of the stream's width per position, too few prompts to set some
     aside, an unknown method, or a method without its autoencoder; KeyError for an unknown site.
@@ -154,8 +159,8 @@ def steering(
         True
     """
     question = Steering(
-        positive, negative, site, method, pos, sae, test_share, seed, prepend_bos, batch_size
-    )  # fmt: skip
+        positive, negative, site, method, pos, sae, test_share, shuffles, seed, prepend_bos, batch_size
+    )
     return answered(question, model, edits=edits)
 
 
@@ -198,6 +203,12 @@ class States(NamedTuple):
         test = held_out(labels, asked.test_share, asked.seed) if asked.test_share else none
         return cls(torch.cat(found), labels, test)
 
+    def shuffled(self, generator: torch.Generator) -> States:
+        """The same with the kinds of the prompts that directions are made from in another order."""
+        labels, mine = self.labels.clone(), (~self.test).nonzero()[:, 0]
+        labels[mine] = labels[mine[torch.randperm(len(mine), generator=generator)]]
+        return self._replace(labels=labels)
+
     @property
     def kinds(self) -> tuple[Float[Tensor, "p l d"], Float[Tensor, "q l d"]]:
         """The positive and the negative ones that directions are made from."""
@@ -229,19 +240,29 @@ def _found(model: Subject, asked: Steering, names: Sequence[str]) -> xr.Dataset:
         "method": asked.method, "pos": asked.pos, "train": len(positive) + len(negative),
         "seed": asked.seed, "interval": "95 % over prompts set aside, Newcombe", "null": "it tells nothing apart",
     }  # fmt: skip
-    if asked.sae is None:
-        directions = direction(positive, negative, asked.method)
-    else:
-        directions, attrs["feature"] = by_feature(positive, negative, asked.sae)
+    directions, feature = _by_method(states, asked)
+    if feature is not None:
+        attrs["feature"] = feature
     values: dict[str, tuple[Sequence[str], Tensor]] = {
         "directions": (("layer", "direction", "d_model"), directions[:, None]),
         **_separation(states, directions, asked.seed),
         "norm": (("layer",), directions.norm(dim=-1)),
         "stream": (("layer",), torch.cat((positive, negative)).norm(dim=-1).mean(0)),
     }
+    if asked.shuffles:
+        draw = torch.Generator().manual_seed(asked.seed)
+        others = [_by_method(states.shuffled(draw), asked)[0] for _ in range(asked.shuffles)]
+        values["shuffled"] = (("layer", "draw", "d_model"), torch.stack(others, 1))
     coords = {**site_coords(names, ("layer",), model.transformer.config), "site": (("layer",), list(names))}
     units = {**dict.fromkeys(("value", "low", "high", "null"), "balanced accuracy")}
     return labelled(asked.name, values, coords=coords, units=units, attrs=attrs)
+
+
+def _by_method(states: States, asked: Steering) -> tuple[Float[Tensor, "l d"], int | None]:
+    """The direction of every layer, and the number of the feature whose it is, where it is one's."""
+    if asked.sae is None:
+        return direction(*states.kinds, asked.method), None
+    return by_feature(*states.kinds, asked.sae)
 
 
 def _separation(
@@ -325,33 +346,37 @@ class SteeringCurve(Question):
     """Other texts, whose next-token loss is asked too; None = none."""
     random: Count = RANDOM
     """How many random directions of the same length stand beside each."""
+    beside: Sequence[Float[Tensor, "r d"]] | None = None
+    """Directions that stand there instead, for each; they get its length."""
     seed: Seed = 0
     """Of the random directions."""
 
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per batch and measure; the loss on the other texts is measured at once."""
         metric, doses = as_metric(self.metric), Doses.of(self, model.transformer.config)
-        measures = {"effect": metric, "kl": kl_divergence()}
-        elsewhere: dict[str, Moments] = {}
+        here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
+        elsewhere: Mapping[str, Moments] = {}
         if self.loss_on is not None:
-            measures["loss"] = next_token_loss()
-            compute = partial(_compute, doses=doses, measures={"loss": measures["loss"]})
-            source = prompt_source(
-                model.text.batch(self.loss_on), model.text, prepend_bos=True, batch_size=32
-            )
-            kept = reduced_over(Analysis("loss_on", compute, Means), model, source)
+            texts = prompt_source(model.text.batch(self.loss_on), model.text, prepend_bos=True, batch_size=32)
+            compute = partial(_compute, doses=doses, measures=loss)
+            kept = reduced_over(Analysis("loss_on", compute, Means), model, texts)
             assert isinstance(kept, Means)
-            elsewhere = dict(kept.moments)
-        here = {name: each for name, each in measures.items() if name != "loss"}
+            elsewhere = kept.moments
+        measures = {**here, **(loss if elsewhere else {})}
+        label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
         return Analysis(
             self.name,
             partial(_compute, doses=doses, measures=here),
             Means,
-            partial(
-                _curve, name=self.name, doses=doses, measures=measures, elsewhere=elsewhere, seed=self.seed
-            ),
+            partial(label, name=self.name),
             pose=Posed.of(model.text, metric.answer, metric.wrong),
         )
+
+    @property
+    def _said(self) -> dict[str, str | int | float]:
+        """What the result says of it."""
+        kind = "random directions" if self.beside is None else "the directions that were given"
+        return {"effect": SIGN, "null": f"{kind} of the same length at the same place", "seed": self.seed}
 
 
 @public()
@@ -364,6 +389,7 @@ def steering_curve(
     metric: Metric | LogitFunction | None = None,
     loss_on: Prompts | None = None,
     random: Count = RANDOM,
+    beside: Sequence[Float[Tensor, "r d"]] | None = None,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -381,9 +407,11 @@ def steering_curve(
         loss    with `loss_on`: mean next-token loss of those texts with the steering - without it, nats
 
     The null is a direction that knows nothing: isotropic, of the same length, at the same place and strength, its mean
-    effect over the same rows; each score is compared with its own. The band is of the draws' (R + 1) p-th values, so
-    that with 39 draws it ends at their smallest and largest and a random direction lies outside 2 times in 40; fewer
-    draws give a narrower band, 1 - 2 / (R + 1). p is at least 2 / (R + 1).
+    effect over the same rows; each score is compared with its own. `beside` puts others in its place, one tensor of R
+    rows for each direction, which are scaled to its length: `shuffled` of `steering`, say, which know the prompts but
+    not which is which (a permutation test). The band ends at the draws' 0.025 (R + 1)-th smallest and largest, so that
+    with 39 it holds all of them and another of their kind lies outside 2 times in 40; fewer draws give a narrower one,
+    1 - 2 / (R + 1). p is at least 2 / (R + 1).
     directions: one per layer, as `Subspace.of_result` gives them: `[Subspace.of_result(found, layer=i) for i in ...]`.
     They are added at the cells that they name, else at every position, BOS included. strengths: multiples of each
     direction, 0 among them if you want the origin. loss_on: texts that have nothing to do with it. metric: as in
@@ -401,7 +429,7 @@ def steering_curve(
         ('layer', 'strength', 'score')
     """
     given = None if loss_on is None else text_of(model).batch(loss_on, prepend_bos=prepend_bos)
-    question = SteeringCurve(directions, strengths, metric, given, random, seed)
+    question = SteeringCurve(directions, strengths, metric, given, random, beside, seed)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
@@ -440,8 +468,7 @@ class Doses:
         found = torch.stack([each.directions[0].detach().double().cpu() for each in asked.directions])
         if not bool(found.any()):
             raise ValueError("a direction of some length is required, all are 0")
-        draw = torch.Generator().manual_seed(asked.seed)
-        noise = torch.randn(len(found), asked.random, found.shape[1], generator=draw, dtype=torch.float64)
+        noise = _noise(asked, found)
         noise *= found.norm(dim=-1)[:, None, None] / noise.norm(dim=-1, keepdim=True)
         return cls(tuple(asked.directions), tuple(layers), doses, torch.cat((found[:, None], noise), 1))
 
@@ -456,6 +483,26 @@ class Doses:
                 for vector in vectors
             ]
         return found
+
+
+def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
+    """What stands beside every direction, of any length. ValueError for a shape that does not fit, or a length of 0."""
+    if asked.beside is None:
+        draw = torch.Generator().manual_seed(asked.seed)
+        return torch.randn(len(found), asked.random, found.shape[1], generator=draw, dtype=torch.float64)
+    given = [each.detach().double().cpu() for each in asked.beside]
+    if (
+        len({each.shape for each in given}) != 1
+        or given[0].shape[1:] != found.shape[1:]
+        or len(given) != len(found)
+    ):
+        raise ValueError(
+            f"beside each of {len(found)} directions as many of {found.shape[1]} numbers are required, got "
+            f"{[list(each.shape) for each in given]}"
+        )
+    if not bool(torch.stack(given).any(-1).all()):
+        raise ValueError("what stands beside a direction must have a length, got one that is 0")
+    return torch.stack(given)
 
 
 def _columns(at: Mapping[str, int], batch: Batch) -> Mapping[str, int]:
@@ -492,7 +539,7 @@ def _curve(
     doses: Doses,
     measures: Mapping[str, Metric],
     elsewhere: Mapping[str, Moments],
-    seed: int,
+    attrs: Mapping[str, str | int | float],
 ) -> xr.Dataset:
     """The curve of every measure beside its null."""
     assert isinstance(merged, Means)
@@ -513,11 +560,8 @@ def _curve(
     coords: dict[str, object] = {"layer": doses.layers, "strength": doses.strengths, "end": ["low", "high"]}
     coords["site"] = (("layer",), [each.site for each in doses.subspaces])
     metric = measures["effect"]
-    attrs: dict[str, str | int | float] = {
-        "metric": metric.name, "unit": metric.unit, "effect": SIGN, "interval": over("rows", metric.fewest),
-        "null": "random directions of the same length at the same place", "seed": seed,
-    }  # fmt: skip
-    return scored(name, table, cells[:2], coords=coords, attrs=attrs, others=others)
+    known = {"metric": metric.name, "unit": metric.unit, "interval": over("rows", metric.fewest)}
+    return scored(name, table, cells[:2], coords=coords, attrs={**known, **attrs}, others=others)
 
 
 def band(draws: Float[Tensor, "*n r"]) -> Float[Tensor, "*n 2"]:

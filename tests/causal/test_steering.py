@@ -183,6 +183,23 @@ def test_the_score_is_that_of_the_midpoint_on_prompts_the_direction_has_not_seen
     assert found.attrs["train"] == 8 and set(found.n.values) == {5} and set(found.null.values) == {0.5}
 
 
+@over("method", ["mean difference", "pca", "probe"])
+def test_shuffled_directions_are_those_of_the_same_prompts_in_other_kinds(method: str) -> None:
+    how: dict[str, object] = {"method": method, "test_share": 0.4, "seed": 2}
+    found = steering(model(), POSITIVE, NEGATIVE, shuffles=3, **how)  # type: ignore[arg-type]
+    labels, draw = torch.arange(13) < 8, torch.Generator().manual_seed(2)
+    train = (~held_out(labels, 0.4, 2)).nonzero()[:, 0]
+    tokens = torch.cat((POSITIVE, NEGATIVE))[train]
+    for i in range(3):
+        order = labels[train][torch.randperm(len(train), generator=draw)]
+        again = steering(model(), tokens[order], tokens[~order], method=method, test_share=0.0)  # type: ignore[arg-type]
+        np.testing.assert_allclose(
+            found.shuffled.sel(draw=i), again.directions.sel(direction=0), rtol=1e-7, atol=1e-9
+        )
+    plain = steering(model(), POSITIVE, NEGATIVE, **how)  # type: ignore[arg-type]
+    np.testing.assert_array_equal(found.directions, plain.directions)  # the same, whatever stands beside
+
+
 def test_prompts_of_one_kind_alone_have_no_direction() -> None:
     found = steering(model(), POSITIVE, POSITIVE.flip(0), method="probe", test_share=0.3, seed=1)
     assert found.norm.shape == (2,) and bool(np.isfinite(found.directions).all())
@@ -298,15 +315,36 @@ def test_the_null_is_of_directions_of_the_same_length_at_the_same_cell() -> None
     assert float(found.p.sel(strength=0.0).min()) == 1 and float(found.value.sel(strength=0.0).max()) == 0
 
 
+def test_directions_of_ones_own_stand_beside_at_the_length_of_each() -> None:
+    each = random_directions(length=3.0)
+    others = [
+        torch.randn(4, D, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in (0, 1)
+    ]
+    found = steering_curve(model(), POSITIVE, each, strengths=[2.0], metric=METRIC, beside=others)
+    for layer in LAYERS:
+        scaled = [Subspace(SITES[layer], 3 * row[None] / row.norm()) for row in others[layer]]
+        for draw, direction in enumerate(scaled):
+            alone = steering_curve(model(), POSITIVE, [direction], strengths=[2.0], metric=METRIC, random=0)
+            np.testing.assert_allclose(
+                found.random.sel(layer=layer, draw=draw), alone.value.sel(layer=layer), rtol=1e-9
+            )
+    assert "given" in found.attrs["null"] and found.sizes["draw"] == 4
+    for bad in (others[:1], [others[0], others[1][:2]], [x[:, :5] for x in others]):
+        with pytest.raises(
+            ValueError, match="beside each of 2 directions as many of 24 numbers are required"
+        ):
+            steering_curve(model(), POSITIVE, each, metric=METRIC, beside=bad)
+    with pytest.raises(ValueError, match="must have a length"):
+        steering_curve(model(), POSITIVE, each, metric=METRIC, beside=[x * 0 for x in others])
+
+
 def test_where_all_is_linear_the_effect_is_exactly_proportional_to_the_strength() -> None:
     """After the last block of a model without norms nothing but the unembedding is left."""
     subject, each = model("no-norm"), random_directions()[1:]
     doses = [-2.0, 0.5, 1.0, 3.0]
     found = steering_curve(subject, POSITIVE, each, strengths=doses, metric=METRIC, random=0)
     effect = found.value.sel(layer=1, score="effect")
-    slope = each[0].directions[0] @ (
-        build("no-norm").unembed.weight.T[:, 3] - build("no-norm").unembed.weight.T[:, 4]
-    )
+    slope = each[0].directions[0] @ (subject.W_U[:, 3] - subject.W_U[:, 4])
     np.testing.assert_allclose(effect, np.array(doses) * float(slope), rtol=1e-9)
     assert bool(found.p.isnull().all()) and bool(found.band.isnull().all())
 

@@ -400,8 +400,9 @@ _CAUSAL: dict[str, Case] = {
     ),
     "ShortCircuit": Case(ShortCircuit([0, range(2)]), effects("part")),
     "Steering": Case(
-        Steering(some_tokens(6, 9), some_tokens(4, 9, seed=1), batch_size=2),
+        Steering(some_tokens(6, 9), some_tokens(4, 9, seed=1), shuffles=2, batch_size=2),
         of("value", "low", "high", "null", "n", "norm", "stream", over="layer")
+        | of("shuffled", over="layer draw d_model")
         | of("directions", over="layer direction d_model"),
     ),
     "SteeringCurve": Case(
