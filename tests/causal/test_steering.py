@@ -9,6 +9,7 @@ import pytest
 import scipy.stats
 import torch
 import torch.nn.functional as F
+import xarray as xr
 from torch import Tensor
 
 import interp
@@ -407,17 +408,39 @@ def test_a_band_leaves_out_two_of_forty_of_its_own_kind() -> None:
         assert abs(share - outside) < 4 * math.sqrt(outside / 20000), (r, share)
 
 
-@pytest.mark.slow
-def test_five_of_a_hundred_directions_that_know_nothing_lie_outside_of_the_band() -> None:
-    outside, tried = 0, 0
-    for seed in range(150):
-        found = steering_curve(
-            model(), POSITIVE[:3], random_directions(seed=10**6 + seed, length=3.0), strengths=[1.0],
-            metric=METRIC, seed=seed,
-        )  # fmt: skip
-        ends = found.band.transpose("end", ...)
-        beyond = (found.value < ends[0]) | (found.value > ends[1])
-        assert bool(((found.p <= 0.05) == beyond).all())  # p says the same
-        outside, tried = outside + int(beyond.sel(score="effect").sum()), tried + 2
+def lies_beyond(found: xr.Dataset) -> int:
+    """How many effects lie outside of the band, where p is at most 0.05 and nowhere else."""
+    low, high = found.band.transpose("end", ...)
+    beyond = (found.value < low) | (found.value > high)
+    assert bool(((found.p <= 0.05) == beyond).all())
+    return int(beyond.sel(score="effect").sum())
+
+
+def is_a_twentieth(outside: int, tried: int) -> None:
     low, high = scipy.stats.binom.ppf([0.0005, 0.9995], tried, 0.05)
     assert low <= outside <= high, (outside, tried)
+
+
+@pytest.mark.slow
+def test_five_of_a_hundred_directions_that_know_nothing_lie_outside_of_the_band() -> None:
+    outside = 0
+    for seed in range(150):
+        each = random_directions(seed=10**6 + seed, length=3.0)
+        outside += lies_beyond(
+            steering_curve(model(), POSITIVE[:3], each, strengths=[1.0], metric=METRIC, seed=seed)
+        )
+    is_a_twentieth(outside, 300)
+
+
+@pytest.mark.slow
+def test_so_do_those_of_prompts_of_one_kind_among_their_shuffles() -> None:
+    outside = 0
+    for seed in range(150):
+        tokens = some_tokens(20, 7, seed=1000 + seed)
+        found = steering(model(), tokens[:10], tokens[10:], test_share=0.0, shuffles=39, seed=seed)
+        each = [Subspace.of_result(found, layer=layer) for layer in LAYERS]
+        beside = [torch.from_numpy(found.shuffled.sel(layer=layer).values) for layer in LAYERS]
+        outside += lies_beyond(
+            steering_curve(model(), POSITIVE[:3], each, strengths=[1.0], metric=METRIC, beside=beside)
+        )
+    is_a_twentieth(outside, 300)
