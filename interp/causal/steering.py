@@ -147,7 +147,8 @@ def steering(
     or "mean", over its tokens but BOS. test_share: of each kind, not used for the direction; 0 takes all prompts for
     the direction and leaves no score (NaN). shuffles: `shuffled` [layer, draw, d_model] are directions that the method
     finds in the same prompts where which is which is shuffled: they know the prompts, and nothing of what is to be
-    steered. As `beside` of `steering_curve` they are a harder null than random directions.
+    steered. As `beside` of `steering_curve` they are a harder null than random directions. Not so of "pca": kinds
+    decide little but the sign of a component, whose shuffles are nearly the direction itself.
     Caveat: prompts that differ in something else too, such as their last token, are told apart by that.
     Errors: ValueError for a site without one vector of the stream's width per position, too few prompts to set some
     aside, an unknown method, or a method without its autoencoder; KeyError for an unknown site.
