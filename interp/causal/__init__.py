@@ -12,6 +12,7 @@ from interp.causal.path_patching import PathPatch, path_patch
 from interp.causal.recall import MEASURES, Recall, continuations, recall
 from interp.causal.short_circuit import ShortCircuit, identity, short_circuit
 from interp.causal.spans import ROLES, Mention
+from interp.causal.steering import Steering, SteeringCurve, steering, steering_curve
 from interp.causal.subspace import Subspace
 
 __all__ = [
@@ -29,6 +30,8 @@ __all__ = [
     "PathPatch",
     "Recall",
     "ShortCircuit",
+    "Steering",
+    "SteeringCurve",
     "Subspace",
     "ablate",
     "agreement",
@@ -43,5 +46,7 @@ __all__ = [
     "path_patch",
     "recall",
     "short_circuit",
+    "steering",
+    "steering_curve",
     "subject_spread",
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import MappingProxyType
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,10 +15,16 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.files import write_atomically
 from interp.model.edits import Add, Edit, Project, Swap, orthonormal
+from interp.model.fitted_file import fitted_file, is_of, sample_of
+from interp.model.sites import find
+from interp.passes.observe import Model, as_network
 
 if TYPE_CHECKING:
     import xarray as xr
+
+FORMAT = "interp subspace 1"
 
 
 @public(unchecked=("at", "about"))
@@ -38,8 +45,8 @@ class Subspace:
 
     site: str
     directions: Float[Tensor, "k d"]
-    at: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    about: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
+    at: Mapping[str, int] = field(default_factory=dict)
+    about: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not len(self.directions) or not bool(self.directions.isfinite().all()):
@@ -94,3 +101,38 @@ class Subspace:
         """
         overlaps = torch.linalg.svdvals(self.basis.double() @ other.basis.double().mT)
         return overlaps.clamp(0, 1).arccos()
+
+    def save(self, path: Path | str, model: Model) -> None:
+        """Write it to a safetensors file, with what its model is recognised by."""
+        from safetensors.torch import save_file
+
+        tensors = {"directions": self.directions, "sample": sample_of(as_network(model))}
+        flat = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        said = {"site": self.site, "at": dict(self.at), "about": dict(self.about)}
+        header = {"format": FORMAT, "subspace": json.dumps(said)}
+        write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
+
+    @classmethod
+    def load(cls, path: Path | str, model: Model) -> Subspace:
+        """The subspace of a file that `save` wrote. ValueError if it is none, is damaged, or belongs to another model.
+
+        Example:
+            >>> found = Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1])
+            >>> found.save("direction.safetensors", model)
+            >>> Subspace.load("direction.safetensors", model).site
+            'blocks.0.hook_resid_post'
+        """
+        network = as_network(model)
+        with fitted_file(path, "subspace", FORMAT, network.device) as (header, tensors):
+            said, sample, directions = (
+                json.loads(header["subspace"]),
+                tensors["sample"],
+                tensors["directions"],
+            )
+            if not is_of(network, sample):
+                raise ValueError(f"{path} is a subspace of another model: its parameters differ")
+            find(said["site"], network.config)
+            if directions.ndim != 2:
+                got = list(directions.shape)
+                raise ValueError(f"{path}: directions one per row are required, got shape {got}")
+            return cls(said["site"], directions, said["at"], said["about"])

@@ -27,8 +27,8 @@ from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.lenses.lens import CHUNK, LogitLens, columns_of
-from interp.lenses.tuned_lens import is_of, lens_file, sample_of
 from interp.model.edits import Add, Edit
+from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.sites import find, stream_after
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -248,7 +248,7 @@ class FittedJacobianLens:
     def load(cls, path: Path | str, model: Model) -> FittedJacobianLens:
         """The lens of a file that `save` wrote. ValueError if it is none, is damaged, or belongs to another model."""
         network = as_network(model)
-        with lens_file(path, "Jacobian lens", FORMAT, network.device) as (header, tensors):
+        with fitted_file(path, "Jacobian lens", FORMAT, network.device) as (header, tensors):
             said = json.loads(header["lens"])
             sample, jacobian = tensors.pop("sample"), tensors.pop("jacobian")
             tokens = None if said["tokens"] is None else tuple(said["tokens"])

@@ -8,8 +8,7 @@ lens. What it finds is what an affine map can read out; a trained probe may find
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from pathlib import Path
@@ -20,13 +19,14 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import Count, public, shown
-from interp.core.files import regular, write_atomically
+from interp.core.files import write_atomically
 from interp.core.stats import wide
 from interp.data.batch import Batch, is_prompts
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source, windows_of
 from interp.lenses.lens import CHUNK, lens_sites
 from interp.model.edits import Edit
+from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -34,8 +34,6 @@ from interp.passes.analysis import NotFiniteError
 from interp.passes.observe import Model, as_model, as_network, observe
 
 FORMAT = "interp tuned lens 1"
-SAMPLED = 16
-"""Numbers of each parameter that tell one model from another."""
 MakeOptimiser = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
@@ -99,7 +97,7 @@ class TunedLens:
     def load(cls, path: Path | str, model: Model) -> TunedLens:
         """The translators of a file. ValueError if it is none, is damaged, or belongs to another model."""
         network = as_network(model)
-        with lens_file(path, "tuned lens", FORMAT, network.device) as (header, stored):
+        with fitted_file(path, "tuned lens", FORMAT, network.device) as (header, stored):
             tensors = {name: stored[name] for name in ("weight", "bias", "sample")}
             sites = tuple(json.loads(header["sites"]))
         d = network.config.d_model
@@ -112,29 +110,6 @@ class TunedLens:
         found = cls(sites, **tensors)
         found.check(network, lens_sites(network.config, sites or "resid_pre")[:-1])
         return found
-
-
-@contextmanager
-def lens_file(
-    path: Path | str, what: str, form: str, device: torch.device
-) -> Iterator[tuple[Mapping[str, str], dict[str, Tensor]]]:
-    """Header and tensors of a lens that was saved.
-
-    ValueError for a file of another format, one that is damaged, and one in which the body misses something.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(regular(path), framework="pt", device=str(device)) as file:
-            header = file.metadata() or {}
-            if header.get("format") != form:
-                raise ValueError(
-                    f"{path}: a file of format {form!r} is required, got {header.get('format')!r}"
-                )
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-        yield header, tensors
-    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as cause:
-        raise ValueError(f"{path} is not a readable {what} (truncated?): {cause}") from cause
 
 
 @public()
@@ -275,20 +250,3 @@ def _used(keep: Bool[Tensor, "b p"] | None) -> slice:
         return slice(None)
     columns = keep.any(0).nonzero()[:, 0]
     return slice(int(columns[0]), int(columns[-1]) + 1)
-
-
-@torch.no_grad()
-def sample_of(model: Transformer) -> Float[Tensor, "n"]:
-    """A few evenly spaced numbers of every parameter, in float32 at least."""
-    picked = []
-    for _, parameter in sorted(model.named_parameters()):
-        where = torch.linspace(0, parameter.numel() - 1, SAMPLED, device=parameter.device).long()
-        picked.append(wide(parameter.flatten()[where].to(model.device)))
-    return torch.cat(picked)
-
-
-def is_of(model: Transformer, sample: Float[Tensor, "n"]) -> bool:
-    """Whether a sample is of this model, in its dtype or a narrower one."""
-    theirs = sample_of(model)
-    ours = sample.to(theirs.device, model.dtype).to(theirs.dtype)
-    return ours.shape == theirs.shape and torch.equal(ours, theirs)

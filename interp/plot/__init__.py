@@ -34,6 +34,7 @@ from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
 from interp.plot.spectra import factored_spectrum, singular_values, spectra_map
+from interp.plot.steering import steering_curve
 from interp.plot.token_attribution import token_attribution
 from interp.plot.verify import contract
 from interp.verify import Contract
@@ -85,6 +86,7 @@ __all__ = [
     "recall_map",
     "singular_values",
     "spectra_map",
+    "steering_curve",
     "token_attribution",
 ]
 
@@ -132,6 +134,7 @@ PICTURES.draws |= {
     "recall": recall_curve,
     "short_circuit": ablation,
     "spectra": singular_values,
+    "steering_curve": steering_curve,
     "term_importance": loss_by_order,
     "token_attribution": token_attribution,
     # results with a `step` dim, those of `over_checkpoints`

@@ -114,6 +114,12 @@ def sae() -> interp.features.SAE:
 
 
 @once
+def directions() -> list[interp.causal.Subspace]:
+    """One, after the first block."""
+    return [interp.causal.Subspace("blocks.0.hook_resid_post", numbers(1, model().cfg.d_model))]
+
+
+@once
 def keys() -> object:
     return interp.editing.key_moment(model(), TOKENS, layer=0)
 
@@ -244,6 +250,7 @@ WORDS: Mapping[str, Made] = {
     "name": lambda: "demo-attn-2l", "config": lambda: CONFIGS["gpt2"], "edits": lambda: (), "metric": lambda: None,
     "tokens": lambda: [5, 6], "prompts": lambda: TOKENS, "change": Zero, "values": lambda: 0.5, "text": lambda: TEXT,
     "tuned": tuned,
+    "directions": directions,
 }  # fmt: skip
 """What a required argument of this name is, where a line says nothing else."""
 
@@ -253,6 +260,7 @@ PAIRED: Mapping[str, Made] = ON_PLAIN | METRIC
 TEXTS: Mapping[str, Made] = {"data": lambda: TEXT}
 FACTORS: Mapping[str, Made] = {"x": lambda: numbers(4), "delta": lambda: numbers(3)}
 NORMAL: Mapping[str, Made] = {"first": lambda: numbers(4), "paired": lambda: True}
+KINDS: Mapping[str, Made] = {"positive": lambda: TOKENS[[0, 1] * 2], "negative": lambda: OTHERS[[0, 1] * 2]}
 LOOKED_AT: Mapping[str, Made] = {"key": lambda: 2}
 REPEATED: Mapping[str, Made] = {"data": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
 
@@ -272,6 +280,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "metrics.Metric": {"name": lambda: "m", "unit": lambda: "",
                        "value": lambda: lambda outcome: outcome.stream[:, 0, 0]},
     "tokens.Mixing": {"kernel": lambda: "norms"},
+    "causal.Subspace": {"directions": lambda: numbers(2, 24)},
     "edits.Project": {"directions": lambda: numbers(2, 24)},
     "edits.Swap": {"directions": lambda: numbers(2, 24)},
     "edits.Scale": {"factor": lambda: 2.0},
@@ -371,6 +380,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "circuits.write_attribution_graph": {"circuit": circuit, "path": lambda: "graph.json",
                                 "asked": lambda: interp.circuits.GraphPrompt("a b", ("a", " b"), " c", 0.5)},
     "lenses.late_layers": {"answer": lambda: 5}, "weights.singular_directions": {"count": lambda: 2},
+    "causal.steering": KINDS, "causal.Steering": KINDS,
+    "causal.steering_curve": METRIC | {"random": lambda: 2},
+    "causal.SteeringCurve": METRIC | {"random": lambda: 2},
     "causal.continuations": {"pairs": lambda: [("The cat sat", " on the mat")]},
     "compat.from_bridge": {"bridge": lambda: torch.nn.Linear(2, 2)},
     "compat.from_hooked_transformer": {"state": lambda: state()[0], "config": lambda: state()[1]},

@@ -27,6 +27,9 @@ from interp.causal import (
     PathPatch,
     Recall,
     ShortCircuit,
+    Steering,
+    SteeringCurve,
+    Subspace,
 )
 from interp.circuits import (
     Circuit,
@@ -405,6 +408,22 @@ _CAUSAL: dict[str, Case] = {
         only="llama-gqa",
     ),
     "ShortCircuit": Case(ShortCircuit([0, range(2)]), effects("part")),
+    "Steering": Case(
+        Steering(some_tokens(6, 9), some_tokens(4, 9, seed=1), shuffles=2, batch_size=2),
+        of("value", "low", "high", "null", "n", "norm", "stream", over="layer")
+        | of("shuffled", over="layer draw d_model")
+        | of("directions", over="layer direction d_model"),
+    ),
+    "SteeringCurve": Case(
+        SteeringCurve(
+            [Subspace("blocks.1.hook_resid_post", torch.ones(1, 24).double())], (-1.0, 2.0), random=2,
+            loss_on=some_tokens(2, 9),
+        ),
+        of(*_SCORE, "p", over="layer strength score")
+        | of("band", over="layer strength score end")
+        | of("random", over="layer strength score draw")
+        | of("norm", over="layer"),
+    ),
 }  # fmt: skip
 _CIRCUITS: dict[str, Case] = {
     "CircuitCurve": Case(

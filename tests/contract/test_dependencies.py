@@ -20,7 +20,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "passes": MODEL | {"data", "passes"},
     "runs": RUNS,
     "weights": RUNS | {"weights"},
-    "causal": RUNS | {"causal"},
+    "causal": RUNS | {"features", "causal"},
     "residual": RESIDUAL,
     "tokens": RESIDUAL | {"tokens"},
     "attention": RESIDUAL | {"attention"},
@@ -51,6 +51,8 @@ RESERVED = {
     "safetensors": (
         "families",
         "zoo",
+        "model.fitted_file",
+        "causal.subspace",
         "lenses.tuned_lens",
         "lenses.fitted_jacobian_lens",
         "features.sae_files",

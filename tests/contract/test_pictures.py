@@ -18,8 +18,8 @@ WITHOUT_PLOT = {
     "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens", "late_layers",
     "layer_mixing", "name_attention", "neurons", "one_token_losses",
     "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
-    "sae_quality", "singular_directions", "skip_trigrams", "subject_spread", "tensors", "top_examples", "top_pairs",
-    "train_sae",
+    "sae_quality", "singular_directions", "skip_trigrams", "steering", "subject_spread", "tensors",
+    "top_examples", "top_pairs", "train_sae",
 }  # fmt: skip
 """Results that are read as tables: a card without a picture."""
 MAKERS = ("labelled", "scored", "_table")

@@ -46,6 +46,7 @@ SMALL = {
     "phase_change": "",
     "relevance_patching": "model=deep layers=2 prompts=32 training.steps=3 training.rows=4 training.evaluation_rows=4",
     "short_circuit_memorisation": "model=demo-attn-2l facts=4 sentences=2 repeats=2",
+    "steering": "countries=12 draws=3 sentences=2",
     "train": "task=recall d_vocab=20 training.steps=4 training.rows=4 training.evaluation_rows=4",
     "what_changed": "model=demo-attn-2l facts=3 steps=2",
     "tuned_lens": "model=demo-attn-2l steps=2 sampled=4 sentences=4 held_out=3",

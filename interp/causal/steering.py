@@ -1,0 +1,582 @@
+"""Steering: the direction that tells two kinds of prompts from each other, and what adding it does, at what price.
+
+d_l = mean of the positive - mean of the negative states of layer l (Marks and Tegmark 2023; Rimsky et al. 2023), or the
+same difference along one axis: a principal component (Zou et al. 2023), the normal of a probe, a feature's decoder row.
+What a dose does is measured beside random directions of the same length at the same place: any long vector moves a
+model, and what it costs elsewhere is a number too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.causal.effects import SIGN, check_one_length, site_coords
+from interp.causal.subspace import Subspace
+from interp.core.boundary import Count, Seed, describe, public
+from interp.core.results import Score, labelled, scored
+from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
+from interp.data.batch import Batch, Prompts
+from interp.data.pairs import Pairs
+from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source
+from interp.features.probing import Position, held_out, intervals, logistic, pooled, scores, standard
+from interp.features.sae import SAE
+from interp.model.config import ModelConfig
+from interp.model.edits import Add, Edit
+from interp.model.parts import Part
+from interp.model.sites import find, full_name
+from interp.model.tap import Trace
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Alone, Analysis, NotFiniteError, Posed, Question
+from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence, next_token_loss
+from interp.passes.observe import Model, Subject, text_of
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant
+from interp.runs.run import answered, reduced_over
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Method = Literal["mean difference", "pca", "probe", "sae"]
+"""How a direction is found; `steering` says what each is."""
+STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
+"""The doses of a curve, unless told otherwise: multiples of the direction."""
+RANDOM = 39
+"""Random directions beside each: the fewest whose smallest and largest effect are a band of 95 %, 1 - 2 / (39 + 1)."""
+
+
+# --- the direction ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Steering(Question):
+    """The direction in every layer that tells positive prompts from negative ones; `steering` describes the result."""
+
+    positive: Data
+    """Prompts that have what is to be steered towards."""
+    negative: Data
+    """Prompts that do not."""
+    site: str = "resid_post"
+    """The site in every layer, or one by its full name."""
+    method: Method = "mean difference"
+    """How the direction is found."""
+    pos: Position = -1
+    """What stands for a prompt: one token, negative from the end, or the mean over its tokens."""
+    sae: SAE | None = None
+    """The autoencoder of the site, for the method "sae"."""
+    test_share: float = 0.3
+    """The share of each kind of prompts that is set aside for the score; 0 = none, and no score."""
+    shuffles: Count = 0
+    """How many directions are made of the same prompts with their kinds shuffled, for the null of a curve."""
+    seed: Seed = 0
+    """Of the split and the shuffles."""
+    prepend_bos: bool = True
+    """Whether prompts begin with a BOS."""
+    batch_size: int = 32
+    """Rows of one pass."""
+
+    def asked(self, model: Subject) -> Alone:
+        """A pass over the prompts of each kind, which stops at the deepest of the sites."""
+        if self.method not in get_args(Method):
+            raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}")
+        if not 0 <= self.test_share < 1:
+            raise ValueError(f"test_share must be 0, or between 0 and 1, got {self.test_share}")
+        names = _sites(self.site, model.transformer.config)
+        self._check_sae(names, model.transformer.config)
+        return Alone(self.name, partial(_found, model, self, names))
+
+    def _check_sae(self, names: Sequence[str], config: ModelConfig) -> None:
+        """ValueError unless there is an autoencoder where one is asked for, and it can say what is asked."""
+        if (self.sae is None) == (self.method == "sae"):
+            raise ValueError("an autoencoder (sae=) goes with method='sae', and with no other")
+        if self.sae is None:
+            return
+        if len(names) > 1:
+            raise ValueError(f"an autoencoder is of one site: its full name is required, got {self.site!r}")
+        if isinstance(self.pos, str):
+            raise ValueError(f"features are read at one token: a position is required, got pos={self.pos!r}")
+        if self.sae.d_in != config.d_model or self.sae.normalize_activations != "none":
+            raise ValueError(
+                f"an autoencoder of {config.d_model} numbers that are not normalised is required, got one of "
+                f"{self.sae.d_in} ({self.sae.normalize_activations})"
+            )
+
+
+@public()
+def steering(
+    model: Model,
+    positive: Data,
+    negative: Data,
+    *,
+    site: str = "resid_post",
+    method: Method = "mean difference",
+    pos: Position = -1,
+    sae: SAE | None = None,
+    test_share: float = 0.3,
+    shuffles: Count = 0,
+    seed: Seed = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """The direction in every layer that tells positive prompts from negative ones, and how well it tells new ones.
+
+    Returns Dataset[layer]: `directions` [layer, direction (one), d_model], which `Subspace.of_result(found, layer=2)`
+    makes an edit of; `norm`, their length, beside `stream`, the mean length of the states they were found in; and
+    `value`, the share of the prompts set aside that lie on their side of the midpoint (the mean of both shares:
+    balanced accuracy), with `low` and `high` (95 %, Newcombe), `n` and `null`, 0.5. The coordinate `site` is the full
+    name of each. With d = mean of the positive - mean of the negative states, and (d u) u its part along an axis u:
+
+        mean difference  d
+        pca              u = first principal component of the states about the midpoint of both means, each kind
+                         weighing the same
+        probe            u = normal of a logistic regression (L2, C = 1, states in standard deviations, balanced)
+        sae              (difference of mean activations) W_dec[f], f the feature in which that difference is largest;
+                         attrs `feature` names it
+
+    so that adding 1 times the direction moves a negative state to where positive ones are, along u. positive,
+    negative: prompts, which need be neither aligned nor equally many. pos: the token whose state stands for a prompt,
+    or "mean", over its tokens but BOS. test_share: of each kind, not used for the direction; 0 takes all prompts for
+    the direction and leaves no score (NaN). shuffles: `shuffled` [layer, draw, d_model] are directions that the method
+    finds in the same prompts where which is which is shuffled: they know the prompts, and nothing of what is to be
+    steered. As `beside` of `steering_curve` they are a harder null than random directions. Not so of "pca": kinds
+    decide little but the sign of a component, whose shuffles are nearly the direction itself.
+    Caveat: prompts that differ in something else too, such as their last token, are told apart by that.
+    Errors: ValueError for a site without one vector of the stream's width per position, too few prompts to set some
+    aside, an unknown method, or a method without its autoencoder; KeyError for an unknown site.
+
+    Example:
+        >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.25)
+        >>> edit = Subspace.of_result(found, layer=1).add(2.0)
+        >>> interp.observe(model, prompt, edits=[edit]).output.shape[-1] == model.cfg.d_vocab
+        True
+    """
+    question = Steering(
+        positive, negative, site, method, pos, sae, test_share, shuffles, seed, prepend_bos, batch_size
+    )
+    return answered(question, model, edits=edits)
+
+
+def _sites(site: str, config: ModelConfig) -> list[str]:
+    """The site in every layer, or the one that is named in full. Errors: see `steering`."""
+    one = site.startswith(("blocks.", "L"))
+    names = [Part.of(site).site] if one else [full_name(site, layer) for layer in range(config.n_layers)]
+    for name in names:
+        row, layer = find(name, config)
+        if row.axes != "b p d" or layer is None:
+            raise ValueError(
+                f"a site of the blocks with one vector of the stream's width per position is required, "
+                f"{name!r} is {describe(row.axes)}"
+            )
+    return names
+
+
+class States(NamedTuple):
+    """The states of all prompts, those set aside for the score among them."""
+
+    x: Float[Tensor, "n l d"]
+    labels: Bool[Tensor, "n"]
+    test: Bool[Tensor, "n"]
+
+    @classmethod
+    def of(cls, model: Subject, asked: Steering, names: Sequence[str]) -> States:
+        """One vector per prompt and site, reduced where it arises."""
+        found = []
+        for data in (asked.positive, asked.negative):
+            source = prompt_source(
+                data, model.text, prepend_bos=asked.prepend_bos, batch_size=asked.batch_size
+            )
+            analysis = Analysis(asked.name, partial(_pooled, sites=names, pos=asked.pos), Rows)
+            kept = reduced_over(analysis, model, source)
+            assert isinstance(kept, Rows)
+            rows = kept.ordered().rows
+            found.append(torch.stack([rows[name].double().cpu() for name in names], 1))
+        labels = torch.arange(sum(map(len, found))) < len(found[0])
+        none = torch.zeros_like(labels)
+        test = held_out(labels, asked.test_share, asked.seed) if asked.test_share else none
+        return cls(torch.cat(found), labels, test)
+
+    def shuffled(self, generator: torch.Generator) -> States:
+        """The same with the kinds of the prompts that directions are made from in another order."""
+        labels, mine = self.labels.clone(), (~self.test).nonzero()[:, 0]
+        labels[mine] = labels[mine[torch.randperm(len(mine), generator=generator)]]
+        return self._replace(labels=labels)
+
+    @property
+    def kinds(self) -> tuple[Float[Tensor, "p l d"], Float[Tensor, "q l d"]]:
+        """The positive and the negative ones that directions are made from."""
+        return self.x[self.labels & ~self.test], self.x[~self.labels & ~self.test]
+
+    def confusion(self, directions: Float[Tensor, "l d"]) -> Float[Tensor, "l 4"]:
+        """Prompts set aside by layer: true positives, false positives, false negatives, true negatives.
+
+        Positive is what lies beyond the midpoint of both means, along the direction.
+        """
+        positive, negative = self.kinds
+        midpoint = (positive.mean(0) + negative.mean(0)) / 2
+        yes = torch.einsum("nld, ld -> nl", self.x[self.test] - midpoint, directions) > 0
+        so = self.labels[self.test, None]
+        return torch.stack([(a & b).sum(0) for a, b in ((yes, so), (yes, ~so), (~yes, so), (~yes, ~so))], -1)
+
+
+def _pooled(
+    trace: Trace, batch: Batch, model: Transformer, sites: Sequence[str], pos: Position
+) -> Mapping[str, Tensor]:
+    return pooled(model, batch, sites, pos)
+
+
+def _found(model: Subject, asked: Steering, names: Sequence[str]) -> xr.Dataset:
+    """The directions of every site, labelled."""
+    states = States.of(model, asked, names)
+    positive, negative = states.kinds
+    attrs: dict[str, str | int | float] = {
+        "method": asked.method, "pos": asked.pos, "train": len(positive) + len(negative),
+        "seed": asked.seed, "interval": "95 % over prompts set aside, Newcombe", "null": "it tells nothing apart",
+    }  # fmt: skip
+    directions, feature = _by_method(states, asked)
+    if feature is not None:
+        attrs["feature"] = feature
+    values: dict[str, tuple[Sequence[str], Tensor]] = {
+        "directions": (("layer", "direction", "d_model"), directions[:, None]),
+        **_separation(states, directions, asked.seed),
+        "norm": (("layer",), directions.norm(dim=-1)),
+        "stream": (("layer",), torch.cat((positive, negative)).norm(dim=-1).mean(0)),
+    }
+    if asked.shuffles:
+        draw = torch.Generator().manual_seed(asked.seed)
+        others = [_by_method(states.shuffled(draw), asked)[0] for _ in range(asked.shuffles)]
+        values["shuffled"] = (("layer", "draw", "d_model"), torch.stack(others, 1))
+    coords = {**site_coords(names, ("layer",), model.transformer.config), "site": (("layer",), list(names))}
+    units = {**dict.fromkeys(("value", "low", "high", "null"), "balanced accuracy")}
+    return labelled(asked.name, values, coords=coords, units=units, attrs=attrs)
+
+
+def _by_method(states: States, asked: Steering) -> tuple[Float[Tensor, "l d"], int | None]:
+    """The direction of every layer, and the number of the feature whose it is, where it is one's."""
+    if asked.sae is None:
+        return direction(*states.kinds, asked.method), None
+    return by_feature(*states.kinds, asked.sae)
+
+
+def _separation(
+    states: States, directions: Float[Tensor, "l d"], seed: int
+) -> dict[str, tuple[Sequence[str], Tensor]]:
+    """How well the prompts set aside are told apart: balanced accuracy, its interval, its rows and its null."""
+    n, layers = int(states.test.sum()), len(directions)
+    nothing = torch.full((layers,), torch.nan, dtype=torch.float64)
+    value, low, high = nothing, nothing, nothing
+    if n:
+        confusion = states.confusion(directions)
+        value = scores(confusion)["balanced_accuracy"]
+        low, high = (ends["balanced_accuracy"] for ends in intervals(confusion, seed=seed))
+    found = {"value": value, "low": low, "high": high, "null": torch.full_like(nothing, 0.5)}
+    return {name: (("layer",), each) for name, each in {**found, "n": torch.full((layers,), n)}.items()}
+
+
+def direction(
+    positive: Float[Tensor, "p l d"], negative: Float[Tensor, "q l d"], method: Method
+) -> Float[Tensor, "l d"]:
+    """The direction from negative to positive states in each layer; `steering` says what each method is.
+
+    Example:
+        >>> one, other = torch.tensor([[[2.0, 1.0]]]), torch.tensor([[[0.0, 0.0]]])
+        >>> direction(one, other, "mean difference").tolist()
+        [[2.0, 1.0]]
+    """
+    difference = positive.mean(0) - negative.mean(0)
+    if method == "mean difference":
+        return difference
+    if method == "pca":
+        axis = _component(positive, negative)
+    else:
+        axis = torch.stack(
+            [_normal(*pair) for pair in zip(positive.unbind(1), negative.unbind(1), strict=True)]
+        )
+    length = axis.norm(dim=-1, keepdim=True)
+    unit = axis / length.where(length > 0, 1.0)
+    return (difference * unit).sum(-1, keepdim=True) * unit
+
+
+def _component(positive: Float[Tensor, "p l d"], negative: Float[Tensor, "q l d"]) -> Float[Tensor, "l d"]:
+    """The first principal component about the midpoint of the means, each kind weighing the same."""
+    midpoint = (positive.mean(0) + negative.mean(0)) / 2
+    rows = torch.cat([(x - midpoint) / len(x) ** 0.5 for x in (positive, negative)])
+    return torch.linalg.svd(rows.transpose(0, 1), full_matrices=False).Vh[:, 0]
+
+
+def _normal(positive: Float[Tensor, "p d"], negative: Float[Tensor, "q d"]) -> Float[Tensor, "d"]:
+    """The normal of the plane of a logistic regression, in the units of the states."""
+    x = torch.cat((positive, negative))
+    mean, spread = standard(x)
+    weights, _ = logistic((x - mean) / spread, torch.arange(len(x)) < len(positive))
+    return weights / spread
+
+
+def by_feature(
+    positive: Float[Tensor, "p 1 d"], negative: Float[Tensor, "q 1 d"], sae: SAE
+) -> tuple[Float[Tensor, "1 d"], int]:
+    """The decoder row of the feature whose mean activation differs most, times the difference; and its number."""
+    mean = [sae.encode(x[:, 0].to(sae.W_enc)).double().mean(0).cpu() for x in (positive, negative)]
+    difference = mean[0] - mean[1]
+    feature = int(difference.abs().argmax())
+    return difference[feature] * sae.W_dec[feature : feature + 1].double().cpu(), feature
+
+
+# --- the curve --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class SteeringCurve(Question):
+    """What adding directions does, by layer and strength, and its price; `steering_curve` describes the result."""
+
+    directions: Sequence[Subspace]
+    """One direction per layer."""
+    strengths: Sequence[float] = STRENGTHS
+    """How much of it is added."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    loss_on: Prompts | None = None
+    """Other texts, whose next-token loss is asked too; None = none."""
+    random: Count = RANDOM
+    """How many random directions of the same length stand beside each."""
+    beside: Sequence[Float[Tensor, "r d"]] | None = None
+    """Directions that stand there instead, for each; they get its length."""
+    seed: Seed = 0
+    """Of the random directions."""
+
+    def asked(self, model: Subject) -> Analysis:
+        """One planned sweep per batch and measure; the loss on the other texts is measured at once."""
+        metric, doses = as_metric(self.metric), Doses.of(self, model.transformer.config)
+        here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
+        elsewhere: Mapping[str, Moments] = {}
+        if self.loss_on is not None:
+            texts = prompt_source(model.text.batch(self.loss_on), model.text, prepend_bos=True, batch_size=32)
+            compute = partial(_compute, doses=doses, measures=loss)
+            kept = reduced_over(Analysis("loss_on", compute, Means), model, texts)
+            assert isinstance(kept, Means)
+            elsewhere = kept.moments
+        measures = {**here, **(loss if elsewhere else {})}
+        label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
+        return Analysis(
+            self.name,
+            partial(_compute, doses=doses, measures=here),
+            Means,
+            partial(label, name=self.name),
+            pose=Posed.of(model.text, metric.answer, metric.wrong),
+        )
+
+    @property
+    def _said(self) -> dict[str, str | int | float]:
+        """What the result says of it."""
+        kind = "random directions" if self.beside is None else "the directions that were given"
+        return {"effect": SIGN, "null": f"{kind} of the same length at the same place", "seed": self.seed}
+
+
+@public()
+def steering_curve(
+    model: Model,
+    data: DataSource | Data | Pairs,
+    directions: Sequence[Subspace],
+    *,
+    strengths: Sequence[float] = STRENGTHS,
+    metric: Metric | LogitFunction | None = None,
+    loss_on: Prompts | None = None,
+    random: Count = RANDOM,
+    beside: Sequence[Float[Tensor, "r d"]] | None = None,
+    seed: Seed = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """What adding `strength` times a direction does in every layer, and what it costs, beside random directions.
+
+    Returns Dataset[layer, strength, score]: `value`, the mean over rows, `low` and `high` (95 %; NaN below the rows
+    that hold it), `n`, the coordinate `unit`, and what chance does: `null`, the mean over the random directions, `band`
+    [.., end], the ends of its middle 95 %, and `p`, two-sided, how often a random direction does as much. `random`
+    [.., draw] has each of them, `norm` [layer] the length of the directions. Scores:
+
+        effect  metric with the steering - metric without it
+        kl      KL(without || with) of the next-token distributions at the last token, nats
+        loss    with `loss_on`: mean next-token loss of those texts with the steering - without it, nats
+
+    The null is a direction that knows nothing: isotropic, of the same length, at the same place and strength, its mean
+    effect over the same rows; each score is compared with its own. `beside` puts others in its place, one tensor of R
+    rows for each direction, which are scaled to its length: `shuffled` of `steering`, say, which know the prompts but
+    not which is which (a permutation test). The band ends at the draws' 0.025 (R + 1)-th smallest and largest, so that
+    with 39 it holds all of them and another of their kind lies outside 2 times in 40; fewer draws give a narrower one,
+    1 - 2 / (R + 1). p is at least 2 / (R + 1).
+    directions: one per layer, as `Subspace.of_result` gives them: `[Subspace.of_result(found, layer=i) for i in ...]`.
+    They are added at the cells that they name, else at every position, BOS included. strengths: multiples of each
+    direction, 0 among them if you want the origin. loss_on: texts that have nothing to do with it. metric: as in
+    `ablate`; `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
+    Caveats: prompts from which the direction was made flatter it; a direction with an effect need not be what the model
+    uses, and 1 of 20 that know nothing lies outside of the band: by layer and strength there are many cells.
+    Errors: ValueError for several directions at one place or layer, outside the blocks, of length 0 in all layers, or
+    at one position of prompts of several lengths.
+
+    Example:
+        >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0)
+        >>> each = [Subspace.of_result(found, layer=layer) for layer in (0, 1)]
+        >>> metric = interp.logit_difference(" Mary", " John")
+        >>> steering_curve(model, prompt, each, strengths=[1.0, 2.0], metric=metric, random=2).value.dims
+        ('layer', 'strength', 'score')
+    """
+    given = None if loss_on is None else text_of(model).batch(loss_on, prepend_bos=prepend_bos)
+    question = SteeringCurve(directions, strengths, metric, given, random, beside, seed)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Doses:
+    """What is added, where and how much of it: the cells of a curve, each with its random directions."""
+
+    subspaces: tuple[Subspace, ...]
+    layers: tuple[int, ...]
+    strengths: tuple[float, ...]
+    vectors: Float[Tensor, "l r d"]
+    """The direction of every layer, and after it the random ones of its length."""
+
+    @classmethod
+    def of(cls, asked: SteeringCurve, config: ModelConfig) -> Doses:
+        """The directions that were asked for, checked. Errors: see `steering_curve`."""
+        layers = []
+        for each in asked.directions:
+            if len(each.directions) != 1:
+                raise ValueError(
+                    f"one direction in each layer is required, got {len(each.directions)} at {each.site}"
+                )
+            layer = find(each.site, config)[1]
+            if layer is None:
+                raise ValueError(
+                    f"directions inside the blocks are required, {each.site!r} is outside of them"
+                )
+            layers.append(layer)
+        if not layers or len(set(layers)) < len(layers):
+            raise ValueError(f"directions of different layers are required, got those of layers {layers}")
+        doses = tuple(float(strength) for strength in asked.strengths)
+        if not doses or len(set(doses)) < len(doses):
+            raise ValueError(
+                f"at least one strength, and none twice, is required, got {list(asked.strengths)}"
+            )
+        found = torch.stack([each.directions[0].detach().double().cpu() for each in asked.directions])
+        if not bool(found.any()):
+            raise ValueError("a direction of some length is required, all are 0")
+        noise = _noise(asked, found)
+        noise *= found.norm(dim=-1)[:, None, None] / noise.norm(dim=-1, keepdim=True)
+        return cls(tuple(asked.directions), tuple(layers), doses, torch.cat((found[:, None], noise), 1))
+
+    def variants(self, batch: Batch) -> list[Variant]:
+        """One per layer, strength and vector."""
+        found = []
+        for subspace, vectors in zip(self.subspaces, self.vectors, strict=True):
+            at = _columns(subspace.at, batch)
+            found += [
+                Variant([Edit(subspace.site, Add(vector, strength), at)])
+                for strength in self.strengths
+                for vector in vectors
+            ]
+        return found
+
+
+def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
+    """What stands beside every direction, of any length. ValueError for a shape that does not fit, or a length of 0."""
+    if asked.beside is None:
+        draw = torch.Generator().manual_seed(asked.seed)
+        return torch.randn(len(found), asked.random, found.shape[1], generator=draw, dtype=torch.float64)
+    given = [each.detach().double().cpu() for each in asked.beside]
+    if (
+        len({each.shape for each in given}) != 1
+        or given[0].shape[1:] != found.shape[1:]
+        or len(given) != len(found)
+    ):
+        raise ValueError(
+            f"beside each of {len(found)} directions as many of {found.shape[1]} numbers are required, got "
+            f"{[list(each.shape) for each in given]}"
+        )
+    if not bool(torch.stack(given).any(-1).all()):
+        raise ValueError("what stands beside a direction must have a length, got one that is 0")
+    return torch.stack(given)
+
+
+def _columns(at: Mapping[str, int], batch: Batch) -> Mapping[str, int]:
+    """Cells with the position as a column of the batch. ValueError where rows have it in several columns."""
+    if "pos" not in at:
+        return at
+    check_one_length(batch, "directions at one position")
+    last, n, pos = batch.last(), int(batch.lengths[0]), at["pos"]
+    if bool((last != last[0]).any()) or not -n <= pos < n:
+        raise ValueError(f"a position in one column of all rows is required, got {pos} of {n} tokens")
+    return {**at, "pos": int(last[0]) - n + 1 + pos % n}
+
+
+@torch.no_grad()
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, doses: Doses, measures: Mapping[str, Metric]
+) -> Mapping[str, Tensor]:
+    """By measure: the change of every row in every cell, `[b l s]`, and under the random directions `[b l s r]`."""
+    sweep = Sweep(model, batch, doses.variants(batch))
+    shape = (len(doses.layers), len(doses.strengths), doses.vectors.shape[1])
+    found = {}
+    for name, metric in measures.items():
+        swept = sweep.run(metric)
+        if not bool(swept.base.isfinite().all()):
+            raise NotFiniteError(f"{metric.name} is NaN or infinite in the base run of some prompt")
+        change = (swept.values - swept.base).mT.unflatten(1, shape)
+        found[name], found[f"{name} random"] = change[..., 0], change[..., 1:]
+    return found
+
+
+def _curve(
+    merged: Partial,
+    name: str,
+    doses: Doses,
+    measures: Mapping[str, Metric],
+    elsewhere: Mapping[str, Moments],
+    attrs: Mapping[str, str | int | float],
+) -> xr.Dataset:
+    """The curve of every measure beside its null."""
+    assert isinstance(merged, Means)
+    moments, cells = {**merged.moments, **elsewhere}, ("layer", "strength", "score")
+    random = {score: moments[f"{score} random"].mean for score in measures}
+    table = {
+        score: Score.of(moments[score], metric.unit, random[score].mean(-1), fewest=metric.fewest)
+        for score, metric in measures.items()
+    }
+    chance = torch.stack(list(random.values()), 2)
+    value = torch.stack([score.value for score in table.values()], 2)
+    others: dict[str, tuple[Sequence[str], Tensor]] = {
+        "p": (cells, two_sided_p(value, chance)),
+        "band": ((*cells, "end"), band(chance)),
+        "random": ((*cells, "draw"), chance),
+        "norm": (("layer",), doses.vectors[:, 0].norm(dim=-1)),
+    }
+    coords: dict[str, object] = {"layer": doses.layers, "strength": doses.strengths, "end": ["low", "high"]}
+    coords["site"] = (("layer",), [each.site for each in doses.subspaces])
+    metric = measures["effect"]
+    known = {"metric": metric.name, "unit": metric.unit, "interval": over("rows", metric.fewest)}
+    return scored(name, table, cells[:2], coords=coords, attrs={**known, **attrs}, others=others)
+
+
+def band(draws: Float[Tensor, "*n r"]) -> Float[Tensor, "*n 2"]:
+    """The middle 95 % of some draws: their 0.025 (r + 1)-th smallest and largest value, between two neighbours in
+    proportion, the smallest and largest themselves of fewer than 39; NaN of none.
+
+    One more draw lies outside 2 times in 40, for r = 39, 79, ... exactly (Weibull's plotting positions).
+
+    Example:
+        >>> band(torch.arange(1.0, 80.0)).tolist()
+        [2.0, 78.0]
+    """
+    if not draws.shape[-1]:
+        return torch.full((*draws.shape[:-1], 2), torch.nan, dtype=draws.dtype)
+    values = draws.cpu().numpy()
+    ends = [sign * np.quantile(sign * values, 0.025, axis=-1, method="weibull") for sign in (1.0, -1.0)]
+    return torch.from_numpy(np.stack(ends, -1))

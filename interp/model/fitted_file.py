@@ -1,0 +1,59 @@
+"""Files of what was fitted to one model (lenses, directions): how they are opened, and how they know their model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.files import regular
+from interp.core.stats import wide
+from interp.model.transformer import Transformer
+
+SAMPLED = 16
+"""Numbers of each parameter that tell one model from another."""
+
+
+@contextmanager
+def fitted_file(
+    path: Path | str, what: str, form: str, device: torch.device
+) -> Iterator[tuple[Mapping[str, str], dict[str, Tensor]]]:
+    """Header and tensors of a file of something that was fitted to one model (`what`, in the format `form`).
+
+    ValueError for a file of another format, one that is damaged, and one in which the body misses something.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(regular(path), framework="pt", device=str(device)) as file:
+            header = file.metadata() or {}
+            if header.get("format") != form:
+                raise ValueError(
+                    f"{path}: a file of format {form!r} is required, got {header.get('format')!r}"
+                )
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+        yield header, tensors
+    except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as cause:
+        raise ValueError(f"{path} is not a readable {what} (truncated?): {cause}") from cause
+
+
+@torch.no_grad()
+def sample_of(model: Transformer) -> Float[Tensor, "n"]:
+    """A few evenly spaced numbers of every parameter, in float32 at least."""
+    picked = []
+    for _, parameter in sorted(model.named_parameters()):
+        where = torch.linspace(0, parameter.numel() - 1, SAMPLED, device=parameter.device).long()
+        picked.append(wide(parameter.flatten()[where].to(model.device)))
+    return torch.cat(picked)
+
+
+def is_of(model: Transformer, sample: Float[Tensor, "n"]) -> bool:
+    """Whether a sample is of this model, in its dtype or a narrower one."""
+    theirs = sample_of(model)
+    ours = sample.to(theirs.device, model.dtype).to(theirs.dtype)
+    return ours.shape == theirs.shape and torch.equal(ours, theirs)

@@ -1,0 +1,49 @@
+"""What steering does by its strength, beside random directions of the same length."""
+
+from __future__ import annotations
+
+import numpy as np
+import xarray as xr
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from interp.core.boundary import public
+from interp.plot.canvas import axes, legend, score_of
+
+WORDS = {"kl": "KL divergence from the model without it", "loss": "change of loss on other texts"}
+"""What scores other than the effect are called."""
+
+
+@public()
+def steering_curve(result: xr.Dataset, score: str = "effect", *, ax: Axes | None = None) -> Axes:
+    """A score of `steering_curve` by strength, a line with 95 % intervals per layer; dotted, random directions' band.
+
+    score: "effect", "kl" or, where other texts were given, "loss". The band has the colour of its layer: the middle
+    95 % of the effects of random directions of the same length. Errors: KeyError for a score that is not there.
+
+    Example:
+        >>> each = [interp.causal.Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1])]
+        >>> metric = interp.logit_difference(" Mary", " John")
+        >>> ax = steering_curve(interp.causal.steering_curve(model, prompt, each, metric=metric, random=2))
+    """
+    some = score_of(result, score).sortby("strength")
+    layers = some.layer.values.tolist()
+    ax = axes(ax, 6.4, 4.0)
+    colours = plt.get_cmap("viridis")(np.linspace(0.0, 0.85, len(layers)))
+    for layer, colour in zip(layers, colours, strict=True):
+        line = some.sel(layer=layer)
+        low, high = line.band.transpose("end", "strength").to_numpy()
+        ax.fill_between(line.strength, low, high, color=colour, alpha=0.08, linewidth=0)
+        ax.plot(line.strength, np.stack((low, high), 1), color=colour, linestyle=":", linewidth=1)
+        ends = np.abs(np.stack((line.low, line.high)) - line.value.to_numpy())
+        ax.errorbar(
+            line.strength, line.value, yerr=ends, color=colour, marker="o", markersize=3.5, capsize=2,
+            linewidth=1.4, label=str(layer),
+        )  # fmt: skip
+    ax.axhline(0, color="black", linewidth=0.8)
+    unit = str(some.unit.item())
+    ax.set_xlabel("strength (times the direction)")
+    ax.set_ylabel(f"{WORDS.get(score, 'change of ' + str(result.attrs['metric']))} ({unit})")
+    ax.set_title(f"dotted: {result.sizes['draw']} random directions; n = {int(some.n.max())}")
+    legend(ax, title="layer")
+    return ax
