@@ -118,8 +118,11 @@ class Subspace:
 
         Example:
             >>> found = Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1])
-            >>> found.save("direction.safetensors", model)
-            >>> Subspace.load("direction.safetensors", model).site
+            >>> from tempfile import TemporaryDirectory
+            >>> with TemporaryDirectory() as folder:
+            ...     found.save(f"{folder}/direction.safetensors", model)
+            ...     again = Subspace.load(f"{folder}/direction.safetensors", model)
+            >>> again.site
             'blocks.0.hook_resid_post'
         """
         network = as_network(model)

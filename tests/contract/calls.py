@@ -291,7 +291,6 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                      "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
     "lenses.TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
                   "bias": lambda: numbers(1, 24), "sample": lambda: numbers(4)},
-    "causal.Subspace": {"directions": lambda: numbers(2, 24)},
     "lenses.FittedJacobianLens": {"layers": lambda: (0,), "jacobian": lambda: numbers(1, 24, 24)},
     "editing.WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
     # methods

@@ -148,6 +148,8 @@ def equal(one: object, other: object) -> bool:
         )
     if isinstance(one, Transformer) and isinstance(other, Transformer):
         return one.config == other.config and equal(dict(one.state_dict()), dict(other.state_dict()))
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return type(one) is type(other) and len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
     return one == other
