@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -120,9 +121,42 @@ def of_recovery(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
     return xr.concat([interp.circuits.recovery([scores], list(each))[["p"]] for each in drawn], "draw")
 
 
+def of_steering(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
+    """Differences of prompts of one kind, beside random directions, and beside differences of the same prompts."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(model.cfg.d_vocab, (44, 8), generator=generator)
+    found = interp.causal.steering(model, tokens[:20], tokens[20:40], test_share=0.0, shuffles=39, seed=seed)
+    layers = range(model.cfg.n_layers)
+    each = [interp.causal.Subspace.of_result(found, layer=layer) for layer in layers]
+    random = torch.randn(len(each), 1, model.cfg.d_model, generator=generator)
+    draws = [
+        replace(a, directions=row * a.directions.norm() / row.norm())
+        for a, row in zip(each, random, strict=True)
+    ]
+    shuffled = [torch.from_numpy(found.shuffled.sel(layer=layer).values) for layer in layers]
+    asked = partial(
+        interp.causal.steering_curve,
+        model,
+        tokens[40:],
+        strengths=[1.0],
+        metric=interp.logit_difference(0, 1),
+        seed=seed,
+    )
+    curves = {
+        "random beside random": asked(draws), "shuffled beside shuffled": asked(each, beside=shuffled),
+        "shuffled beside random": asked(each),
+    }  # fmt: skip
+    parts = [
+        p.p.assign_coords(score=[f"{name}: {score}" for score in p.score.values])
+        for name, p in curves.items()
+    ]
+    return xr.concat(parts, "score").to_dataset(name="p")
+
+
 SUBJECTS: Mapping[str, Callable[[interp.HookedTransformer, int], xr.Dataset]] = {
     "heads": of_heads, "copying": of_copying, "composition": of_composition, "late_layers": of_late_layers,
     "probe_neurons": of_probes, "recovery": of_recovery,
+    "steering_curve": of_steering,
 }  # fmt: skip
 
 

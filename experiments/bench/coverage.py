@@ -10,7 +10,11 @@ covered less often by any interval that knows nothing else: such scores have non
 `--unbound --rows 32 64 128 256 512 1024` shows.
 """
 
+<<<<<<< HEAD
 import copy
+=======
+import itertools
+>>>>>>> steer
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +24,7 @@ import numpy as np
 import torch
 import tyro
 import xarray as xr
+from scipy.stats import binom
 from torch import Tensor
 
 import interp
@@ -34,6 +39,7 @@ from interp.data.pairs import Pairs
 from interp.data.stream import prompt_source, windows_of
 from interp.editing.edit_scores import labelled_scores
 from interp.features import sae_metrics
+from interp.features.probing import intervals
 from interp.features.top_examples import per_token
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
@@ -179,11 +185,23 @@ def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
         "compare_methods": compared,
         "compare_methods logits": partial(compared, measure="logits"),
         "late_layers": lambda: interp.lenses.LateLayers(frequencies=frequencies),
+        "steering_curve": lambda: _steered(model, metric),
     }
     found: Worlds = {name: lambda make=make: World.of(make(), model, pairs) for name, make in asked.items()}  # type: ignore[misc]
     for rules in ("", *PRESETS):
         found[f"agreement {rules}".strip()] = partial(_agreeing, model, pairs, metric, rules)
     return found
+
+
+def _steered(model: interp.HookedTransformer, metric: Metric) -> Question:
+    """By random directions after every layer, half as long as the stream."""
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(model.cfg.n_layers, 1, model.cfg.d_model, generator=draw)
+    each = [
+        interp.causal.Subspace(f"blocks.{layer}.hook_resid_post", 7 * row / row.norm())
+        for layer, row in enumerate(rows)
+    ]
+    return interp.causal.SteeringCurve(each, (-1.0, 0.5, 1.0, 2.0), metric, random=0)
 
 
 def _agreeing(model: interp.HookedTransformer, pairs: Batch | Pairs, metric: Metric, rules: str) -> World:
@@ -246,6 +264,9 @@ def _of_texts(model: interp.HookedTransformer, texts: Sequence[str]) -> Worlds:
     lengths = np.random.default_rng(0).integers(6, 1 + min(map(len, ids)), len(texts))
     rows = interp.Batch.of([each[:n] for each, n in zip(ids, lengths.tolist(), strict=True)])
     return {
+        "steering_curve loss": lambda: World.of(
+            _steered(model, interp.metrics.next_token_loss()), model, texts
+        ),
         "recall": lambda: World.of(interp.causal.Recall(span, [0, 1, 2, 3]), model, batch),
         "compare_lenses": lambda: World.of(
             interp.lenses.CompareLenses({"logit lens": None}, {"logit lens": _Doubled()}), model, texts
@@ -376,6 +397,27 @@ def composition_law(repetitions: int, seed: int, cells: int = 20, d: int = 64) -
     return found
 
 
+def separation(shares: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)) -> dict[int, float]:
+    """How often Newcombe's interval of a balanced accuracy holds the mean of both shares, by the prompts of both kinds.
+
+    Exact: over all counts of right ones among half of the prompts each, and the mean over all pairs of these shares.
+    """
+    found = {}
+    for n in ROWS:
+        half = n // 2
+        right = torch.arange(half + 1)
+        one, other = (each.flatten() for each in torch.meshgrid(right, right, indexing="ij"))
+        low, high = intervals(torch.stack((one, half - other, half - one, other), -1), draws=1)
+        law = torch.stack([torch.from_numpy(binom.pmf(right.numpy(), half, share)) for share in shares])
+        held = []
+        for (i, first), (j, second) in itertools.product(enumerate(shares), repeat=2):
+            truth = (first + second) / 2
+            inside = (low["balanced_accuracy"] <= truth) & (truth <= high["balanced_accuracy"])
+            held.append(float((law[i][one] * law[j][other])[inside].sum()))
+        found[n] = float(np.mean(held))
+    return found
+
+
 def _dictionary(model: interp.HookedTransformer, batch: Batch) -> interp.features.SaeQuality:
     """The question what a small autoencoder of the stream is worth."""
     site = "blocks.1.hook_resid_post"
@@ -444,6 +486,10 @@ def main(
         law = {str(n): round(share, 3) for n, share in composition_law(repetitions, seed).items()}
         print(json.dumps({"bench": "coverage", "analysis": "composition", "score": "value", "cells": 20,
                           "repetitions": repetitions, "coverage": law}), flush=True)  # fmt: skip
+    if not names or "steering" in names:
+        law = {str(n): round(share, 3) for n, share in separation().items()}
+        print(json.dumps({"bench": "coverage", "analysis": "steering", "score": "value", "cells": 49,
+                          "coverage": law}), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

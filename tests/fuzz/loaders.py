@@ -31,6 +31,7 @@ from tests.configs import build
 from tests.contract.calls import (
     TOKENIZER,
     TOKENS,
+    directions,
     graph_file,
     model,
     sae_folder,
@@ -278,6 +279,11 @@ LOADERS: Mapping[str, Loader] = {
     "a circuit": Loader(
         lambda path: whole_circuit().save(path / "circuit.json"),
         lambda path: interp.circuits.Circuit.load(path / "circuit.json").nodes, ("circuits.Circuit.load",),
+    ),
+    "a direction": Loader(
+        lambda path: directions()[0].save(path / "direction.safetensors", model()),
+        lambda path: interp.causal.Subspace.load(path / "direction.safetensors", model()).add(2.0),
+        ("causal.Subspace.load",),
     ),
     "a tuned lens": Loader(
         _lens, lambda path: interp.lenses.TunedLens.load(path / "lens.safetensors", model()), ("lenses.TunedLens.load",)
