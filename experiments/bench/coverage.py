@@ -10,11 +10,8 @@ covered less often by any interval that knows nothing else: such scores have non
 `--unbound --rows 32 64 128 256 512 1024` shows.
 """
 
-<<<<<<< HEAD
 import copy
-=======
 import itertools
->>>>>>> steer
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -8,7 +8,8 @@ model, and what it costs elsewhere is a number too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
@@ -89,7 +90,9 @@ class Steering(Question):
             raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}")
         if not 0 <= self.test_share < 1:
             raise ValueError(f"test_share must be 0, or between 0 and 1, got {self.test_share}")
-        names = _sites(self.site, model.transformer.config)
+        _check_count("shuffles", self.shuffles)
+        with _naming("site"):
+            names = _sites(self.site, model.transformer.config)
         self._check_sae(names, model.transformer.config)
         return Alone(self.name, partial(_found, model, self, names))
 
@@ -190,12 +193,13 @@ class States(NamedTuple):
     def of(cls, model: Subject, asked: Steering, names: Sequence[str]) -> States:
         """One vector per prompt and site, reduced where it arises."""
         found = []
-        for data in (asked.positive, asked.negative):
-            source = prompt_source(
-                data, model.text, prepend_bos=asked.prepend_bos, batch_size=asked.batch_size
-            )
-            analysis = Analysis(asked.name, partial(_pooled, sites=names, pos=asked.pos), Rows)
-            kept = reduced_over(analysis, model, source)
+        analysis = Analysis(asked.name, partial(_pooled, sites=names, pos=asked.pos), Rows)
+        for kind, data in (("positive", asked.positive), ("negative", asked.negative)):
+            with _naming(kind):
+                source = prompt_source(
+                    data, model.text, prepend_bos=asked.prepend_bos, batch_size=asked.batch_size
+                )
+                kept = reduced_over(analysis, model, source)
             assert isinstance(kept, Rows)
             rows = kept.ordered().rows
             found.append(torch.stack([rows[name].double().cpu() for name in names], 1))
@@ -225,6 +229,21 @@ class States(NamedTuple):
         yes = torch.einsum("nld, ld -> nl", self.x[self.test] - midpoint, directions) > 0
         so = self.labels[self.test, None]
         return torch.stack([(a & b).sum(0) for a, b in ((yes, so), (yes, ~so), (~yes, so), (~yes, ~so))], -1)
+
+
+@contextmanager
+def _naming(argument: str) -> Iterator[None]:
+    """Errors with the name of the argument that they are about in front."""
+    try:
+        yield
+    except (ValueError, KeyError) as cause:
+        kind = next(kind for kind in (NotFiniteError, ValueError, KeyError) if isinstance(cause, kind))
+        raise kind(f"{argument}: {cause.args[0]}") from cause
+
+
+def _check_count(name: str, count: int) -> None:
+    if count < 0:
+        raise ValueError(f"{name} must be a number of directions, at least 0, got {count}")
 
 
 def _pooled(
@@ -358,9 +377,10 @@ class SteeringCurve(Question):
         here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
         elsewhere: Mapping[str, Moments] = {}
         if self.loss_on is not None:
-            texts = prompt_source(model.text.batch(self.loss_on), model.text, prepend_bos=True, batch_size=32)
-            compute = partial(_compute, doses=doses, measures=loss)
-            kept = reduced_over(Analysis("loss_on", compute, Means), model, texts)
+            with _naming("loss_on"):
+                texts = prompt_source(self.loss_on, model.text, prepend_bos=True, batch_size=32)
+                compute = partial(_compute, doses=doses, measures=loss)
+                kept = reduced_over(Analysis(self.name, compute, Means), model, texts)
             assert isinstance(kept, Means)
             elsewhere = kept.moments
         measures = {**here, **(loss if elsewhere else {})}
@@ -429,7 +449,8 @@ def steering_curve(
         >>> steering_curve(model, prompt, each, strengths=[1.0, 2.0], metric=metric, random=2).value.dims
         ('layer', 'strength', 'score')
     """
-    given = None if loss_on is None else text_of(model).batch(loss_on, prepend_bos=prepend_bos)
+    with _naming("loss_on"):
+        given = None if loss_on is None else text_of(model).batch(loss_on, prepend_bos=prepend_bos)
     question = SteeringCurve(directions, strengths, metric, given, random, beside, seed)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
@@ -462,10 +483,11 @@ class Doses:
         if not layers or len(set(layers)) < len(layers):
             raise ValueError(f"directions of different layers are required, got those of layers {layers}")
         doses = tuple(float(strength) for strength in asked.strengths)
-        if not doses or len(set(doses)) < len(doses):
+        if not doses or len(set(doses)) < len(doses) or not np.isfinite(doses).all():
             raise ValueError(
-                f"at least one strength, and none twice, is required, got {list(asked.strengths)}"
+                f"at least one finite strength, and none twice, is required, got strengths={list(doses)}"
             )
+        _check_count("random", asked.random)
         found = torch.stack([each.directions[0].detach().double().cpu() for each in asked.directions])
         if not bool(found.any()):
             raise ValueError("a direction of some length is required, all are 0")

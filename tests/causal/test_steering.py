@@ -383,7 +383,7 @@ def test_directions_that_make_no_curve_are_refused(message: str) -> None:
 
 
 def test_strengths_that_come_twice_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least one strength, and none twice"):
+    with pytest.raises(ValueError, match="at least one finite strength, and none twice"):
         steering_curve(model(), POSITIVE, random_directions(), strengths=[1.0, 1.0], metric=METRIC)
 
 
