@@ -37,7 +37,6 @@ def why_absent(config: ModelConfig) -> dict[str, str]:
         "attention": unseen,
         "heads": unseen,
         "attribution_sources": None if any(m.traits.additive for m in config.mixers) else without("additive", config),
-        "reasons": unseen or (None if splitting(config) else without("separable", config)),
         "value_norms": without("additive", config),
         "head_tokens": unmoved or without("bilinear", config),
         **dict.fromkeys(OF_WEIGHTS, unmoved),
@@ -47,6 +46,11 @@ def why_absent(config: ModelConfig) -> dict[str, str]:
         "faithfulness": edges,
     }  # fmt: skip
     return {name: why for name, why in reasons.items() if why}
+
+
+def why_unsplit(config: ModelConfig) -> str | None:
+    """Why no head's scores are split into parts; None if those of some layers are."""
+    return no_patterns(config) or (None if splitting(config) else without("separable", config))
 
 
 def no_patterns(config: ModelConfig) -> str | None:

@@ -30,6 +30,8 @@ PAIRS = 3
 """Pairs that are kept of a score."""
 MOST_SCORES = 7_000
 """Scores that are split: about 0.4 MB of the page, and half a second."""
+TOO_LONG = "one head has more scores on this prompt than the page holds; attention_attribution splits each"
+"""What the page says of a prompt too long for it."""
 STEPS = 32_767
 """The largest number of a head is kept as this whole number."""
 

@@ -28,10 +28,10 @@ from interp.model.sites import names as sites
 from interp.model.tap import Read
 from interp.pages import tables
 from interp.pages.ablated import ablation
-from interp.pages.absent import why_absent
+from interp.pages.absent import why_absent, why_unsplit
 from interp.pages.corrupted import Pair, check_aligned
 from interp.pages.flow import about_flow
-from interp.pages.reasons import Reasons, reasons
+from interp.pages.reasons import TOO_LONG, Reasons, reasons
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, Subject, as_model, observe
 from interp.residual import attribute
@@ -136,6 +136,8 @@ class Report:
     provenance: Json
     reasons: Sequence[Reasons] = ()
     """What heads' scores on the prompt are made of; only on the page, which has no room for all of it."""
+    unsplit: str | None = None
+    """Why no scores are split."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,8 +207,10 @@ def report_of(
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
     record["absent"] = absent
     written = None if answered is None else answered.attributed
-    why = [] if "reasons" in absent else reasons(model.transformer, batch, written)
-    return Report(about, config, question, contrast, other, data, found, absent, record, why)
+    unsplit = why_unsplit(config)
+    why = [] if unsplit else reasons(model.transformer, batch, written)
+    unsplit = unsplit or (None if why else TOO_LONG)
+    return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit)
 
 
 def _about_model(

@@ -229,6 +229,14 @@ def _trained(path: Path, resume: bool = False) -> object:
     )
 
 
+def _left_out(path: Path) -> object:
+    task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
+    rows, queries = (task.batch(interp.tasks.Place(0, step), 2) for step in (0, 1))
+    plan = interp.training.Training(steps=1, rows=2)
+    config = interp.training.attention_only(1, 8, 12)
+    return interp.training.leave_out(config, rows, queries, [[0]], plan, out=path)
+
+
 def tokenized(path: Path, n_layers: int = 1, n_ctx: int = 8) -> None:
     """A small random model with the tokenizer that the demo models have."""
     vocabulary = interp.families.tokenizer.FileTokenizer.read(TOKENIZER, "<|bos|>").n_ids
@@ -304,6 +312,7 @@ LOADERS: Mapping[str, Loader] = {
     "a record": Loader(_record, _opened, ("runs.Record.open", "runs.Record.create")),
     "a record that goes on": Loader(_record, _again, ("runs.Record.resume",)),
     "a training that goes on": Loader(_trained, lambda path: _trained(path, resume=True), ("training.train",)),
+    "a study that goes on": Loader(_left_out, _left_out, ("training.leave_out",)),
     "a state of TransformerLens": Loader(
         _only("state.pt", _state), lambda path: interp.compat.load_hooked(path / "state.pt"), ("compat.load_hooked",)
     ),

@@ -11,7 +11,7 @@ from interp.attention import attention_attribution
 from interp.attention.score_parts import every_score
 from interp.lab import Differential
 from interp.model import Softmax
-from interp.pages.absent import why_absent
+from interp.pages.absent import why_unsplit
 from interp.pages.reasons import PAIRS, SIDES, reasons, splitting
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tolerances import assert_close
@@ -79,8 +79,17 @@ def test_of_a_long_prompt_the_heads_that_write_the_answer_are_split(monkeypatch:
 
 def test_layers_whose_scores_are_no_such_product_are_left_out_in_words() -> None:
     plain = CONFIGS["gpt2"]
-    assert "reasons" not in why_absent(plain) and splitting(plain) == [0, 1]
+    assert why_unsplit(plain) is None and splitting(plain) == [0, 1]
     both = replace(plain, mixer=(Differential(), Softmax()))
     assert splitting(both) == [1]
-    none = why_absent(replace(plain, mixer=Differential()))
-    assert "no scores that are one product of queries and keys" in none["reasons"]
+    none = why_unsplit(replace(plain, mixer=Differential()))
+    assert none is not None and "no scores that are one product of queries and keys" in none
+
+
+def test_a_prompt_too_long_for_one_head_is_left_out_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interp.pages.reasons.MOST_SCORES", 5)
+    page = interp.report(interp.HookedTransformer.from_pretrained("groundtruth-induction"), "abcabc")
+    assert (
+        page.report.reasons == []
+        and "Why a head looks there is left out: one head has more scores" in page.html
+    )
