@@ -155,7 +155,7 @@ def leave_out(
     question = _question(config, data, queries, plan, chosen)
     run = partial(_outcome, config, plan, queries)
     with _Kept.opened(out, question) as kept:
-        found = {name: kept.read(name) for name in jobs}
+        found = {name: kept.read(name, len(queries.batch)) for name in jobs}
         missing = {name: job for name, job in jobs.items() if found[name] is None}
         for name, value in tqdm(
             _outcomes(run, missing, processes), "leaving out", len(missing), delay=1, leave=False
@@ -266,12 +266,18 @@ class _Kept:
             LEFT_OUT.agree(Path(out), there, question)
             yield cls(Path(out))
 
-    def read(self, name: str) -> list[float] | None:
-        """What a run measured, if it is kept."""
+    def read(self, name: str, queries: int) -> list[float] | None:
+        """What a run measured, if it is kept. ValueError for a file that does not hold a number for every query."""
         path = self._path(name)
         if path is None or not path.is_file():
             return None
-        found = json_object(path)["measured"]
+        held = json_object(path)
+        found = held.get("measured")
+        numbers = isinstance(found, list) and len(found) == queries and all(type(x) is float for x in found)
+        if not numbers or held.get("without") != name:
+            raise ValueError(
+                f"{path} must hold what {queries} queries measured without {name}: delete it to run again"
+            )
         assert isinstance(found, list)
         return found
 
