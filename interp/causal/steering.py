@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.effects import SIGN, check_one_length, site_coords
@@ -219,7 +219,7 @@ class States(NamedTuple):
         """The positive and the negative ones that directions are made from."""
         return self.x[self.labels & ~self.test], self.x[~self.labels & ~self.test]
 
-    def confusion(self, directions: Float[Tensor, "l d"]) -> Float[Tensor, "l 4"]:
+    def confusion(self, directions: Float[Tensor, "l d"]) -> Int[Tensor, "l 4"]:
         """Prompts set aside by layer: true positives, false positives, false negatives, true negatives.
 
         Positive is what lies beyond the midpoint of both means, along the direction.
