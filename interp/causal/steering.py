@@ -443,7 +443,7 @@ def steering_curve(
     at one position of prompts of several lengths.
 
     Example:
-        >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0)
+        >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.0)
         >>> each = [Subspace.of_result(found, layer=layer) for layer in (0, 1)]
         >>> metric = interp.logit_difference(" Mary", " John")
         >>> steering_curve(model, prompt, each, strengths=[1.0, 2.0], metric=metric, random=2).value.dims
