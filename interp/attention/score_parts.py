@@ -262,7 +262,7 @@ def _columns(x: Tensor, columns: Int[Tensor, "b n"]) -> Tensor:
     return picked(x.expand(len(columns), *x.shape[1:]), columns.to(x.device))
 
 
-def _rows(x: Float[Tensor, "b h q k"], columns: Int[Tensor, "b n"]) -> Float[Tensor, "b h n k"]:
+def _rows(x: Float[Tensor, "#b h q k"], columns: Int[Tensor, "b n"]) -> Float[Tensor, "b h n k"]:
     return x.expand(len(columns), -1, -1, -1).take_along_dim(columns.to(x.device)[:, None, :, None], 2)
 
 
