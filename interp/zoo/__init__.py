@@ -2,8 +2,10 @@
 
 from interp.zoo import planted, rasp
 from interp.zoo.catalog import DEMOS, Demo, card, load, revisions
-from interp.zoo.compile import Compiled, Exactness, compile
+from interp.zoo.compile import compile
+from interp.zoo.compiled import Compiled, Exactness
 from interp.zoo.programs import PROGRAMS
+from interp.zoo.variants import rotated, superposed, with_noise_heads
 
 __all__ = [
     "DEMOS",
@@ -17,4 +19,7 @@ __all__ = [
     "planted",
     "rasp",
     "revisions",
+    "rotated",
+    "superposed",
+    "with_noise_heads",
 ]

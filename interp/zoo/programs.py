@@ -16,7 +16,6 @@ from interp.zoo.rasp import (
     Positions,
     Program,
     Selector,
-    SequenceMap,
     Sum,
     Tokens,
     Variable,
@@ -88,7 +87,7 @@ def reverse(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
 
 def _reversed(tokens: Tokens, positions: Positions) -> Aggregate:
     length = selector_width(everything(), tokens, name="length")
-    opposite = SequenceMap(lambda n, i: n - 1 - i, length, positions, name="opposite")
+    opposite = Map(lambda n, i: n - 1 - i, (length, positions), name="opposite")
     return Aggregate(_at(positions, opposite), tokens, NONE, name="reversed")
 
 
@@ -96,7 +95,7 @@ def sort(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     """The tokens in order: how many stand before each, then whose rank is the position."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
-    order = SequenceMap(lambda token, i: (token, i), tokens, positions, name="order")
+    order = Map(lambda token, i: (token, i), (tokens, positions), name="order")
     rank = selector_width(select(order, order, lambda key, query: key < query), tokens, name="rank")
     there = select(rank, positions, _same)
     return Program("sort", Aggregate(there, tokens, NONE), causal=False, note="K-composition through MLPs")
@@ -121,7 +120,7 @@ def most_frequent(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
     count = selector_width(select(tokens, tokens, _same), tokens, name="count")
-    merit = SequenceMap(lambda n, i: (n, -i), count, positions, name="merit")
+    merit = Map(lambda n, i: (n, -i), (count, positions), name="merit")
     best = everything().best(merit)
     return Program(
         "most_frequent", Aggregate(best, tokens, NONE), causal=False, note="a head by what others counted"
@@ -195,7 +194,7 @@ def duplicates_removed(symbols: Sequence[str] = "abc", most: int = 4) -> Program
     """The token where it is new, nothing where it was seen before."""
     tokens = Tokens(symbols, most)
     seen = _seen(tokens, Positions(tokens))
-    answer = SequenceMap(lambda token, again: NONE if again == "yes" else token, tokens, seen)
+    answer = Map(lambda token, again: NONE if again == "yes" else token, (tokens, seen))
     return Program("duplicates_removed", answer, note="a duplicate-token head and an MLP")
 
 
@@ -209,16 +208,16 @@ def is_sorted(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     """Whether the tokens so far are in order."""
     tokens = Tokens(symbols, most)
     before = _before(tokens, Positions(tokens))
-    falls = SequenceMap(lambda old, new: old != NONE and old > new, before, tokens, name="falls")
-    any_falls = Aggregate(select(falls, tokens, lambda key, query: key), Constant("no"), "yes", name="sorted")
-    return Program("is_sorted", Map(str, any_falls), note="a head looks for what an MLP made of another head")
+    falls = Map(lambda old, new: old != NONE and old > new, (before, tokens), name="falls")
+    answer = Aggregate(select(falls, tokens, lambda key, query: key), Constant("no"), "yes")
+    return Program("is_sorted", answer, note="a head looks for what an MLP made of another head")
 
 
 def palindrome(symbols: Sequence[str] = "ab", most: int = 5) -> Program:
     """Whether the sequence reads the same backwards."""
     tokens = Tokens(symbols, most)
     back = _reversed(tokens, Positions(tokens))
-    differs = SequenceMap(lambda token, other: token != other, tokens, back, name="differs")
+    differs = Map(lambda token, other: token != other, (tokens, back), name="differs")
     answer = Aggregate(select(differs, tokens, lambda key, query: key), Constant("no"), "yes")
     return Program("palindrome", answer, causal=False, note="six sublayers in a row")
 
@@ -231,7 +230,7 @@ def brackets(symbols: Sequence[str] = "()", most: int = 5) -> Program:
     level = Map(lambda x: "below" if x < 0 else "open" if x > 0 else "level", depth, name="level")
     below = select(level, tokens, lambda key, query: key == "below")
     ever = Aggregate(below, Constant("yes"), "no", name="ever_below")
-    answer = SequenceMap(lambda now, bad: "yes" if (now, bad) == ("level", "no") else "no", level, ever)
+    answer = Map(lambda now, bad: "yes" if (now, bad) == ("level", "no") else "no", (level, ever))
     return Program(
         "brackets", answer, note="depth as a mean of numbers, then a look for any that is negative"
     )
@@ -313,14 +312,12 @@ def addition(symbols: Sequence[str] = "01", most: int = 6) -> Program:
         select(positions, positions, lambda key, query: key == query - half), tokens, NONE, name="partner"
     )
     digit = {symbol: i for i, symbol in enumerate(symbols)}
-    column = SequenceMap(
-        lambda a, b: NONE if b == NONE else digit[a] + digit[b], tokens, partner, name="column"
-    )
+    column = Map(lambda a, b: NONE if b == NONE else digit[a] + digit[b], (tokens, partner), name="column")
     decides = select(column, tokens, lambda key, query: key not in (NONE, base - 1)) & _earlier(positions)
     generates = Map(lambda n: "yes" if n != NONE and n >= base else "no", column, name="generates")
     carry = Aggregate(decides.best(positions), generates, "no", name="carry")
-    answer = SequenceMap(
-        lambda n, c: NONE if n == NONE else symbols[(n + (c == "yes")) % base], column, carry, name="sum"
+    answer = Map(
+        lambda n, c: NONE if n == NONE else symbols[(n + (c == "yes")) % base], (column, carry), name="sum"
     )
     return Program("addition", answer, note="the carry is looked up, not passed along")
 

@@ -4,7 +4,7 @@ A program computes one value per position from the tokens and their positions. W
 
     Tokens, Positions        what is given
     Constant                 the same everywhere
-    Map, SequenceMap         a function of one variable, of two, position by position
+    Map                      a function of one variable, or of several, position by position
     select, &, .best         which positions look at which: by a predicate of their variables, by several, the best only
     Aggregate                the mean over the selected positions (of a categorical variable: what they agree on)
     selector_width           how many are selected
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
@@ -39,10 +39,16 @@ MOST_VALUES = 1000
 class Variable(ABC):
     """One value per position. Every object is a variable of its own: one that is used twice is computed once."""
 
-    @property
-    @abstractmethod
+    name: str = field(default="", kw_only=True)
+    """What it is called; "" = by its kind, and numbered where there are several."""
+
+    @cached_property
     def inputs(self) -> tuple[Variable, ...]:
-        """The variables that it is computed from."""
+        """The variables that it is computed from: those that its fields hold."""
+        held = [getattr(self, each.name) for each in fields(self)]
+        each = [item for value in held for item in (value if isinstance(value, tuple) else (value,))]
+        return tuple(v for item in each for v in (item.inputs if isinstance(item, Selector) else (item,))
+                     if isinstance(v, Variable))  # fmt: skip
 
     @cached_property
     @abstractmethod
@@ -65,8 +71,8 @@ class Variable(ABC):
 
     @property
     def label(self) -> str:
-        """What it is called in a program that gives it no number."""
-        return getattr(self, "name", "") or type(self).__name__.lower()
+        """Its name or its kind."""
+        return self.name or type(self).__name__.lower()
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,11 +87,6 @@ class Tokens(Variable):
             raise ValueError(f"different symbols are required, at least one, got {shown(self.symbols)}")
         if self.most < 1:
             raise ValueError(f"sequences of at least 1 token are required, got {self.most}")
-
-    @property
-    def inputs(self) -> tuple[Variable, ...]:
-        """None."""
-        return ()
 
     @cached_property
     def domain(self) -> tuple[Value, ...]:
@@ -108,11 +109,6 @@ class Positions(Variable):
 
     tokens: Tokens
 
-    @property
-    def inputs(self) -> tuple[Variable, ...]:
-        """The tokens, which say how many there are."""
-        return (self.tokens,)
-
     @cached_property
     def domain(self) -> tuple[Value, ...]:
         """0 to the last."""
@@ -131,11 +127,6 @@ class Constant(Variable):
     number: bool = False
 
     @property
-    def inputs(self) -> tuple[Variable, ...]:
-        """None."""
-        return ()
-
-    @property
     def numeric(self) -> bool:
         """`number`."""
         return self.number
@@ -152,20 +143,21 @@ class Constant(Variable):
 
 @dataclass(frozen=True, eq=False)
 class Map(Variable):
-    """A function of one variable; `number` says that its values are numbers on one dimension."""
+    """A function of one variable, or of several categorical ones; `number`: its values are numbers on one dimension."""
 
     function: Callable[..., Value]
-    of: Variable
+    of: Variable | tuple[Variable, ...]
     number: bool = False
-    name: str = ""
 
     def __post_init__(self) -> None:
-        _no_constants(self)
-
-    @property
-    def inputs(self) -> tuple[Variable, ...]:
-        """The one."""
-        return (self.of,)
+        if not self.inputs or any(isinstance(each, Constant) for each in self.inputs):
+            raise ValueError(
+                "a Map of a variable is required, got one of nothing or of a Constant: write its value"
+            )
+        for each in self.inputs if len(self.inputs) > 1 else ():
+            _categorical(
+                each, "a Map of several variables reads categorical ones (a Map makes one of a number)"
+            )
 
     @property
     def numeric(self) -> bool:
@@ -174,56 +166,21 @@ class Map(Variable):
 
     @cached_property
     def domain(self) -> tuple[Value, ...]:
-        """The function's image."""
-        return _domain([self(value) for value in self.of.domain], numeric=self.number)
-
-    def along(self, known: Mapping[Variable, Track], *, causal: bool) -> Track:
-        """The function, position by position."""
-        return tuple(self(value) for value in known[self.of])
-
-    def __call__(self, value: Value) -> Value:
-        """The function's value."""
-        return _exact(self.function(value), numeric=self.number)
-
-
-@dataclass(frozen=True, eq=False)
-class SequenceMap(Variable):
-    """A function of two categorical variables; `number` as in `Map`."""
-
-    function: Callable[..., Value]
-    first: Variable
-    second: Variable
-    number: bool = False
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        _no_constants(self)
-        for each in self.inputs:
-            _categorical(each, "a SequenceMap reads categorical variables (a Map makes one of a number)")
-
-    @property
-    def inputs(self) -> tuple[Variable, ...]:
-        """Both."""
-        return (self.first, self.second)
-
-    @property
-    def numeric(self) -> bool:
-        """`number`."""
-        return self.number
+        """The function's image over all combinations."""
+        return _domain([self(*each) for each in self.combinations], numeric=self.number)
 
     @cached_property
-    def domain(self) -> tuple[Value, ...]:
-        """The function's image over all pairs."""
-        pairs = product(self.first.domain, self.second.domain)
-        return _domain([self(a, b) for a, b in pairs], numeric=self.number)
+    def combinations(self) -> tuple[Track, ...]:
+        """Every combination of values that the function may meet."""
+        return tuple(product(*(each.domain for each in self.inputs)))
 
     def along(self, known: Mapping[Variable, Track], *, causal: bool) -> Track:
         """The function, position by position."""
-        return tuple(self(a, b) for a, b in zip(known[self.first], known[self.second], strict=True))
+        return tuple(self(*each) for each in zip(*(known[v] for v in self.inputs), strict=True))
 
-    def __call__(self, first: Value, second: Value) -> Value:
+    def __call__(self, *values: Value) -> Value:
         """The function's value."""
-        return _exact(self.function(first, second), numeric=self.number)
+        return _exact(self.function(*values), numeric=self.number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,16 +267,10 @@ class Aggregate(Variable):
     selector: Selector
     values: Variable
     default: Value
-    name: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.values, Sum) and not self.values.numeric:
             raise ValueError("votes can only be the output of a program")
-
-    @property
-    def inputs(self) -> tuple[Variable, ...]:
-        """What is selected by, and what is moved."""
-        return (*self.selector.inputs, self.values)
 
     @property
     def numeric(self) -> bool:
@@ -332,9 +283,9 @@ class Aggregate(Variable):
         default = () if self.default is None else (self.default,)
         if not self.numeric:
             return _domain([*self.values.domain, *default], numeric=False)
-        sums, means = {Fraction(0)}, {_exact(self.default, numeric=True)}
+        sums, means = {Fraction(0)}, {_number(self.default)}
         for count in range(1, self.length + 1):
-            sums = {total + value for total in sums for value in self.values.domain}  # type: ignore[operator]
+            sums = {total + _number(value) for total in sums for value in self.values.domain}
             means |= {total / count for total in sums}
         return _domain(list(means), numeric=True)
 
@@ -348,7 +299,7 @@ class Aggregate(Variable):
         if not values:
             return _exact(self.default, numeric=self.numeric)
         if self.numeric:
-            return sum(values, Fraction(0)) / len(values)  # type: ignore[arg-type]
+            return sum(map(_number, values), Fraction(0)) / len(values)
         if len(set(values)) > 1:
             raise ValueError(
                 f"{self.label} requires that selected positions agree on a categorical variable, got "
@@ -363,16 +314,10 @@ class Share(Variable):
 
     selector: Selector
     tokens: Tokens
-    name: str = ""
 
     def __post_init__(self) -> None:
         if self.selector.preferred is not None:
             raise ValueError("the width of a selector without a preference is required")
-
-    @property
-    def inputs(self) -> tuple[Variable, ...]:
-        """What is selected by."""
-        return (*self.selector.inputs, self.tokens)
 
     @property
     def numeric(self) -> bool:
@@ -404,7 +349,6 @@ class Sum(Variable):
 
     terms: tuple[Variable, ...]
     weights: tuple[float, ...]
-    name: str = ""
 
     def __post_init__(self) -> None:
         if len(self.terms) != len(self.weights) or not self.terms:
@@ -413,12 +357,8 @@ class Sum(Variable):
             )
         if len({each.numeric for each in self.terms}) > 1 or any(isinstance(t, Sum) for t in self.terms):
             raise ValueError("a Sum is one of numbers or of votes, and its terms are no sums")
-        _no_constants(self)
-
-    @property
-    def inputs(self) -> tuple[Variable, ...]:
-        """The terms."""
-        return self.terms
+        if any(isinstance(each, Constant) for each in self.terms):
+            raise ValueError("a Sum of variables is required, got a Constant among its terms")
 
     @property
     def numeric(self) -> bool:
@@ -432,7 +372,7 @@ class Sum(Variable):
             return _domain([value for term in self.terms for value in term.domain], numeric=False)
         sums = {Fraction(0)}
         for weight, term in zip(self.weights, self.terms, strict=True):
-            sums = {total + Fraction(weight) * value for total in sums for value in term.domain}  # type: ignore[operator]
+            sums = {total + Fraction(weight) * _number(value) for total in sums for value in term.domain}
         return _domain(list(sums), numeric=True)
 
     def along(self, known: Mapping[Variable, Track], *, causal: bool) -> Track:
@@ -441,7 +381,7 @@ class Sum(Variable):
         return tuple((self._total if self.numeric else self._winner)(row) for row in rows)
 
     def _total(self, row: Sequence[Value]) -> Value:
-        return sum((Fraction(w) * x for w, x in zip(self.weights, row, strict=True)), Fraction(0))  # type: ignore[operator]
+        return sum((Fraction(w) * _number(x) for w, x in zip(self.weights, row, strict=True)), Fraction(0))
 
     def _winner(self, row: Sequence[Value]) -> Value:
         votes: dict[Value, Fraction] = dict.fromkeys(self.domain, Fraction(0))
@@ -499,9 +439,8 @@ class Program:
         found: dict[str, Variable] = {}
         for each in order:
             alike = [other for other in order if other.label == each.label]
-            named = getattr(each, "name", "")
-            if named and len(alike) > 1:
-                raise ValueError(f"different names are required, {named!r} is the name of several variables")
+            if each.name and len(alike) > 1:
+                raise ValueError(f"different names are required, {each.name!r} is that of several variables")
             name = each.label if len(alike) == 1 else f"{each.label}_{alike.index(each) + 1}"
             found[name] = each
         return MappingProxyType(found)
@@ -549,12 +488,14 @@ def _leading_to(variable: Variable, found: dict[Variable, None]) -> dict[Variabl
     return found
 
 
-def _exact(value: Value, *, numeric: bool) -> Value:
-    if not numeric:
-        return value
+def _number(value: Value) -> Fraction:
     if not isinstance(value, int | float | Fraction):
         raise ValueError(f"a number is required, got {value!r}")
     return Fraction(value)
+
+
+def _exact(value: Value, *, numeric: bool) -> Value:
+    return _number(value) if numeric else value
 
 
 def _domain(values: Sequence[Value], *, numeric: bool) -> tuple[Value, ...]:
@@ -562,14 +503,9 @@ def _domain(values: Sequence[Value], *, numeric: bool) -> tuple[Value, ...]:
     found = tuple(dict.fromkeys(_exact(value, numeric=numeric) for value in values))
     if len(found) > MOST_VALUES:
         raise ValueError(f"a variable of at most {MOST_VALUES} values is required, got {len(found)}")
-    return tuple(sorted(found)) if numeric else found  # type: ignore[type-var]
+    return tuple(sorted(found, key=_number)) if numeric else found
 
 
 def _categorical(variable: Variable, why: str) -> None:
     if variable.numeric or isinstance(variable, Sum):
         raise ValueError(f"{why}, got {'numbers' if variable.numeric else 'votes'}: {variable.label}")
-
-
-def _no_constants(variable: Variable) -> None:
-    if any(isinstance(each, Constant) for each in variable.inputs):
-        raise ValueError(f"a {type(variable).__name__} of a Constant is a constant: write its value")
