@@ -41,7 +41,6 @@ class Exactness:
     """The smallest lead, in logits, of the program's output over any other; negative where one is wrong."""
 
 
-@public()
 @dataclass(frozen=True, eq=False)
 class Compiled:
     """A program and the model that computes it: every edge, and every variable's place, known by construction.
@@ -85,11 +84,11 @@ class Compiled:
             found[name] = MappingProxyType(dict.fromkeys(self.stream[first:], self.directions[name]))
         return MappingProxyType(found)
 
-    def evaluate(self, tokens: Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
+    def evaluate(self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
         """What the program, not the model, says at every position; `given` as in `Program.trace`."""
         return self.program.evaluate(tokens, given)
 
-    def ids(self, tokens: Sequence[str]) -> Int[Tensor, "p"]:
+    def ids(self, tokens: str | Sequence[str]) -> Int[Tensor, "p"]:
         """A sequence as the model takes it, the beginning first."""
         return torch.tensor([0, *map(self.text.symbols.index, tokens)])
 

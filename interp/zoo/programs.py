@@ -50,18 +50,18 @@ def _before(tokens: Tokens, positions: Positions, name: str = "before") -> Aggre
 # --- moving tokens ----------------------------------------------------------------------------------------------------
 
 
-def copy(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def copy(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The token itself: one edge, from the embeddings to the logits."""
     return Program("copy", Tokens(symbols, most), note="the direct path alone")
 
 
-def shift(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def shift(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The token before: a previous-token head."""
     tokens = Tokens(symbols, most)
     return Program("shift", _before(tokens, Positions(tokens)), note="one head, by position")
 
 
-def first(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def first(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The first token: a head whose queries say nothing."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
@@ -71,14 +71,14 @@ def first(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     )
 
 
-def last(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def last(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The last token, at every position."""
     tokens = Tokens(symbols, most)
     end = everything().best(Positions(tokens))
     return Program("last", Aggregate(end, tokens, NONE), causal=False, note="one head, by preference")
 
 
-def reverse(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def reverse(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The sequence backwards: its length, the opposite position, the token there."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
@@ -91,7 +91,7 @@ def _reversed(tokens: Tokens, positions: Positions) -> Aggregate:
     return Aggregate(_at(positions, opposite), tokens, NONE, name="reversed")
 
 
-def sort(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def sort(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The tokens in order: how many stand before each, then whose rank is the position."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
@@ -101,13 +101,13 @@ def sort(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     return Program("sort", Aggregate(there, tokens, NONE), causal=False, note="K-composition through MLPs")
 
 
-def most_of(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def most_of(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The largest token so far: a head that prefers."""
     tokens = Tokens(symbols, most)
     return Program("max", Aggregate(everything().best(tokens), tokens, NONE), note="one head, by preference")
 
 
-def least_of(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def least_of(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The smallest token so far."""
     tokens = Tokens(symbols, most)
     order = sorted(symbols, reverse=True)
@@ -115,7 +115,7 @@ def least_of(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     return Program("min", Aggregate(everything().best(small), tokens, NONE), note="an MLP before a head")
 
 
-def most_frequent(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def most_frequent(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The most frequent token, of several the one that comes first."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
@@ -130,7 +130,7 @@ def most_frequent(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
 # --- counting ---------------------------------------------------------------------------------------------------------
 
 
-def length(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def length(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """How many tokens there are."""
     tokens = Tokens(symbols, most)
     return Program(
@@ -138,7 +138,7 @@ def length(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     )
 
 
-def count(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def count(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """How often the first symbol was seen so far."""
     tokens = Tokens(symbols, most)
     ours = select(tokens, tokens, lambda key, query: key == symbols[0])
@@ -147,7 +147,7 @@ def count(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     )
 
 
-def histogram(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def histogram(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """How often the token at each position occurs."""
     tokens = Tokens(symbols, most)
     alike = select(tokens, tokens, _same)
@@ -156,7 +156,7 @@ def histogram(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     )
 
 
-def distinct(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def distinct(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """How many different tokens were seen so far."""
     tokens = Tokens(symbols, most)
     seen = _seen(tokens, Positions(tokens))
@@ -164,21 +164,21 @@ def distinct(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     return Program("distinct", selector_width(new, tokens), note="a head counts what another head found new")
 
 
-def parity(symbols: Sequence[str] = "01", most: int = 5) -> Program:
+def parity(symbols: str | Sequence[str] = "01", most: int = 5) -> Program:
     """Whether the last symbol was seen an even or an odd number of times so far."""
     tokens = Tokens(symbols, most)
     ones = selector_width(select(tokens, tokens, lambda key, query: key == symbols[-1]), tokens, name="ones")
     return Program("parity", Map(lambda n: "odd" if n % 2 else "even", ones), note="a head, then two MLPs")
 
 
-def position_parity(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def position_parity(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """Whether the position is even or odd: no head at all."""
     positions = Positions(Tokens(symbols, most))
     answer = Map(lambda i: "odd" if i % 2 else "even", positions)
     return Program("position_parity", answer, note="one MLP; the prompt does not matter")
 
 
-def majority(symbols: Sequence[str] = "ab", most: int = 5) -> Program:
+def majority(symbols: str | Sequence[str] = "ab", most: int = 5) -> Program:
     """Whether the first symbol makes up more than half of what was seen so far, half of it, or less."""
     tokens = Tokens(symbols, most)
     ours = Map(lambda token: token == symbols[0], tokens, number=True, name="ours")
@@ -190,7 +190,7 @@ def majority(symbols: Sequence[str] = "ab", most: int = 5) -> Program:
 # --- relations --------------------------------------------------------------------------------------------------------
 
 
-def duplicates_removed(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def duplicates_removed(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The token where it is new, nothing where it was seen before."""
     tokens = Tokens(symbols, most)
     seen = _seen(tokens, Positions(tokens))
@@ -204,7 +204,7 @@ def _seen(tokens: Tokens, positions: Positions) -> Aggregate:
     return Aggregate(alike, Constant("yes"), "no", name="seen")
 
 
-def is_sorted(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def is_sorted(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """Whether the tokens so far are in order."""
     tokens = Tokens(symbols, most)
     before = _before(tokens, Positions(tokens))
@@ -213,7 +213,7 @@ def is_sorted(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     return Program("is_sorted", answer, note="a head looks for what an MLP made of another head")
 
 
-def palindrome(symbols: Sequence[str] = "ab", most: int = 5) -> Program:
+def palindrome(symbols: str | Sequence[str] = "ab", most: int = 5) -> Program:
     """Whether the sequence reads the same backwards."""
     tokens = Tokens(symbols, most)
     back = _reversed(tokens, Positions(tokens))
@@ -222,7 +222,7 @@ def palindrome(symbols: Sequence[str] = "ab", most: int = 5) -> Program:
     return Program("palindrome", answer, causal=False, note="six sublayers in a row")
 
 
-def brackets(symbols: Sequence[str] = "()", most: int = 5) -> Program:
+def brackets(symbols: str | Sequence[str] = "()", most: int = 6) -> Program:
     """Whether the brackets so far are balanced: as many closed as opened, and never more."""
     tokens = Tokens(symbols, most)
     step = Map(lambda token: 1 if token == symbols[0] else -1, tokens, number=True, name="step")
@@ -236,7 +236,7 @@ def brackets(symbols: Sequence[str] = "()", most: int = 5) -> Program:
     )
 
 
-def skip_trigram(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def skip_trigram(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The last symbol where the token is the second and the first was seen anywhere before; else nothing."""
     tokens = Tokens(symbols, most)
     start, middle, end = symbols[0], symbols[1], symbols[-1]
@@ -248,11 +248,12 @@ def skip_trigram(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
 
 
 def _after(tokens: Tokens, positions: Positions, before: Variable, what: Variable, name: str) -> Aggregate:
-    """The token after the latest place where the token was the value of a variable."""
-    return Aggregate(select(before, what, _same).best(positions), tokens, NONE, name=name)
+    """The token after the latest place where the token was the value of a variable; nothing is not looked up."""
+    found = select(before, what, lambda key, query: key == query != NONE).best(positions)
+    return Aggregate(found, tokens, NONE, name=name)
 
 
-def induction(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def induction(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """What came after the latest earlier occurrence of the token, by K-composition: who has it before themselves?"""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
@@ -260,7 +261,7 @@ def induction(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     return Program("induction", answer, note="a previous-token head and an induction head, by keys")
 
 
-def pointer_induction(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def pointer_induction(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The same answer by Q-composition: where was the token, what is the next position, what stands there?"""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
@@ -273,7 +274,7 @@ def pointer_induction(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     )
 
 
-def two_hop(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def two_hop(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """What came after what came after the token: an answer is the next question."""
     tokens = Tokens(symbols, most)
     positions = Positions(tokens)
@@ -282,7 +283,7 @@ def two_hop(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
     return Program("two_hop", _after(tokens, positions, before, once, "twice"), note="two look-ups in a row")
 
 
-def indirect_object(symbols: Sequence[str] = "abc.", most: int = 4) -> Program:
+def indirect_object(symbols: str | Sequence[str] = "abc.", most: int = 4) -> Program:
     """The latest name that is not the one which stands there twice; the last symbol is no name.
 
     A duplicate-token head marks names that were seen before, an S-inhibition head moves the latest of them to where
@@ -300,7 +301,7 @@ def indirect_object(symbols: Sequence[str] = "abc.", most: int = 4) -> Program:
     )
 
 
-def addition(symbols: Sequence[str] = "01", most: int = 6) -> Program:
+def addition(symbols: str | Sequence[str] = "01", most: int = 6) -> Program:
     """The sum of two numbers of most / 2 digits, one after the other, the lowest digit first.
 
     In the second half each position finds its partner, and what the column adds up to. The carry is that of the latest
@@ -325,7 +326,7 @@ def addition(symbols: Sequence[str] = "01", most: int = 6) -> Program:
 # --- hidden from the loss of one part ---------------------------------------------------------------------------------
 
 
-def backup(symbols: Sequence[str] = "ab.", most: int = 4) -> Program:
+def backup(symbols: str | Sequence[str] = "ab.", most: int = 4) -> Program:
     """The latest name; the last symbol is no name. A second head waits, should the first say nothing.
 
     The mover writes the name, and that it found one. Only where it did not, the backup looks for a name too; where it
@@ -342,7 +343,7 @@ def backup(symbols: Sequence[str] = "ab.", most: int = 4) -> Program:
     return Program("backup", Sum((mover, stand_in), (1.0, 0.75)), note="without the mover its backup speaks")
 
 
-def either(symbols: Sequence[str] = "ab", most: int = 4) -> Program:
+def either(symbols: str | Sequence[str] = "ab", most: int = 4) -> Program:
     """Whether the first symbol was seen: two heads look for it, and one that finds it is enough."""
     tokens = Tokens(symbols, most)
 
@@ -355,7 +356,7 @@ def either(symbols: Sequence[str] = "ab", most: int = 4) -> Program:
     return Program("either", answer, note="what either of two heads writes can be lost")
 
 
-def suppression(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
+def suppression(symbols: str | Sequence[str] = "abc", most: int = 4) -> Program:
     """The first token, unless the last one seen repeats it: then a negative head takes it back.
 
     One head votes for the first token, another with half the weight for the token before; where the token itself is
@@ -376,7 +377,7 @@ def suppression(symbols: Sequence[str] = "abc", most: int = 4) -> Program:
 class Write(Protocol):
     """A function that writes one of the programs."""
 
-    def __call__(self, symbols: Sequence[str] = ..., most: int = ...) -> Program:
+    def __call__(self, symbols: str | Sequence[str] = ..., most: int = ...) -> Program:
         """The program for these symbols and at most so many tokens."""
         ...
 

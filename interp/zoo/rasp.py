@@ -18,17 +18,17 @@ the weights of a Transformer; here it is evaluated position by position, in exac
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
 from types import MappingProxyType
 
-from interp.core.boundary import nearest, shown
+from interp.core.boundary import nearest, public, shown
 
-Value = Hashable
-"""What a variable is at one position: anything for a categorical one, a Fraction for a numeric one."""
+Value = object
+"""What a variable is at one position: anything hashable for a categorical one, a Fraction for a numeric one."""
 Track = Sequence[Value]
 """A variable's value at every position."""
 MOST_VALUES = 1000
@@ -75,11 +75,12 @@ class Variable(ABC):
         return self.name or type(self).__name__.lower()
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Tokens(Variable):
     """The tokens: one of these symbols at each of at most `most` positions."""
 
-    symbols: Sequence[str]
+    symbols: str | Sequence[str]
     most: int
 
     def __post_init__(self) -> None:
@@ -103,6 +104,7 @@ class Tokens(Variable):
         return known[self]
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Positions(Variable):
     """The index of every token, from 0."""
@@ -119,6 +121,7 @@ class Positions(Variable):
         return tuple(range(len(known[self.tokens])))
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Constant(Variable):
     """The same value everywhere: what a head moves to say no more than that it found something."""
@@ -141,6 +144,7 @@ class Constant(Variable):
         return self.domain * max((len(track) for track in known.values()), default=0)
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Map(Variable):
     """A function of one variable, or of several categorical ones; `number`: its values are numbers on one dimension."""
@@ -183,6 +187,7 @@ class Map(Variable):
         return _exact(self.function(*values), numeric=self.number)
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Condition:
     """Which keys a query selects, by a variable of each."""
@@ -196,6 +201,7 @@ class Condition:
             _categorical(each, "select compares categorical variables")
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Selector:
     """Which positions each position looks at: those that fulfil every condition and, of these, the best.
@@ -212,7 +218,12 @@ class Selector:
             _categorical(
                 self.preferred, "the best are those with the largest value of a categorical variable"
             )
-            sorted(self.preferred.domain)  # type: ignore[type-var]  # TypeError for values without an order
+            try:
+                sorted(self.preferred.domain)  # type: ignore[type-var]
+            except TypeError:
+                raise ValueError(
+                    f"values with an order are required to prefer some, got {self.preferred.domain}"
+                ) from None
 
     def __and__(self, other: Selector) -> Selector:
         """The positions that both select."""
@@ -247,6 +258,7 @@ class Selector:
         return found
 
 
+@public()
 def select(keys: Variable, queries: Variable, predicate: Callable[..., bool]) -> Selector:
     """The selector of the keys for which `predicate(key's value, query's value)` holds."""
     return Selector((Condition(keys, queries, predicate),))
@@ -257,6 +269,7 @@ def everything() -> Selector:
     return Selector(())
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Aggregate(Variable):
     """What the selected positions say: the mean of a number, the value that they have in common of a categorical one.
@@ -308,6 +321,7 @@ class Aggregate(Variable):
         return values[0]
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Share(Variable):
     """1 / (1 + the number of selected positions): what attention leaves to one more position that is always there."""
@@ -335,11 +349,13 @@ class Share(Variable):
         return tuple(Fraction(1, 1 + len(keys)) for keys in chosen)
 
 
+@public()
 def selector_width(selector: Selector, tokens: Tokens, name: str = "") -> Map:
     """How many positions are selected, a categorical variable: a head and, to invert its share, an MLP."""
     return Map(lambda share: int(1 / share) - 1, Share(selector, tokens), name=name)
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Sum(Variable):
     """Weighted numbers added up; or weighted votes for categorical values, whose most voted one is the output.
@@ -397,6 +413,7 @@ class Sum(Variable):
         return winners[0]
 
 
+@public()
 @dataclass(frozen=True, eq=False)
 class Program:
     """What is computed at every position: the variable `output`, by what it is made of.
@@ -424,13 +441,19 @@ class Program:
         given = [each for each in self.variables.values() if isinstance(each, Tokens)]
         if len(given) != 1:
             raise ValueError(f"a program of one Tokens is required, got {len(given)}")
-        for each in self.variables.values():
-            if any(isinstance(read, Aggregate) and read.default is None for read in each.inputs) and not (
-                isinstance(each, Sum)
-            ):
-                raise ValueError(f"an Aggregate with default None can only vote, {each.label} reads one")
-            if any(isinstance(read, Sum) and not read.numeric for read in each.inputs):
-                raise ValueError(f"votes can only be the output of a program, {each.label} reads some")
+        every = self.variables.values()
+        silent = {each for each in every if isinstance(each, Aggregate) and each.default is None}
+        votes = {each for each in every if isinstance(each, Sum) and not each.numeric}
+        if self.output in silent:
+            raise ValueError(
+                f"an Aggregate with default None can only vote, {self.output.label} is the output"
+            )
+        for name, each in self.variables.items():
+            read = () if isinstance(each, Sum) else each.inputs
+            if silent.intersection(read):
+                raise ValueError(f"an Aggregate with default None can only vote, {name} reads one")
+            if votes.intersection(read):
+                raise ValueError(f"votes can only be the output of a program, {name} reads some")
 
     @cached_property
     def variables(self) -> Mapping[str, Variable]:
@@ -451,7 +474,9 @@ class Program:
         (found,) = (each for each in self.variables.values() if isinstance(each, Tokens))
         return found
 
-    def trace(self, tokens: Sequence[str], given: Mapping[str, Track] | None = None) -> Mapping[str, Track]:
+    def trace(
+        self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None
+    ) -> Mapping[str, Track]:
         """Every variable at every position, by name.
 
         given: variables that are set to these values instead, all that depends on them follows.
@@ -459,7 +484,7 @@ class Program:
         """
         source = self.tokens
         if bad := [symbol for symbol in tokens if symbol not in source.symbols]:
-            raise ValueError(f"symbols {shown(source.symbols)} are required, got {bad[0]!r}")
+            raise ValueError(f"symbols {', '.join(source.symbols)} are required, got {bad[0]!r}")
         if not 1 <= len(tokens) <= source.length:
             raise ValueError(f"1 to {source.length} tokens are required, got {len(tokens)}")
         for name in given or {}:
@@ -473,7 +498,7 @@ class Program:
                 known[each] = each.along(known, causal=self.causal)
         return {name: known[each] for name, each in self.variables.items()}
 
-    def evaluate(self, tokens: Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
+    def evaluate(self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None) -> Track:
         """The output at every position; `given` and errors as in `trace`."""
         (name,) = (name for name, each in self.variables.items() if each is self.output)
         return self.trace(tokens, given)[name]
@@ -500,7 +525,10 @@ def _exact(value: Value, *, numeric: bool) -> Value:
 
 def _domain(values: Sequence[Value], *, numeric: bool) -> tuple[Value, ...]:
     """The different values, in order."""
-    found = tuple(dict.fromkeys(_exact(value, numeric=numeric) for value in values))
+    try:
+        found = tuple(dict.fromkeys(_exact(value, numeric=numeric) for value in values))
+    except TypeError as error:
+        raise ValueError(f"values that can be told apart are required: {error}") from error
     if len(found) > MOST_VALUES:
         raise ValueError(f"a variable of at most {MOST_VALUES} values is required, got {len(found)}")
     return tuple(sorted(found, key=_number)) if numeric else found
