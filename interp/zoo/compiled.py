@@ -36,7 +36,7 @@ class Exactness:
     exhaustive: bool
     """Whether these are all that there are."""
     wrong: float
-    """The share of them for which the output differs from the program's at any position."""
+    """The share of them for which the program's output is not the most likely at every position; a tie is wrong."""
     margin: float
     """The smallest lead, in logits, of the program's output over any other; negative where one is wrong."""
 
@@ -199,7 +199,7 @@ class Compiled:
         return clean[found], corrupt[found]
 
 
-def _begun(rows: Int[Tensor, "n p"]) -> Int[Tensor, "n p"]:
+def _begun(rows: Int[Tensor, "n a"]) -> Int[Tensor, "n p"]:
     return torch.cat((torch.zeros_like(rows[:, :1]), rows), 1)
 
 

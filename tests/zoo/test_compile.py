@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+from typing import Literal
 
 import pytest
 import torch
@@ -48,8 +49,8 @@ def compiled(name: str) -> Compiled:
     return compile(PROGRAMS[name]())
 
 
-def answers(model: Compiled, tokens: Tensor) -> Tensor:
-    return model.model(tokens).argmax(-1)[:, 1:]
+def words(model: Compiled, ids: Tensor) -> list[str]:
+    return [model.text.piece(i) for i in ids.tolist()]
 
 
 every_program = pytest.mark.parametrize("name", PROGRAMS)
@@ -64,7 +65,7 @@ def test_the_model_answers_as_the_program_does_at_every_position_of_every_input(
         texts = list(itertools.product(source.symbols, repeat=n))
         logits = model.model(torch.stack([model.ids(text) for text in texts]))[:, 1:]
         said = [tuple(map(str, model.evaluate(text))) for text in texts]
-        assert [tuple(map(model.text.piece, row)) for row in logits.argmax(-1)] == said
+        assert [tuple(words(model, row)) for row in logits.argmax(-1)] == said
         best = logits.topk(2).values
         assert float((best[..., 0] - best[..., 1]).min()) > GAIN * VOTES.get(name, 1.0) - 1e-3
         count += len(texts)
@@ -210,7 +211,8 @@ def test_a_pass_without_an_edge_is_that_of_the_circuit_of_all_others(name: str) 
     first, second = len(model.text.symbols) - 1, len(model.text.symbols) - 2  # what the program may answer
     graph = EdgeGraph.of(model.model.config)
     kept = torch.stack([graph.exists & ~graph.chosen([edge]) for edge in sorted(model.edges)])
-    for other, replacement in ((None, "zero"), (tokens.flip(0), "resample")):
+    kinds: tuple[Literal["zero", "resample"], ...] = ("zero", "resample")
+    for replacement, other in zip(kinds, (None, tokens.flip(0)), strict=True):
         given = tokens.flip(0) if other is None else other
         found = interchange(
             model.model, tokens, given, kept, metric=logit_difference(first, second), replacement=replacement
@@ -278,7 +280,7 @@ def one_hot(variable: Variable, value: object) -> list[float]:
 def test_the_stream_holds_every_variable_at_the_sites_and_in_the_directions_that_are_said(name: str) -> None:
     model = compiled(name)
     tokens = model.inputs()[-1]
-    traces = [model.program.trace([model.text.piece(i) for i in row[1:]]) for row in tokens]
+    traces = [model.program.trace(words(model, row[1:])) for row in tokens]
     for variable, sites in model.subspaces.items():
         kind = model.program.variables[variable]
         held = torch.tensor([[one_hot(kind, value) for value in trace[variable]] for trace in traces])
@@ -300,8 +302,8 @@ def test_a_subspace_swapped_between_two_runs_gives_the_answer_of_the_program_wit
     model = compiled(name)
     tokens = model.inputs()[-1]
     other = tokens[torch.randperm(len(tokens), generator=torch.Generator().manual_seed(0))]
-    names = [[model.text.piece(i) for i in row[1:]] for row in tokens]
-    there = [model.program.trace([model.text.piece(i) for i in row[1:]]) for row in other]
+    names = [words(model, row[1:]) for row in tokens]
+    there = [model.program.trace(words(model, row[1:])) for row in other]
     moved = 0
     for variable, sites in model.subspaces.items():
         site, directions = next(iter(sites.items()))
@@ -315,7 +317,7 @@ def test_a_subspace_swapped_between_two_runs_gives_the_answer_of_the_program_wit
             ):  # with this variable the selected positions disagree: the program has no answer
                 continue
             moved += wanted != model.evaluate(text)
-            assert tuple(map(model.text.piece, found[row])) == tuple(map(str, wanted)), variable
+            assert tuple(words(model, found[row])) == tuple(map(str, wanted)), variable
     assert moved > len(tokens)
 
 
@@ -389,4 +391,4 @@ def test_the_text_of_a_model_takes_and_gives_its_symbols() -> None:
         text.encode("abc")
     model = interp.HookedTransformer(compiled("shift").model, compiled("shift").text)
     assert model.to_str_tokens("cab") == ["<|bos|>", "c", "a", "b"]
-    assert model.to_string(model("cab").argmax(-1)[0, 1:]) == "-ca"
+    assert model.to_string(compiled("shift").model(model.to_tokens("cab")).argmax(-1)[0, 1:]) == "-ca"
