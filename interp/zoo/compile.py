@@ -275,6 +275,13 @@ class Input:
         weight[0] += (wanted - begun @ self.weight - self.bias) / begun[0]
         return Input(weight, self.bias)
 
+    def plus(self, other: Input) -> Input:
+        """The same with another one of a single dimension added to the first."""
+        weight, bias = self.weight.clone(), self.bias.clone()
+        weight[:, :1] += other.weight
+        bias[:1] += other.bias
+        return Input(weight, bias)
+
     def beside(self, other: Input) -> Input:
         """Both, side by side."""
         return Input(torch.cat((self.weight, other.weight), 1), torch.cat((self.bias, other.bias)))
@@ -325,14 +332,10 @@ def _head(plan: Plan, where: Where) -> Head:
     wanted = torch.zeros(len(query.bias))
     wanted[0] = rest
     first = None
-    if (
-        not plan.program.causal
-    ):  # the beginning sees later positions too, and must not: its query is for itself
-        itself = torch.eye(plan.d_model)[:, :1]
-        query, key = (
-            query.beside(Input(itself, torch.zeros(1))),
-            key.beside(Input(0 * itself, torch.zeros(1))),
-        )
+    if not plan.program.causal:
+        # The beginning would see later positions, and what stands there depend on the input: it looks for itself.
+        nothing, itself = torch.zeros(plan.d_model, 1), torch.eye(plan.d_model)[:, :1]
+        query, key = query.beside(Input(itself, torch.zeros(1))), key.beside(Input(nothing, torch.zeros(1)))
         first = torch.tensor([0.0] * len(wanted) + [1.0])
         wanted = torch.cat((wanted, torch.tensor([2 * GAP])))
     moved = [_moved(plan, each) for each in written]
@@ -382,9 +385,7 @@ def _scores(plan: Plan, variable: Variable) -> tuple[Input, Input, float]:
         if bool((table == table[:1]).all()):  # the query does not matter
             if table.all() or not table.any():
                 continue
-            read = _input(plan, condition.keys, high * table[:1].mT)
-            key = Input(torch.cat((key.weight[:, :1] + read.weight, key.weight[:, 1:]), 1),
-                        torch.cat((key.bias[:1] + read.bias, key.bias[1:])))  # fmt: skip
+            key = key.plus(_input(plan, condition.keys, high * table[:1].mT))
         elif bool((table == table[:, :1]).all()):  # the key does not
             query = query.beside(_input(plan, condition.queries, high * table[:, :1]))
             key = key.beside(Input(plain.weight, torch.ones(1)))
@@ -395,8 +396,7 @@ def _scores(plan: Plan, variable: Variable) -> tuple[Input, Input, float]:
             key = key.beside(_input(plan, condition.keys, table.mT if wide else kinds))
     if selector.preferred is not None:
         order = torch.tensor([[GAP * ranks.index(value)] for value in selector.preferred.domain])
-        read = _input(plan, selector.preferred, order)
-        key = Input(torch.cat((key.weight[:, :1] + read.weight, key.weight[:, 1:]), 1), key.bias)
+        key = key.plus(_input(plan, selector.preferred, order))
     return query, key, high * (count if isinstance(variable, Share) else count - 0.5)
 
 

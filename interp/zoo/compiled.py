@@ -41,7 +41,7 @@ class Exactness:
     """The smallest lead, in logits, of the program's output over any other; negative where one is wrong."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Compiled:
     """A program and the model that computes it: every edge, and every variable's place, known by construction.
 
@@ -59,6 +59,13 @@ class Compiled:
     """Variable -> the node that writes it."""
     directions: Mapping[str, Float[Tensor, "k d"]]
     """Variable -> one row per value of its domain, or one for a number."""
+
+    def __repr__(self) -> str:
+        config = self.model.config
+        return (
+            f"Compiled({self.program.name}: {config.n_layers} layers of {config.n_heads} heads"
+            f"{'' if config.mlp is None else ' and an MLP'}, d_model {config.d_model}, {len(self.edges)} edges)"
+        )
 
     @property
     def edges(self) -> frozenset[str]:
@@ -88,8 +95,10 @@ class Compiled:
         """What the program, not the model, says at every position; `given` as in `Program.trace`."""
         return self.program.evaluate(tokens, given)
 
+    @public()
     def ids(self, tokens: str | Sequence[str]) -> Int[Tensor, "p"]:
-        """A sequence as the model takes it, the beginning first."""
+        """A sequence as the model takes it, the beginning first; errors as in `Program.trace`."""
+        self.program.check_tokens(tokens)
         return torch.tensor([0, *map(self.text.symbols.index, tokens)])
 
     def expected(self, tokens: Int[Tensor, "n p"]) -> Int[Tensor, "n a"]:
@@ -98,6 +107,7 @@ class Compiled:
         answers = [self.evaluate(row) for row in rows]
         return torch.tensor([[self.text.symbols.index(str(value)) for value in row] for row in answers])
 
+    @public()
     def inputs(self, most: int = 10_000, seed: int = 0) -> list[Int[Tensor, "n p"]]:
         """Every input of the program, as ids, by length; if there are more than `most`, so many random ones."""
         source = self.program.tokens
@@ -112,6 +122,7 @@ class Compiled:
             for rows, n in zip(drawn, lengths, strict=True)
         ]
 
+    @public()
     def check(self, most: int = 10_000, seed: int = 0) -> Exactness:
         """How often and how clearly the model answers as the program does, on its `inputs`."""
         leads = []
@@ -125,11 +136,20 @@ class Compiled:
         wrong = float((lead <= 0).double().mean())
         return Exactness(len(lead), total <= most, wrong, float(lead.min()))
 
+    @public()
     def without(
         self, edge: str | Edge, tokens: Int[Tensor, "n p"], other: Int[Tensor, "n p"] | None = None
     ) -> Float[Tensor, "n p v"]:
-        """The logits when one edge carries nothing or, with `other`, what its sender says on these tokens."""
+        """The logits when one edge carries nothing or, with `other`, what its sender says on these tokens.
+
+        Errors: KeyError or IndexError for parts that the model lacks; ValueError for an edge that leads backwards.
+        """
         cut = Edge.of(edge)
+        sender, receiver = (
+            _time(part.within(self.model.config), self.model) for part in (cut.sender, cut.receiver)
+        )
+        if not 0 <= sender <= receiver:
+            raise ValueError(f"an edge that leads forwards is required, such as L0H1->L1H2.k, got {cut}")
         said = -_said(self.model, cut.sender, tokens)
         if other is not None:
             said = said + _said(self.model, cut.sender, other)
@@ -201,6 +221,14 @@ class Compiled:
 
 def _begun(rows: Int[Tensor, "n a"]) -> Int[Tensor, "n p"]:
     return torch.cat((torch.zeros_like(rows[:, :1]), rows), 1)
+
+
+def _time(part: Part, model: Transformer) -> int:
+    """When a node writes or an input reads: layer l reads the stream at 2 l, its MLP at 2 l + 1; -1 for other parts."""
+    if part.kind == "logits":
+        return 2 * model.config.n_layers
+    late = {"resid": 0, "query": 0, "key": 0, "value": 0, "head": 1, "mlp_input": 1, "mlp": 2}.get(part.kind)
+    return -1 if late is None or part.layer is None else 2 * part.layer + late
 
 
 def _said(model: Transformer, sender: Part, tokens: Int[Tensor, "n p"]) -> Float[Tensor, "n p d"]:

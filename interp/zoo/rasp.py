@@ -23,16 +23,19 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from functools import cached_property
 from itertools import product
+from math import prod
 from types import MappingProxyType
+from typing import TypeVar
 
 from interp.core.boundary import nearest, public, shown
 
 Value = object
 """What a variable is at one position: anything hashable for a categorical one, a Fraction for a numeric one."""
+Values = TypeVar("Values", tuple[Value, ...], set[Fraction])
 Track = Sequence[Value]
 """A variable's value at every position."""
-MOST_VALUES = 1000
-"""Values of one domain: more are taken for a mistake."""
+MOST_VALUES, MOST_COMBINATIONS = 1000, 100_000
+"""Values of one domain, and combinations that one map tells apart: more are taken for a mistake."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,6 +179,10 @@ class Map(Variable):
     @cached_property
     def combinations(self) -> tuple[Track, ...]:
         """Every combination of values that the function may meet."""
+        if (count := prod(len(each.domain) for each in self.inputs)) > MOST_COMBINATIONS:
+            raise ValueError(
+                f"a Map of at most {MOST_COMBINATIONS} combinations of values is required, got {count}"
+            )
         return tuple(product(*(each.domain for each in self.inputs)))
 
     def along(self, known: Mapping[Variable, Track], *, causal: bool) -> Track:
@@ -298,7 +305,7 @@ class Aggregate(Variable):
             return _domain([*self.values.domain, *default], numeric=False)
         sums, means = {Fraction(0)}, {_number(self.default)}
         for count in range(1, self.length + 1):
-            sums = {total + _number(value) for total in sums for value in self.values.domain}
+            sums = {total + _number(value) for total in _few(sums) for value in self.values.domain}
             means |= {total / count for total in sums}
         return _domain(list(means), numeric=True)
 
@@ -388,7 +395,9 @@ class Sum(Variable):
             return _domain([value for term in self.terms for value in term.domain], numeric=False)
         sums = {Fraction(0)}
         for weight, term in zip(self.weights, self.terms, strict=True):
-            sums = {total + Fraction(weight) * _number(value) for total in sums for value in term.domain}
+            sums = {
+                total + Fraction(weight) * _number(value) for total in _few(sums) for value in term.domain
+            }
         return _domain(list(sums), numeric=True)
 
     def along(self, known: Mapping[Variable, Track], *, causal: bool) -> Track:
@@ -474,6 +483,14 @@ class Program:
         (found,) = (each for each in self.variables.values() if isinstance(each, Tokens))
         return found
 
+    def check_tokens(self, tokens: str | Sequence[str]) -> None:
+        """ValueError for symbols that the program does not know, for none, or for too many."""
+        source = self.tokens
+        if bad := [symbol for symbol in tokens if symbol not in source.domain]:
+            raise ValueError(f"symbols {', '.join(source.symbols)} are required, got {bad[0]!r}")
+        if not 1 <= len(tokens) <= source.length:
+            raise ValueError(f"1 to {source.length} tokens are required, got {len(tokens)}")
+
     def trace(
         self, tokens: str | Sequence[str], given: Mapping[str, Track] | None = None
     ) -> Mapping[str, Track]:
@@ -482,15 +499,16 @@ class Program:
         given: variables that are set to these values instead, all that depends on them follows.
         Errors: ValueError for other symbols, or too many; KeyError for a variable that the program does not have.
         """
-        source = self.tokens
-        if bad := [symbol for symbol in tokens if symbol not in source.symbols]:
-            raise ValueError(f"symbols {', '.join(source.symbols)} are required, got {bad[0]!r}")
-        if not 1 <= len(tokens) <= source.length:
-            raise ValueError(f"1 to {source.length} tokens are required, got {len(tokens)}")
+        self.check_tokens(tokens)
         for name in given or {}:
             if name not in self.variables:
                 raise KeyError(f"no variable {name!r} in {self.name}; {nearest(name, self.variables)}")
-        known: dict[Variable, Track] = {source: tuple(tokens)}
+        for name, track in (given or {}).items():
+            if len(track) != len(tokens):
+                raise ValueError(
+                    f"{len(tokens)} values of {name}, one per token, are required, got {len(track)}"
+                )
+        known: dict[Variable, Track] = {self.tokens: tuple(tokens)}
         for name, each in self.variables.items():
             if given is not None and name in given:
                 known[each] = tuple(given[name])
@@ -529,9 +547,14 @@ def _domain(values: Sequence[Value], *, numeric: bool) -> tuple[Value, ...]:
         found = tuple(dict.fromkeys(_exact(value, numeric=numeric) for value in values))
     except TypeError as error:
         raise ValueError(f"values that can be told apart are required: {error}") from error
-    if len(found) > MOST_VALUES:
-        raise ValueError(f"a variable of at most {MOST_VALUES} values is required, got {len(found)}")
-    return tuple(sorted(found, key=_number)) if numeric else found
+    return tuple(sorted(_few(found), key=_number)) if numeric else _few(found)
+
+
+def _few(values: Values) -> Values:
+    """The values; ValueError if they are too many for one variable."""
+    if len(values) > MOST_VALUES:
+        raise ValueError(f"a variable of at most {MOST_VALUES} values is required, got {len(values)}")
+    return values
 
 
 def _categorical(variable: Variable, why: str) -> None:

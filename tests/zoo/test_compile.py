@@ -384,6 +384,20 @@ def test_outputs_that_look_alike_are_refused() -> None:
         compile("reverse")  # type: ignore[arg-type]
 
 
+def test_an_edge_that_does_not_lead_forwards_and_tokens_of_others_are_refused() -> None:
+    model = compiled("backup")
+    tokens = model.inputs()[-1]
+    for edge in ("L1H0->L0.mlp", "L0.mlp->L0H0.k", "L1.mlp->L1H0.q", "embed->logits"):
+        with pytest.raises(ValueError, match=r"an edge that leads forwards is required, such as .*, got"):
+            model.without(edge, tokens)
+    with pytest.raises(IndexError, match=r"L1H1: the index of a head is 0 to 0"):
+        model.without("L1H1->logits", tokens)
+    with pytest.raises(ValueError, match=r"symbols a, b, \. are required, got 'c'"):
+        model.ids("abc")
+    with pytest.raises(ValueError, match=r"n >= 1 examples are required, got 0"):
+        model.planted(0)
+
+
 def test_the_text_of_a_model_takes_and_gives_its_symbols() -> None:
     text = compile(PROGRAMS["histogram"]("ab", 12)).text
     assert text.decode([2, *text.encode("ab10b")]) == "bab10b" and len(text.encode("ab10b")) == 4

@@ -163,6 +163,8 @@ def test_a_variable_can_be_set_and_all_that_depends_on_it_follows() -> None:
     assert program.evaluate("abc", {"opposite": (0, 0, 1)}) == ("a", "a", "b")
     with pytest.raises(KeyError, match=r"no variable 'lenght' in reverse; nearest: length"):
         program.trace("abc", {"lenght": (1, 1, 1)})
+    with pytest.raises(ValueError, match=r"3 values of length, one per token, are required, got 2"):
+        program.trace("abc", {"length": (1, 1)})
 
 
 def test_variables_are_named_by_their_kind_and_numbered_where_there_are_several() -> None:
