@@ -1,4 +1,4 @@
-"""Embedded demo models with cards, and hand-built models with known circuits."""
+"""Embedded demo models with cards, hand-built models with known circuits, and a compiler that builds such models."""
 
 from typing import TYPE_CHECKING
 
@@ -6,11 +6,39 @@ from interp.core.late import names_of
 from interp.zoo.demos import DEMOS, Demo
 
 if TYPE_CHECKING:
-    from interp.zoo import planted
+    from interp.zoo import planted, rasp
     from interp.zoo.catalog import card, load, revisions
+    from interp.zoo.compiled import Compiled, Exactness
+    from interp.zoo.compiler import compile
+    from interp.zoo.programs import PROGRAMS
+    from interp.zoo.variants import rotated, superposed, with_noise_heads
 
-__all__ = ["DEMOS", "Demo", "card", "load", "planted", "revisions"]
+__all__ = [
+    "DEMOS",
+    "PROGRAMS",
+    "Compiled",
+    "Demo",
+    "Exactness",
+    "card",
+    "compile",
+    "load",
+    "planted",
+    "rasp",
+    "revisions",
+    "rotated",
+    "superposed",
+    "with_noise_heads",
+]
 
 __getattr__ = names_of(
-    "interp.zoo", {**dict.fromkeys(("card", "load", "revisions"), "catalog"), "planted": "planted"}
+    "interp.zoo",
+    {
+        **dict.fromkeys(("card", "load", "revisions"), "catalog"),
+        **dict.fromkeys(("Compiled", "Exactness"), "compiled"),
+        "compile": "compiler",
+        "PROGRAMS": "programs",
+        **dict.fromkeys(("rotated", "superposed", "with_noise_heads"), "variants"),
+        "planted": "planted",
+        "rasp": "rasp",
+    },
 )

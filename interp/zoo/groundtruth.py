@@ -1,6 +1,7 @@
 """Models whose weights are written by hand: the circuit in them is known, so every method can be scored on it."""
 
 import math
+import re
 import string
 from collections.abc import Sequence
 
@@ -24,25 +25,39 @@ SHARPNESS = 60.0
 
 
 class Alphabet:
-    """One token per letter, digit or space; id 0 begins a sequence."""
+    """One token per symbol; id 0 begins a sequence, and no text has it."""
 
     bos_id: int | None = 0
     eos_id: int | None = 0
     pad_id: int = 0
 
+    def __init__(self, symbols: Sequence[str] = SYMBOLS) -> None:
+        """symbols: by id; the usual ones are letters, digits and space."""
+        self.symbols = tuple(symbols)
+        self._ids = {symbol: i for i, symbol in enumerate(self.symbols)}
+        longest_first = sorted(self.symbols[1:], key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest_first)))
+
     def encode(self, text: str) -> list[int]:
-        """Ids of the characters; ValueError for one outside the alphabet."""
-        if bad := [c for c in text if c not in SYMBOLS]:
-            raise ValueError(f"letters, digits and spaces are required, got {bad[0]!r}")
-        return [SYMBOLS.index(c) for c in text]
+        """Ids of the symbols, at each place the longest that fits; ValueError where none does."""
+        found, at = [], 0
+        while at < len(text):
+            symbol = self._pattern.match(text, at)
+            if symbol is None:
+                usual = self.symbols == SYMBOLS
+                known = "letters, digits and spaces" if usual else f"symbols {', '.join(self.symbols[1:])}"
+                raise ValueError(f"{known} are required, got {text[at]!r}")
+            found.append(self._ids[symbol[0]])
+            at = symbol.end()
+        return found
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The characters of these ids."""
-        return "".join(SYMBOLS[int(i)] for i in ids)
+        """The symbols of these ids."""
+        return "".join(self.symbols[int(i)] for i in ids)
 
     def piece(self, token: int) -> str:
-        """The character of one id."""
-        return SYMBOLS[int(token)]
+        """The symbol of one id."""
+        return self.symbols[int(token)]
 
 
 def induction(n_ctx: int = 128, noise: float = 0.02, seed: int = 0) -> Transformer:

@@ -120,6 +120,11 @@ def directions() -> list[interp.causal.Subspace]:
 
 
 @once
+def compiled() -> interp.zoo.Compiled:
+    return interp.zoo.compile(interp.zoo.PROGRAMS["parity"]())
+
+
+@once
 def keys() -> object:
     return interp.editing.key_moment(model(), TOKENS, layer=0)
 
@@ -251,6 +256,7 @@ WORDS: Mapping[str, Made] = {
     "tokens": lambda: [5, 6], "prompts": lambda: TOKENS, "change": Zero, "values": lambda: 0.5, "text": lambda: TEXT,
     "tuned": tuned,
     "directions": directions,
+    "compiled": compiled,
 }  # fmt: skip
 """What a required argument of this name is, where a line says nothing else."""
 
@@ -428,6 +434,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "verify.contract": {"reference": lambda: "none"},
     "verify.pair_contract": {"model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
                              "reference": lambda: "none"},
+    "zoo.compile": {"program": lambda: interp.zoo.PROGRAMS["parity"]()}, "zoo.superposed": {"width": lambda: 3},
     # questions
     "attention.Heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
     "attention.AttentionAttribution": LOOKED_AT, "attention.AttentionPaths": LOOKED_AT,
