@@ -7,6 +7,7 @@ of the new stream. `Compiled.check` says what became of its answers.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -25,6 +26,8 @@ WRITERS = ("attn.out.weight", "mlp.out.weight")
 READERS = ("attn.qkv.weight", "mlp.into.weight", "unembed.weight")
 IDLE = 8
 """Dimensions that only noise heads write and read."""
+MOST_HEADS = 1000
+"""Noise heads of a layer: more are taken for a mistake."""
 
 
 @public()
@@ -60,10 +63,10 @@ def with_noise_heads(compiled: Compiled, heads: int = 2, *, spill: float = 0.0, 
 
     They write numbers of about 1 to some dimensions that no part of the circuit reads, and of about `spill` to those of
     the variables: with 0 the answers are the same, with more `check()` says how far the margin fell.
-    Errors: ValueError for no heads, a negative spill, or a model with norms.
+    Errors: ValueError for no heads or more than 1000, a negative spill, or a model with norms.
     """
-    if heads < 1 or not spill >= 0:
-        raise ValueError(f"heads >= 1 and spill >= 0 are required, got {heads} and {spill}")
+    if not 1 <= heads <= MOST_HEADS or not 0 <= spill < math.inf:
+        raise ValueError(f"1 to {MOST_HEADS} heads and a spill >= 0 are required, got {heads} and {spill}")
     old, generator = compiled.model, generator_of(seed, 1)
     d, wide = old.config.d_model, old.config.d_model + IDLE
     widened = _through(compiled, torch.eye(d, wide), torch.eye(wide, d))

@@ -127,9 +127,9 @@ def test_what_cannot_be_is_refused() -> None:
     for width in (0, 13):
         with pytest.raises(ValueError, match=rf"width must be in \[1, 12\], .* got {width}"):
             superposed(plain, width)
-    for heads, spill in ((0, 0.0), (2, -1.0), (2, float("nan"))):
+    for heads, spill in ((0, 0.0), (1001, 0.0), (2, -1.0), (2, float("nan"))):
         with pytest.raises(
-            ValueError, match=rf"heads >= 1 and spill >= 0 are required, got {heads} and {spill}"
+            ValueError, match=rf"1 to 1000 heads and a spill >= 0 are required, got {heads} and"
         ):
             with_noise_heads(plain, heads, spill=spill)
     normed = compile(PROGRAMS["shift"](), norm=RMSNorm())
