@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+import re
 from typing import Literal
 
 import pytest
@@ -19,7 +20,7 @@ from interp.model.norm import Norm
 from interp.model.parts import Part
 from interp.model.tap import Read, Tap
 from interp.zoo import PROGRAMS, Compiled, compile
-from interp.zoo.planted import GAIN
+from interp.zoo.planted import GAIN, induction
 from interp.zoo.rasp import (
     Aggregate,
     Map,
@@ -162,6 +163,15 @@ def test_a_width_leaves_a_share_to_the_beginning_and_the_beginning_of_an_encoder
     third, half = 1 / 3, 1 / 2
     rows = [[1, 0, 0, 0], [third, third, 0, third], [half, 0, half, 0], [third, third, 0, third]]
     assert_close(found, torch.tensor(rows))
+
+
+def test_no_program_sees_the_beginning_although_an_encoder_shows_it_every_token() -> None:
+    assert_close(pattern(compiled("last"), "ab"), torch.eye(3)[[0, 2, 2]])
+    tokens = Tokens("ab", 4)
+    length = selector_width(everything(), tokens, name="length")
+    alike = select(length, length, lambda key, query: key == query)
+    counted = compile(Program("alike", selector_width(alike, tokens), causal=False))
+    assert counted.evaluate("aba") == (3, 3, 3) and counted.check().wrong == 0
 
 
 # --- edges ------------------------------------------------------------------------------------------------------------
@@ -361,6 +371,14 @@ def test_planted_pairs_have_different_answers_and_exact_effects_rank_their_edges
     )
     (seen,) = recovery([exact], pairs.edges - pairs.hidden).value.sel(score="auroc").values
     assert seen > 0.95
+
+
+def test_the_compiled_induction_circuit_is_the_one_that_was_built_by_hand() -> None:
+    places = {"L0H1": "L0H0", "L1H2": "L1H0"}
+    by_hand = {re.sub(r"L0H1|L1H2", lambda found: places[found[0]], edge) for edge in induction(n=1).edges}
+    pairs = compile(PROGRAMS["induction"]("abcdefgh", 8)).planted(64)
+    assert pairs.edges == by_hand and not pairs.hidden
+    assert compiled("shift").planted().edges == {"L0.resid->L0H0.v", "L0H0->logits"}
 
 
 def test_pairs_are_refused_where_the_answer_is_always_the_same() -> None:
