@@ -34,6 +34,7 @@ from interp.zoo.rasp import (
     select,
     selector_width,
 )
+from tests.loops import over
 from tests.tolerances import assert_close
 
 VOTES = {"suppression": 0.25}
@@ -134,7 +135,7 @@ def random_program(seed: int) -> Program:
     return Program(f"random {seed}", Map(str, known[-1]), causal=draw.random() < 0.5)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@over("seed", range(40))
 def test_random_programs_compile_to_models_that_compute_them(seed: int) -> None:
     model = compile(random_program(seed))
     found = model.check(most=400)
@@ -335,7 +336,7 @@ def test_a_subspace_swapped_between_two_runs_gives_the_answer_of_the_program_wit
 
 
 @pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm(), RMSNorm(eps=0.1)], ids=str)
-@pytest.mark.parametrize("name", NORMED)
+@over("name", NORMED)
 def test_behind_norms_that_are_undone_the_logits_are_the_same(name: str, norm: Norm) -> None:
     model = compile(PROGRAMS[name](), norm=norm)
     assert model.model.config.norm == norm and model.carries == compiled(name).carries
