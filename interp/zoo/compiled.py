@@ -62,10 +62,8 @@ class Compiled:
 
     def __repr__(self) -> str:
         config = self.model.config
-        return (
-            f"Compiled({self.program.name}: {config.n_layers} layers of {config.n_heads} heads"
-            f"{'' if config.mlp is None else ' and an MLP'}, d_model {config.d_model}, {len(self.edges)} edges)"
-        )
+        sizes = f"n_layers={config.n_layers}, n_heads={config.n_heads}, d_model={config.d_model}"
+        return f"Compiled({self.program.name}: {sizes}, {len(self.edges)} edges)"
 
     @property
     def edges(self) -> frozenset[str]:

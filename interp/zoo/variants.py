@@ -23,7 +23,9 @@ from interp.zoo.compiled import Compiled
 from interp.zoo.planted import generator_of
 
 WRITERS = ("attn.out.weight", "mlp.out.weight")
-READERS = ("attn.qkv.weight", "mlp.into.weight", "unembed.weight")
+"""Parameters whose rows are dimensions of the stream."""
+ALONG = ("embed.weight", "attn.qkv.weight", "mlp.into.weight", "mlp.out.bias", "unembed.weight")
+"""Those whose last axis is the stream."""
 IDLE = 8
 """Dimensions that only noise heads write and read."""
 MOST_HEADS = 1000
@@ -36,8 +38,7 @@ def rotated(compiled: Compiled, seed: int = 0) -> Compiled:
 
     Errors: ValueError for a model with norms.
     """
-    turn = _orthogonal(compiled.model.config.d_model, seed)
-    return _through(compiled, turn, turn.mT)
+    return _through(compiled, _orthogonal(compiled.model.config.d_model, seed))
 
 
 @public()
@@ -54,7 +55,7 @@ def superposed(compiled: Compiled, width: int, seed: int = 0) -> Compiled:
     if not 1 <= width <= d:
         raise ValueError(f"width must be in [1, {d}], the dimensions that there are, got {width}")
     write = _principal(compiled)[:, :width] @ _orthogonal(width, seed)
-    return _through(compiled, write, write.mT)
+    return _through(compiled, write)
 
 
 @public()
@@ -69,7 +70,7 @@ def with_noise_heads(compiled: Compiled, heads: int = 2, *, spill: float = 0.0, 
         raise ValueError(f"1 to {MOST_HEADS} heads and a spill >= 0 are required, got {heads} and {spill}")
     old, generator = compiled.model, generator_of(seed, 1)
     d, wide = old.config.d_model, old.config.d_model + IDLE
-    widened = _through(compiled, torch.eye(d, wide), torch.eye(wide, d))
+    widened = _through(compiled, torch.eye(d, wide))
     count = old.config.n_heads + heads
     config = replace(widened.model.config, n_heads=count, n_kv_heads=count)
     model = Transformer(config).requires_grad_(False).eval()
@@ -107,22 +108,18 @@ def _principal(compiled: Compiled) -> Float[Tensor, "d d"]:
     return torch.linalg.svd(torch.cat(found), full_matrices=False).Vh.mT
 
 
-def _through(compiled: Compiled, write: Float[Tensor, "d d2"], read: Float[Tensor, "d2 d"]) -> Compiled:
-    """The model whose stream is that of before times `write`, and is multiplied by `read` where it is read."""
+def _through(compiled: Compiled, turn: Float[Tensor, "d d2"]) -> Compiled:
+    """The model whose stream is that of before times `turn`, and is multiplied by its transpose where it is read."""
     old = compiled.model
     if old.config.normed:
         raise ValueError(f"a model without norms is required, got one with {old.config.norm}")
-    model = Transformer(replace(old.config, d_model=write.shape[1])).requires_grad_(False).eval()
+    model = Transformer(replace(old.config, d_model=turn.shape[1])).requires_grad_(False).eval()
     for name, parameter in old.named_parameters():
         weight = parameter.double()
-        if name.endswith(READERS):
-            weight = weight @ read.mT.double()
-        elif name.endswith(WRITERS):
-            weight = write.mT.double() @ weight
-        elif name.endswith(("embed.weight", "mlp.out.bias")):
-            weight = weight @ write.double()
+        if name.endswith(WRITERS):
+            weight = turn.mT.double() @ weight
+        elif name.endswith(ALONG):
+            weight = weight @ turn.double()
         model.get_parameter(name).copy_(weight)
-    directions = {
-        name: (rows.double() @ write.double()).float() for name, rows in compiled.directions.items()
-    }
+    directions = {name: (rows.double() @ turn.double()).float() for name, rows in compiled.directions.items()}
     return replace(compiled, model=model, directions=MappingProxyType(directions))

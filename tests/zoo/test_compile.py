@@ -3,6 +3,7 @@
 import functools
 import itertools
 import random
+import re
 from typing import Literal
 
 import pytest
@@ -19,7 +20,7 @@ from interp.model.norm import Norm
 from interp.model.parts import Part
 from interp.model.tap import Read, Tap
 from interp.zoo import PROGRAMS, Compiled, compile
-from interp.zoo.planted import GAIN
+from interp.zoo.planted import GAIN, induction
 from interp.zoo.rasp import (
     Aggregate,
     Map,
@@ -33,6 +34,7 @@ from interp.zoo.rasp import (
     select,
     selector_width,
 )
+from tests.loops import over
 from tests.tolerances import assert_close
 
 VOTES = {"suppression": 0.25}
@@ -133,7 +135,7 @@ def random_program(seed: int) -> Program:
     return Program(f"random {seed}", Map(str, known[-1]), causal=draw.random() < 0.5)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@over("seed", range(40))
 def test_random_programs_compile_to_models_that_compute_them(seed: int) -> None:
     model = compile(random_program(seed))
     found = model.check(most=400)
@@ -162,6 +164,15 @@ def test_a_width_leaves_a_share_to_the_beginning_and_the_beginning_of_an_encoder
     third, half = 1 / 3, 1 / 2
     rows = [[1, 0, 0, 0], [third, third, 0, third], [half, 0, half, 0], [third, third, 0, third]]
     assert_close(found, torch.tensor(rows))
+
+
+def test_no_program_sees_the_beginning_although_an_encoder_shows_it_every_token() -> None:
+    assert_close(pattern(compiled("last"), "ab"), torch.eye(3)[[0, 2, 2]])
+    tokens = Tokens("ab", 4)
+    length = selector_width(everything(), tokens, name="length")
+    alike = select(length, length, lambda key, query: key == query)
+    counted = compile(Program("alike", selector_width(alike, tokens), causal=False))
+    assert counted.evaluate("aba") == (3, 3, 3) and counted.check().wrong == 0
 
 
 # --- edges ------------------------------------------------------------------------------------------------------------
@@ -325,7 +336,7 @@ def test_a_subspace_swapped_between_two_runs_gives_the_answer_of_the_program_wit
 
 
 @pytest.mark.parametrize("norm", [RMSNorm(), LayerNorm(), RMSNorm(eps=0.1)], ids=str)
-@pytest.mark.parametrize("name", NORMED)
+@over("name", NORMED)
 def test_behind_norms_that_are_undone_the_logits_are_the_same(name: str, norm: Norm) -> None:
     model = compile(PROGRAMS[name](), norm=norm)
     assert model.model.config.norm == norm and model.carries == compiled(name).carries
@@ -361,6 +372,14 @@ def test_planted_pairs_have_different_answers_and_exact_effects_rank_their_edges
     )
     (seen,) = recovery([exact], pairs.edges - pairs.hidden).value.sel(score="auroc").values
     assert seen > 0.95
+
+
+def test_the_compiled_induction_circuit_is_the_one_that_was_built_by_hand() -> None:
+    places = {"L0H1": "L0H0", "L1H2": "L1H0"}
+    by_hand = {re.sub(r"L0H1|L1H2", lambda found: places[found[0]], edge) for edge in induction(n=1).edges}
+    pairs = compile(PROGRAMS["induction"]("abcdefgh", 8)).planted(64)
+    assert pairs.edges == by_hand and not pairs.hidden
+    assert compiled("shift").planted().edges == {"L0.resid->L0H0.v", "L0H0->logits"}
 
 
 def test_pairs_are_refused_where_the_answer_is_always_the_same() -> None:

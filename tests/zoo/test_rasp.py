@@ -21,6 +21,7 @@ from interp.zoo.rasp import (
     select,
     selector_width,
 )
+from tests.loops import over
 
 Answer = Callable[[str, int], object]
 """What stands at position i of a text, in a program that sees the text up to i, or, if it is not causal, all of it."""
@@ -107,7 +108,7 @@ def test_every_program_is_checked() -> None:
     assert MEANT.keys() == PROGRAMS.keys() and len(PROGRAMS) >= 20
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@over("name", PROGRAMS)
 def test_a_program_says_what_it_is_meant_to_at_every_position_of_every_input(name: str) -> None:
     program = PROGRAMS[name]()
     for text in texts(program):
@@ -115,7 +116,7 @@ def test_a_program_says_what_it_is_meant_to_at_every_position_of_every_input(nam
     assert program.note
 
 
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if PROGRAMS[name]().causal])
+@over("name", [name for name in PROGRAMS if PROGRAMS[name]().causal])
 def test_a_causal_program_does_not_see_what_comes_later(name: str) -> None:
     program = PROGRAMS[name]()
     for text in texts(program)[:60]:
@@ -178,8 +179,8 @@ def agrees() -> Variable:
     return Aggregate(everything(), TOKENS, "-")
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
+@over(
+    "text, match",
     [
         ("ac", r"symbols a, b are required, got 'c'"),
         ("", r"1 to 3 tokens are required, got 0"),
@@ -203,8 +204,8 @@ def test_positions_that_disagree_and_votes_that_tie_are_refused_when_they_are_me
         tie.evaluate("a")
 
 
-@pytest.mark.parametrize(
-    ("made", "match"),
+@over(
+    "made, match",
     [
         (lambda: Tokens("aa", 3), r"different symbols are required, at least one, got 'aa'"),
         (lambda: Tokens("", 3), r"different symbols are required"),
