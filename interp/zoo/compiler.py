@@ -61,7 +61,7 @@ def compile(program: Program, *, norm: Norm = NoNorm()) -> Compiled:  # noqa: B0
     Example:
         >>> from interp.zoo.programs import PROGRAMS
         >>> shift = compile(PROGRAMS["shift"]())
-        >>> shift.text.decode(shift.model(shift.ids("cab")[None]).argmax(-1)[0, 1:])
+        >>> shift.text.decode(shift.model(shift.ids("cab")[None]).argmax(-1)[0, 1:].tolist())
         '-ca'
         >>> len(shift.edges), shift.check().wrong
         (4, 0.0)
