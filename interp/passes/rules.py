@@ -94,9 +94,13 @@ def _prove(under: Transformer) -> None:
     bare.edits = ()
     with torch.no_grad():
         stream = bare(tokens.to(bare.device), stop=bare.config.n_layers)
-    along = torch.randn(stream.shape, generator=drawn).to(stream)
     try:
-        completeness(bare, Batch(tokens), stream, along)
+        for position in range(
+            tokens.shape[1]
+        ):  # one by one, so that nothing hides behind the size of the rest
+            along = torch.zeros(stream.shape)
+            along[:, position] = torch.randn(stream.shape[-1], generator=drawn)
+            completeness(bare, Batch(tokens), stream, along.to(stream))
     except ArithmeticError as missed:
         raise ValueError(
             f"backward rules could not be proven of this wrapped network, in whose code something is neither linear nor "
@@ -171,7 +175,11 @@ def _slopes(
     model: Transformer, batch: Batch, gradient: Float[Tensor, "b p d"]
 ) -> list[tuple[Tensor, Tensor]]:
     """Every embedding and bias with its gradient, given that of the final stream."""
-    leaves = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if _is_bias(name, model.config)}
+    leaves = {
+        name: p.detach().requires_grad_()
+        for name, p in model.named_parameters()
+        if _is_bias(name, model.config)
+    }
     own = sites.names(model.config)
     summands = ("blocks.0.hook_resid_pre",) if model.config.block.proven else SUMMANDS
     tap, batch = Tap([Read(site, grad=True) for site in summands if site in own]), batch.to(model.device)

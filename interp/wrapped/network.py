@@ -348,7 +348,7 @@ class Wrapped(Transformer):
         if tap is not None:
             tap.open(config, start, stop, past=0 if cache is None else cache.length, standing=self.edits)
         inputs = self._inputs(tokens, start, keep, cache, documents)
-        if tap is None and start == 0 and stop is None and not self.rules:
+        if tap is None and start == 0 and stop is None:
             return self._logits(inputs, cache, tokens.shape[1], logits_at)
         assert cache is None or isinstance(cache, WrappedCache)
         run = Running(
@@ -376,7 +376,8 @@ class Wrapped(Transformer):
         """As `Transformer.ruled`, by the operators that the network calls."""
         found = super().ruled(rules)
         assert isinstance(found, Wrapped)
-        lay(rules, found.watched)
+        for tree in (found.wrapped, found.watched):
+            lay(rules, tree)
         return found
 
     def _run(
@@ -406,7 +407,8 @@ class Wrapped(Transformer):
         only_last = logits_at is not None and logits_at.shape[1] == 1 and bool((logits_at == n - 1).all())
         if only_last and "logits_to_keep" in self._accepted:
             inputs, logits_at = {**inputs, "logits_to_keep": 1}, None
-        output = self.wrapped(**inputs)
+        with RuleMode() if self.rules else nullcontext():
+            output = self.wrapped(**inputs)
         if cache is not None:
             assert isinstance(cache, WrappedCache)
             self._keep(cache, output, n, inputs)

@@ -19,7 +19,20 @@ QUOTIENTS = frozenset({"div", "divide", "true_divide", "__truediv__", "__div__"}
 INVERSES = frozenset({"rsqrt", "reciprocal"})
 POWERS = frozenset({"pow", "__pow__", "square"})
 ACTIVATIONS = frozenset(
-    {"silu", "gelu", "relu", "relu6", "tanh", "elu", "leaky_relu", "hardswish", "mish", "softplus", "clamp", "clip"}
+    {
+        "silu",
+        "gelu",
+        "relu",
+        "relu6",
+        "tanh",
+        "elu",
+        "leaky_relu",
+        "hardswish",
+        "mish",
+        "softplus",
+        "clamp",
+        "clip",
+    }
 )
 """Functions of one number, by their names in torch."""
 
@@ -60,7 +73,9 @@ class RuleMode(TorchFunctionMode):
         return _normed(name, x, args[1:], named, value)
 
 
-def _of_first(func: Callable[..., Value], rest: Sequence[Value], named: Mapping[str, Value], x: Tensor) -> Tensor:
+def _of_first(
+    func: Callable[..., Value], rest: Sequence[Value], named: Mapping[str, Value], x: Tensor
+) -> Tensor:
     value = func(x, *rest, **named)
     assert isinstance(value, Tensor)
     return value
