@@ -103,8 +103,8 @@ def _prove(under: Transformer) -> None:
             completeness(bare, Batch(tokens), stream, along.to(stream))
     except ArithmeticError as missed:
         raise ValueError(
-            f"backward rules could not be proven of this wrapped network, in whose code something is neither linear nor "
-            f"known to a rule: {missed}"
+            f"backward rules could not be proven of this wrapped network, in whose code something is neither linear "
+            f"nor known to a rule: {missed}"
         ) from missed
 
 

@@ -59,7 +59,7 @@ def test_relevances_sum_to_the_final_stream(kind: str) -> None:
 
 @over("kind", OTHERS)
 def test_networks_that_rules_do_not_make_linear_are_refused(kind: str) -> None:
-    with pytest.raises(ValueError, match="could not be proven of this wrapped network.* should sum to"):
+    with pytest.raises(ValueError, match=r"could not be proven of this wrapped network.* should sum to"):
         under_rules(wrapped(kind), "relp")
 
 
