@@ -80,9 +80,13 @@ def test_attribution_patching_under_rules_is_that_of_our_own_code(kind: str) -> 
             for m in (model, ours)
         )
         assert found.attrs["completeness_error"] < 2.5e-5
-        for name in ("value", "agreement"):
+        for name in (
+            "value",
+            "each",
+            *["agreement"] * (site == "z"),
+        ):  # of z, every cell drawn differs in both
             mine, theirs = (torch.from_numpy(x[name].values) for x in (found, expected))
-            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-4, equal_nan=True)
+            torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
 def test_each_operator_gets_the_derivative_of_its_rule() -> None:
