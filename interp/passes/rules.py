@@ -6,6 +6,7 @@ the sum of (value . gradient) over its embeddings and its biases. `relevance` is
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType, NoneType
 from typing import get_args
@@ -79,7 +80,32 @@ def under_rules(model: Transformer, given: Rules) -> Transformer:
         raise ValueError(
             f"backward rules are defined for softmax attention and MLPs of single neurons: {why}"
         )
-    return model.ruled(rules)
+    under = model.ruled(rules)
+    if model.config.block.proven and not model.rules:
+        _prove(under)
+    return under
+
+
+def _prove(under: Transformer) -> None:
+    """ValueError unless relevances of a wrapped network under the rules sum to its final stream, on random tokens."""
+    drawn = torch.Generator().manual_seed(17)
+    tokens = torch.randint(0, under.config.d_vocab, (2, 7), generator=drawn)
+    bare = copy.copy(under)
+    bare.edits = ()
+    with torch.no_grad():
+        stream = bare(tokens.to(bare.device), stop=bare.config.n_layers)
+    try:
+        for position in range(
+            tokens.shape[1]
+        ):  # one by one, so that nothing hides behind the size of the rest
+            along = torch.zeros(stream.shape)
+            along[:, position] = torch.randn(stream.shape[-1], generator=drawn)
+            completeness(bare, Batch(tokens), stream, along.to(stream))
+    except ArithmeticError as missed:
+        raise ValueError(
+            f"backward rules could not be proven of this wrapped network, in whose code something is neither linear "
+            f"nor known to a rule: {missed}"
+        ) from missed
 
 
 def rules_attrs(given: Rules) -> dict[str, str]:
@@ -91,7 +117,10 @@ def rules_attrs(given: Rules) -> dict[str, str]:
 def _why_not(config: ModelConfig, rules: Sequence[Rule]) -> str | None:
     """What of a model the rules do not reach; None if they reach everything."""
     if config.block.proven:
-        return f"this model {config.block.unusual}"
+        if set(rules) == set(LINEAR):
+            return None
+        alone = ", ".join(rules)
+        return f"this model is a wrapped network, where only {', '.join(LINEAR)} together can be proven, not {alone}"
     if config.cross_attention:
         return "this model attends to an encoder"
     if config.output != FullSoftmax():
@@ -146,9 +175,14 @@ def _slopes(
     model: Transformer, batch: Batch, gradient: Float[Tensor, "b p d"]
 ) -> list[tuple[Tensor, Tensor]]:
     """Every embedding and bias with its gradient, given that of the final stream."""
-    leaves = {name: p.detach().requires_grad_() for name, p in model.named_parameters() if _is_bias(name)}
+    leaves = {
+        name: p.detach().requires_grad_()
+        for name, p in model.named_parameters()
+        if _is_bias(name, model.config)
+    }
     own = sites.names(model.config)
-    tap, batch = Tap([Read(site, grad=True) for site in SUMMANDS if site in own]), batch.to(model.device)
+    summands = ("blocks.0.hook_resid_pre",) if model.config.block.proven else SUMMANDS
+    tap, batch = Tap([Read(site, grad=True) for site in summands if site in own]), batch.to(model.device)
     with torch.enable_grad():
         stream = model.with_parameters(leaves)(
             batch.tokens, tap, stop=model.config.n_layers, keep=batch.keep, documents=batch.documents,
@@ -159,6 +193,7 @@ def _slopes(
     return [(x.detach(), g) for x, g in zip(values, slopes, strict=True) if g is not None]
 
 
-def _is_bias(name: str) -> bool:
+def _is_bias(name: str, config: ModelConfig) -> bool:
     """Whether a parameter is added to what becomes the final stream (other than through a pattern or a router)."""
-    return name.endswith("bias") and name.startswith(("blocks.", "ln_embed."))
+    inside = config.block.proven or name.startswith(("blocks.", "ln_embed."))
+    return inside and name.endswith("bias")

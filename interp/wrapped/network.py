@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +21,12 @@ from interp.model.block import Block
 from interp.model.config import ModelConfig
 from interp.model.kv_cache import Past
 from interp.model.norm import NoNorm, Normalize
+from interp.model.rules import Rule
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer, check_extras, check_pass
 from interp.wrapped.maps import Reading
 from interp.wrapped.records import WrappedBlock
+from interp.wrapped.rules import RuleMode, lay
 from interp.wrapped.seams import (
     ATTENTION,
     HEAD_SITES,
@@ -362,6 +365,21 @@ class Wrapped(Transformer):
             return stream
         return self.read_out(stream, None if tap is None else tap.scope())
 
+    def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
+        """As `Transformer.with_parameters`; what modules keep of their last pass is copied."""
+        memo: dict[int, object] = {id(each): each for each in (self.config, self.edits)}
+        memo |= kept(self) | {id(each): each for each in (*self.parameters(), *self.buffers())}
+        memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
+        return copy.deepcopy(self, memo)
+
+    def ruled(self, rules: Collection[Rule]) -> Transformer:
+        """As `Transformer.ruled`, by the operators that the network calls."""
+        found = super().ruled(rules)
+        assert isinstance(found, Wrapped)
+        for tree in (found.wrapped, found.watched):
+            lay(rules, tree)
+        return found
+
     def _run(
         self, run: Running, inputs: dict[str, object], cache: WrappedCache | None, n: int
     ) -> Float[Tensor, "b p d"]:
@@ -371,7 +389,8 @@ class Wrapped(Transformer):
             return run.entering
         token = RUNNING.set(run)
         try:
-            output = self.watched(**inputs)
+            with RuleMode() if self.rules else nullcontext():
+                output = self.watched(**inputs)
         except EndOfPass as end:
             return end.stream
         finally:
@@ -388,7 +407,8 @@ class Wrapped(Transformer):
         only_last = logits_at is not None and logits_at.shape[1] == 1 and bool((logits_at == n - 1).all())
         if only_last and "logits_to_keep" in self._accepted:
             inputs, logits_at = {**inputs, "logits_to_keep": 1}, None
-        output = self.wrapped(**inputs)
+        with RuleMode() if self.rules else nullcontext():
+            output = self.wrapped(**inputs)
         if cache is not None:
             assert isinstance(cache, WrappedCache)
             self._keep(cache, output, n, inputs)

@@ -391,10 +391,12 @@ def test_models_that_rules_do_not_reach_are_refused(name: str) -> None:
     )
 
 
-def test_wrapped_networks_are_refused() -> None:
+def test_wrapped_networks_are_refused_what_cannot_be_checked() -> None:
     model = HookedTransformer(wrapped("olmo3"))
-    with pytest.raises(ValueError, match=r"rules are defined for .*: this model is a wrapped network"):
-        attribution_patch(model, CLEAN % 20, CORRUPT % 20, metric=logit_difference(1, 2), rules="relp")
+    with pytest.raises(
+        ValueError, match=r"rules are defined for .*: this model is a wrapped network, where only"
+    ):
+        attribution_patch(model, CLEAN % 20, CORRUPT % 20, metric=logit_difference(1, 2), rules="cp-lrp")
 
 
 @over("name", NO_PRODUCTS)
