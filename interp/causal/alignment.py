@@ -1,0 +1,690 @@
+"""Where a variable lives: the directions whose exchange between two runs exchanges what the model does with it.
+
+Distributed alignment search (Geiger et al. 2023, arXiv 2303.02536): in the base run the part of a state x in a subspace
+becomes that of the source run's state s, x + (s - x) R^T R with orthonormal R [k d]. R holds the variable if the model
+then gives the answer that the base prompt has with the source's value. R is learned by gradient descent, or found
+without one. A search finds something in any model, so the same is done where there is nothing to find, and scored too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, product, repeat
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.causal.contrast import Contrast, paired, site_names
+from interp.causal.effects import check_one_length, dims_asked, site_dims
+from interp.causal.subspace import Subspace
+from interp.core.boundary import Count, Seed, describe, nearest, public
+from interp.core.results import Score, scored
+from interp.core.stats import Moments, over, wide
+from interp.data.batch import Answers, Batch, Prompts
+from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set, Swap, orthonormal
+from interp.model.parts import axis_size
+from interp.model.sites import DIMS, stream_after
+from interp.model.tap import Read, Tap
+from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError, Posed
+from interp.passes.memory import bytes_per_token, that_fit
+from interp.passes.metrics import Metric, Outcome, answer_loss, logit_difference
+from interp.passes.observe import Model, Subject, as_model, deepest, observe
+from interp.passes.sweep import Sweep
+from interp.passes.variants import Variant, canonical, layer_of
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Method = Literal["das", "class means", "pca"]
+"""das: learned by gradient descent; class means: the span of their differences; pca: principal components."""
+Null = Literal["random subspace", "permuted variable", "re-initialised model"]
+NULLS: Mapping[str, tuple[Null, ...]] = {
+    "das": ("random subspace", "permuted variable", "re-initialised model"),
+    "class means": ("random subspace", "permuted variable", "re-initialised model"),
+    "pca": ("random subspace", "re-initialised model"),
+    "given": ("random subspace",),
+}
+"""What each method is compared with: principal components know of no variable, and given directions are not trained."""
+VECTORS = "dem"
+"""Axes along which a subspace may lie: the stream, a head's width, neurons."""
+_FOUND, _RANDOM = 0, 1
+"""Which draw of a cell's seed: where the search begins, the random subspace."""
+
+
+@public()
+def align(
+    model: Model,
+    base: Prompts,
+    source: Prompts,
+    *,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    site: str = "resid_post",
+    by: Sequence[str] = ("layer", "pos"),
+    layers: Sequence[int] | None = None,
+    pos: Sequence[int] | None = None,
+    method: Method = "das",
+    rank: Count = 1,
+    subspace: Subspace | Float[Tensor, "k d"] | None = None,
+    labels: tuple[Sequence[int], Sequence[int]] | None = None,
+    steps: Count = 100,
+    rate: float = 0.05,
+    pairs_per_step: Count = 32,
+    held_out: float | Sequence[bool] = 0.5,
+    nulls: Sequence[Null] | None = None,
+    seed: Seed = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: int = 32,
+) -> xr.Dataset:
+    """Which directions of each cell hold a variable, and how well: Dataset[swapped, layer, pos, score].
+
+    A pair is a base prompt, a source prompt of the same length whose variable has another value, and the answer that
+    the base prompt has with the source's value. Directions R [k d] are found on some pairs and scored on the others:
+    the source's part in them goes into the base run, x + (s - x) R^T R, and the model goes on.
+    Scores: `iia`, the share of held-out pairs whose most likely token then is the answer (interchange intervention
+    accuracy, Geiger et al. 2023), with Wilson's interval; `logit difference`, of the answer and `wrong` (without one
+    the answer's `logit`), and `loss`, -log p(answer). `null`: the same without an exchange. `swapped` says what was
+    exchanged: "found"; "whole state", which is a patch and the most a cell can give; and the nulls, "random subspace"
+    (not trained), "permuted variable" (found with the answers permuted over the training pairs) and "re-initialised
+    model" (found in the model with the numbers of each parameter in random order, scored there).
+    `directions` [layer, pos, direction, d_model]: what was found, orthonormal, for `Subspace.of_result(result, layer=,
+    pos=)`; `each` [prompt, ...]: the scores of every held-out pair.
+
+    answer, wrong: the answers with and without the exchange; None = those that the source prompts bring.
+    site: one with a vector at each cell. by: what tells cells apart, `layer` among it; cells along other dims are
+    exchanged together, by one R. layers, pos: some of them; positions are columns, and all pairs must have them.
+    method, rank: how R is found, and k. das: Adam on W with R = QR(W), `steps` batches of `pairs_per_step` training
+    pairs, the loss -log p(answer), the rate falling linearly to 0. class means: the first k directions of the means'
+    differences from their mean; the classes are `labels` of base and source, or wrong and answer. pca: the first k
+    principal components of base and source together.
+    subspace: directions that are scored as they are in every cell, an SAE's decoder rows for one; all pairs count.
+    held_out: the share of pairs drawn for the scores, or whether each is one of them: pairs that share prompts with
+    training pairs flatter the score.
+    batch_size: pairs in a pass; it changes no number. The same seed gives the same bits on the same machine.
+    Errors: ValueError for prompts that do not align, positions that some pair lacks, a rank above the width, a split
+    without pairs to train on or to score; KeyError for an unknown site, dim or null; IndexError for a layer.
+
+    Example:
+        >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])
+        >>> found = align(model, base, source, answer=[9, 8], steps=2)
+        >>> found.value.dims, found.swapped.values[0].item()
+        (('swapped', 'layer', 'pos', 'score'), 'found')
+    """
+    subject = as_model(model, edits)
+    pairs = _paired(subject, base, source, answer, wrong, prepend_bos)
+    given = subspace.directions if isinstance(subspace, Subspace) else subspace
+    kind = method if given is None else "given"
+    search = Search(kind, rank, steps, rate, pairs_per_step, seed, given, _labels(labels, pairs.own))
+    search.check(subject.transformer.config)
+    cells = Cells.of(subject.transformer.config, pairs, site, by, layers, pos)
+    train, test = _split(held_out, len(pairs.own), seed, trained=given is None)
+    wanted = _nulls(nulls, kind)
+    runs = Runs.of(subject.transformer, cells, pairs, batch_size)
+    found, permuted = search.found(runs, train, permuted="permuted variable" in wanted)
+    swapped: dict[str, Directions | None] = {"found": found, "whole state": None}
+    if "random subspace" in wanted:
+        swapped["random subspace"] = search.random(runs, found.shape[-2])
+    if permuted is not None:
+        swapped["permuted variable"] = permuted
+    scores = [runs.scores(test, swapped)]
+    if "re-initialised model" in wanted:
+        there = Runs.of(shuffled(subject.transformer, seed), cells, pairs, batch_size)
+        theirs, _ = search.found(there, train)
+        scores.append(there.scores(test, {"re-initialised model": theirs}))
+    about = search.about | {"site": site, "pairs_trained_on": len(train)}
+    return _result(cells, scores, found, test, metrics_of(pairs.own), about)
+
+
+Directions = Float[Tensor, "layer cell k d"]
+"""Orthonormal rows for every cell of every layer."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells that are asked about: the same in every layer."""
+
+    names: tuple[str, ...]
+    """The site in each layer, as a pass visits it: a stream that leaves a block under the name of the next block's."""
+    asked: tuple[str, ...]
+    """Its names as they were asked for."""
+    layers: tuple[int, ...]
+    dims: tuple[str, ...]
+    """What tells the cells of a layer apart."""
+    labels: Mapping[str, Sequence[int]]
+    """The indices along each of these dims."""
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        pairs: Contrast,
+        site: str,
+        by: Sequence[str],
+        layers: Sequence[int] | None,
+        pos: Sequence[int] | None,
+    ) -> Cells:
+        """The cells that `align` was asked about, see there."""
+        every = site_names(site, config)
+        possible, letters = site_dims(every), sites.axes_of(every[0]).split()[1:]
+        if letters[-1] not in VECTORS or possible[0] != "layer" or not {"q", "k"}.isdisjoint(letters):
+            raise ValueError(
+                f"a site of every layer with vectors is required, {site!r} is {describe(' '.join(letters))}"
+            )
+        dims = dims_asked(by, possible, site)
+        if "layer" not in dims:
+            raise ValueError(f"directions belong to one layer: `layer` is required in `by`, got {list(by)}")
+        if letters[-1] in DIMS and DIMS[letters[-1]] in dims:
+            raise ValueError(
+                f"directions lie along {DIMS[letters[-1]]!r} of {site}, so it tells no cells apart"
+            )
+        of_layer = {int(name.split(".")[1]): name for name in every}
+        chosen = tuple(of_layer) if layers is None else tuple(layers)
+        if not chosen or not set(chosen) <= set(of_layer) or len(set(chosen)) < len(chosen):
+            raise IndexError(f"different layers among {list(of_layer)} are required, got {list(chosen)}")
+        if pos is None or "pos" not in dims:
+            check_one_length(pairs.own, f"directions by {', '.join(by)}", ": name positions in `pos`")
+        if pos is not None and "pos" not in dims:
+            raise ValueError("`pos` chooses cells by position: name it in `by` too")
+        labels = {
+            dim: _columns(pos, pairs.own) if dim == "pos" else range(axis_size(_LETTERS[dim], config))
+            for dim in dims[1:]
+        }
+        asked = tuple(of_layer[layer] for layer in chosen)
+        return cls(tuple(canonical(name, config) for name in asked), asked, chosen, dims[1:], labels)
+
+    @property
+    def places(self) -> list[tuple[int, ...]]:
+        """The indices of every cell of a layer, along `dims`."""
+        return list(product(*self.labels.values()))
+
+    def into(self, places: Sequence[tuple[int, ...]], rows: int) -> tuple[Tensor | slice, ...]:
+        """What indexes one of these cells in each of as many groups of rows: `[g b *axes]` -> `[g b .. d]`."""
+        index = torch.tensor(places, dtype=torch.long).reshape(len(places), -1)
+        letters = sites.axes_of(self.names[0]).split()[1:-1]
+        along = [DIMS.get(letter) for letter in letters]
+        inner = [index[:, self.dims.index(dim), None] if dim in self.dims else slice(None) for dim in along]
+        return torch.arange(len(places))[:, None], torch.arange(rows), *inner
+
+
+_LETTERS = {dim: letter for letter, dim in DIMS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """x + (s - x) R^T R at one cell of each group of rows, each with an R of its own: `Swap`, differentiable in R."""
+
+    into: tuple[Tensor | slice, ...]
+    source: Float[Tensor, "g b *axes d"]
+    basis: Float[Tensor, "g k d"]
+
+    def __call__(self, value: Float[Tensor, "r *axes d"]) -> Float[Tensor, "r *axes d"]:
+        """The rows of all groups with their cells exchanged."""
+        cells = value.unflatten(0, (len(self.basis), -1))
+        x = wide(cells[self.into])
+        along = torch.einsum("g...d, gkd -> g...k", self.source - x, self.basis)
+        cells[self.into] = (x + torch.einsum("g...k, gkd -> g...d", along, self.basis)).to(cells)
+        return cells.flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """A model with pairs of prompts, and what all cells share of their passes without an exchange."""
+
+    model: Transformer
+    cells: Cells
+    pairs: Contrast
+    """`own` are the base prompts, `other` the source prompts; both know the answers."""
+    batch_size: int
+    entering: Mapping[int, Float[Tensor, "n p d"]]
+    """The stream that enters a block, of every base prompt, by the block where a pass with an exchange begins."""
+    base: Mapping[str, Float[Tensor, "n *axes d"]]
+    """The sites in the base runs."""
+    source: Mapping[str, Float[Tensor, "n *axes d"]]
+    """The sites in the source runs."""
+
+    @classmethod
+    def of(cls, model: Transformer, cells: Cells, pairs: Contrast, batch_size: int) -> Runs:
+        """One pass over each prompt. NotFiniteError for NaN or infinity at a site."""
+        places = {name: Read(name) for name in cells.names}
+        starts = {_start(model, name) for name in cells.names} - {0}
+        enter = {start: Read(stream_after(model.config, start - 1)) for start in starts}
+        base = _recorded(model, pairs.own, [*places.values(), *enter.values()], batch_size)
+        source = _recorded(model, pairs.other, list(places.values()), batch_size)
+        if not all(bool(value.isfinite().all()) for value in (*base.values(), *source.values())):
+            raise NotFiniteError("finite states are required, got NaN or infinity in some prompt")
+        entering = {start: base[read] for start, read in enter.items()}
+        both = ({name: found[read] for name, read in places.items()} for found in (base, source))
+        return cls(model, cells, pairs, batch_size, entering, *both)
+
+    def states(
+        self, name: str, place: tuple[int, ...], rows: Int[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "n ... d"], Float[Tensor, "n ... d"]]:
+        """What a cell holds in these rows' base and source runs, in float32 at least."""
+        into = self.cells.into([place], len(rows))
+        base, source = (wide(found[name][rows][None][into])[0] for found in (self.base, self.source))
+        return base, source
+
+    def loss(
+        self,
+        name: str,
+        places: Sequence[tuple[int, ...]],
+        basis: Float[Tensor, "g k d"],
+        answers: Int[Tensor, "g b"],
+        rows: Int[Tensor, "b"],
+    ) -> Float[Tensor, "g b"]:
+        """-log p(answer) in nats of these rows after the exchange at each place, differentiable in the bases."""
+        model, groups, start = self.model, len(places), _start(self.model, name)
+        into = self.cells.into(places, len(rows))
+        source = wide(self.source[name][rows].expand(groups, *[-1] * self.source[name].ndim)[into])
+        batch = self.pairs.own.rows(rows.repeat(groups)).to(model.device)
+        tap = Tap([], [Edit(name, Exchange(into, source, basis))])
+        stream = model(
+            self.entering[start][rows].repeat(groups, 1, 1) if start else batch.tokens, tap, start,
+            model.config.n_layers, keep=batch.keep, types=None if start else batch.types, memory=batch.memory,
+            logits_at=batch.last()[:, None],
+        )  # fmt: skip
+        tap.close()
+        logits = wide(model.read_out(stream[:, 0]))
+        return F.cross_entropy(logits, answers.flatten().to(logits.device), reduction="none").unflatten(
+            0, (groups, -1)
+        )
+
+    def together(self, name: str, rows: int) -> int:
+        """How many groups of so many rows may go through the model at once, with what gradients need of them."""
+        config, columns = self.model.config, self.pairs.own.tokens.shape[1]
+        each = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=True)
+        blocks = config.n_layers - _start(self.model, name)
+        return that_fit(self.model, each * columns * rows * blocks)
+
+    def scores(self, test: Int[Tensor, "n"], swapped: Mapping[str, Directions | None]) -> Scores:
+        """Every score of every held-out pair: one sweep per batch and score."""
+        places, metrics = self.cells.places, metrics_of(self.pairs.own)
+        shape = len(swapped), len(self.cells.names), len(places)
+        values, without = [], []
+        for rows in test.split(self.batch_size):
+            variants = [
+                Variant([Edit(name, self._change(name, rows, directions, layer, cell), self._at(place))])
+                for directions in swapped.values()
+                for layer, name in enumerate(self.cells.names)
+                for cell, place in enumerate(places)
+            ]
+            sweep = Sweep(self.model, self.pairs.own.rows(rows), variants)
+            swept = [sweep.run(metric) for metric in metrics.values()]
+            values.append(torch.stack([found.values.mT.unflatten(1, shape) for found in swept], -1))
+            without.append(torch.stack([found.base for found in swept], -1))
+        return Scores(tuple(swapped), torch.cat(values).cpu(), torch.cat(without).cpu())
+
+    def _change(
+        self, name: str, rows: Int[Tensor, "b"], directions: Directions | None, layer: int, cell: int
+    ) -> Set | Swap:
+        values = self.source[name][rows]
+        return Set(values) if directions is None else Swap(directions[layer, cell], values)
+
+    def _at(self, place: tuple[int, ...]) -> dict[str, int]:
+        return dict(zip(self.cells.dims, place, strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores of held-out pairs, for some of what was exchanged."""
+
+    swapped: tuple[str, ...]
+    values: Float[Tensor, "n swapped layer cell score"]
+    without: Float[Tensor, "n score"]
+    """The same pairs without an exchange."""
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """How directions are found; `align` says what each field means."""
+
+    method: str
+    rank: int
+    steps: int
+    rate: float
+    pairs_per_step: int
+    seed: int
+    subspace: Float[Tensor, "k d"] | None
+    labels: tuple[Int[Tensor, "n"], Int[Tensor, "n"]] | None
+    """Classes of the base and the source prompts."""
+
+    def check(self, config: ModelConfig) -> None:
+        """ValueError for numbers that mean nothing, or a method without what it needs."""
+        least = min(self.rank, self.steps, self.pairs_per_step)
+        if least < 1 or not self.rate > 0:
+            raise ValueError(
+                "a rank, steps and pairs per step of at least 1 and a positive rate are required, got "
+                f"{self.rank}, {self.steps}, {self.pairs_per_step} and {self.rate}"
+            )
+        if not config.unembed:
+            raise ValueError("answers require an unembedding; this model ends in its residual stream")
+        if self.method == "class means" and self.labels is None:
+            raise ValueError("class means require classes: `labels` of base and source, or wrong answers")
+
+    @property
+    def about(self) -> dict[str, str | int | float]:
+        """What a result says of it."""
+        trained = {"steps": self.steps, "rate": self.rate, "pairs_per_step": self.pairs_per_step}
+        return {"method": self.method, "seed": self.seed, **(trained if self.method == "das" else {})}
+
+    def found(
+        self, runs: Runs, train: Int[Tensor, "n"], *, permuted: bool = False
+    ) -> tuple[Directions, Directions | None]:
+        """The directions of every cell, and those for the variable permuted over the training pairs."""
+        orders = [torch.arange(len(train))]
+        if permuted:
+            orders.append(torch.randperm(len(train), generator=torch.Generator().manual_seed(self.seed)))
+        bar = tqdm(runs.cells.names, desc=f"align: {self.method}", delay=1, leave=False)
+        layers = [self._of_layer(runs, i, name, train, orders) for i, name in enumerate(bar)]
+        both = torch.stack(layers, 1)
+        return both[0], both[1] if permuted else None
+
+    def random(self, runs: Runs, rank: int) -> Directions:
+        """As many random directions in every cell."""
+        drawn = [self._drawn(runs, layer, rank, _RANDOM) for layer in range(len(runs.cells.names))]
+        return _rows(torch.stack(drawn))
+
+    def _of_layer(
+        self, runs: Runs, layer: int, name: str, train: Int[Tensor, "n"], orders: Sequence[Int[Tensor, "n"]]
+    ) -> Float[Tensor, "order cell k d"]:
+        width, places = runs.source[name].shape[-1], runs.cells.places
+        if self.subspace is not None:
+            basis = orthonormal(self.subspace)
+            if basis.shape[-1] != width:
+                raise ValueError(f"directions of width {width} are required at {name}, got {basis.shape[-1]}")
+            return basis.to(runs.model.device).expand(len(orders), len(places), -1, -1)
+        if self.rank > width:
+            raise ValueError(f"a rank of at most {width} is required at {name}, got {self.rank}")
+        if self.method == "das":
+            return self._learned(runs, layer, train, orders)
+        return torch.stack(
+            [
+                torch.stack([self._direct(runs, name, place, train, order) for place in places])
+                for order in orders
+            ]
+        )
+
+    def _direct(
+        self, runs: Runs, name: str, place: tuple[int, ...], train: Int[Tensor, "n"], order: Int[Tensor, "n"]
+    ) -> Float[Tensor, "k d"]:
+        """The directions of one cell that no gradient finds."""
+        states = [found.double() for found in runs.states(name, place, train.to(runs.model.device))]
+        if self.method == "pca":
+            return principal(torch.cat(states).flatten(0, -2), self.rank)
+        assert self.labels is not None
+        base, source = (labels[train][order] for labels in self.labels)
+        labels = torch.cat((base, source)).to(states[0].device)
+        x = torch.cat(states)
+        each = labels.reshape(-1, *[1] * (x.ndim - 2)).expand(x.shape[:-1])
+        return principal(class_means(x.flatten(0, -2), each.flatten()), self.rank)
+
+    def _learned(
+        self, runs: Runs, layer: int, train: Int[Tensor, "n"], orders: Sequence[Int[Tensor, "n"]]
+    ) -> Float[Tensor, "order cell k d"]:
+        """Gradient descent in all cells of a layer, under each order of the answers, as many at once as fit."""
+        name, places = runs.cells.names[layer], runs.cells.places
+        answers = runs.pairs.own.answer
+        assert answers is not None
+        theirs = torch.stack([answers[train][order.to(answers.device)] for order in orders])
+        start = self._drawn(runs, layer, self.rank, _FOUND)
+        work = list(product(range(len(orders)), range(len(places))))
+        size = runs.together(name, min(self.pairs_per_step, runs.batch_size, len(train)))
+        found = []
+        for first in range(0, len(work), size):
+            which = work[first : first + size]
+            found.append(
+                self._descent(
+                    runs, name, [places[cell] for _, cell in which], start[[cell for _, cell in which]],
+                    train, theirs[[order for order, _ in which]],
+                )
+            )  # fmt: skip
+        return torch.cat(found).unflatten(0, (len(orders), len(places)))
+
+    def _descent(
+        self,
+        runs: Runs,
+        name: str,
+        places: Sequence[tuple[int, ...]],
+        start: Float[Tensor, "g d k"],
+        train: Int[Tensor, "n"],
+        answers: Int[Tensor, "g n"],
+    ) -> Float[Tensor, "g k d"]:
+        """Adam on W with R = QR(W), one W for each place."""
+        weight = start.clone().requires_grad_()
+        optimise = torch.optim.Adam([weight], lr=self.rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / self.steps)
+        for rows in _orders(len(train), self.pairs_per_step, self.steps, self.seed):
+            grad = torch.zeros_like(weight)
+            for some in rows.split(runs.batch_size):
+                with torch.enable_grad():
+                    loss = runs.loss(name, places, _rows(weight), answers[:, some], train[some])
+                    part = loss.sum() / len(rows)
+                grad += torch.autograd.grad(part, weight)[0]
+            weight.grad = grad
+            optimise.step()
+            schedule.step()
+        if not bool(weight.isfinite().all()):
+            raise NotFiniteError(f"finite directions are required, those at {name} became NaN or infinite")
+        return _rows(weight.detach())
+
+    def _drawn(self, runs: Runs, layer: int, rank: int, purpose: int) -> Float[Tensor, "cell d k"]:
+        """Random matrices, each cell's from its own seed: whatever else is asked about changes none."""
+        width, model = runs.source[runs.cells.names[layer]].shape[-1], runs.model
+        drawn = [
+            np.random.default_rng([self.seed, purpose, runs.cells.layers[layer], *place]).standard_normal(
+                (width, rank)
+            )
+            for place in runs.cells.places
+        ]
+        return torch.from_numpy(np.stack(drawn)).to(
+            model.device, torch.promote_types(model.dtype, torch.float32)
+        )
+
+
+def principal(x: Float[Tensor, "n d"], rank: int) -> Float[Tensor, "k d"]:
+    """The first directions of the rows' differences from their mean, orthonormal. ValueError for fewer rows."""
+    if len(x) <= rank:
+        raise ValueError(
+            f"more than {rank} states or classes are required for {rank} directions, got {len(x)}"
+        )
+    return torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh[:rank]
+
+
+def class_means(x: Float[Tensor, "n d"], labels: Int[Tensor, "n"]) -> Float[Tensor, "c d"]:
+    """The mean of the rows of each class, by label."""
+    classes, which = labels.unique(return_inverse=True)
+    total = x.new_zeros(len(classes), x.shape[1]).index_add(0, which, x)
+    return total / which.bincount()[:, None]
+
+
+def metrics_of(batch: Batch) -> dict[str, Metric]:
+    """What is scored, by name."""
+    margin = logit_difference()
+    accuracy = Metric("interchange intervention accuracy", "share of pairs", _is_answer)
+    name = "logit" if batch.wrong is None else "logit difference"
+    return {"iia": accuracy, name: margin, "loss": answer_loss()}
+
+
+def _is_answer(outcome: Outcome) -> Float[Tensor, "r"]:
+    """1 where the most likely token is the answer."""
+    assert outcome.batch.answer is not None
+    top = outcome.logits()[:, -1].argmax(-1)
+    return wide(outcome.stream.new_zeros(len(top))) + (top == outcome.batch.answer.to(top.device))
+
+
+@torch.no_grad()
+def shuffled(model: Transformer, seed: int = 0) -> Transformer:
+    """The model with the numbers of every parameter in random order: as large as they were, and nothing learned."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, parameter in model.named_parameters():
+        order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+        found[name] = parameter.flatten()[order].reshape(parameter.shape)
+    return model.with_parameters(found)
+
+
+def _rows(weight: Float[Tensor, "*g d k"]) -> Float[Tensor, "*g k d"]:
+    """Orthonormal rows that span the columns."""
+    return torch.linalg.qr(weight).Q.mT
+
+
+def _start(model: Transformer, name: str) -> int:
+    """The block where a pass with an exchange at a site begins."""
+    return layer_of(name, model.config) if model.restarts else 0
+
+
+def _recorded(model: Transformer, batch: Batch, reads: Sequence[Read], size: int) -> dict[Read, Tensor]:
+    """What these sites hold in every row."""
+    stop = deepest([read.site for read in reads], model.config)
+    parts = [observe(model, part, reads, stop=stop, answers_only=True).trace for part in batch.split(size)]
+    return {read: torch.cat([part[read] for part in parts]) for read in reads}
+
+
+def _paired(
+    subject: Subject,
+    base: Prompts,
+    source: Prompts,
+    answer: Answers | None,
+    wrong: Answers | None,
+    prepend_bos: bool,
+) -> Contrast:
+    """The pairs, with answers. ValueError for prompts that do not align or are not in memory, and without answers."""
+    batch = paired(subject.text, source, base, prepend_bos=prepend_bos)
+    if not isinstance(batch, Batch):
+        raise ValueError(
+            "pairs are trained on many times: prompts in memory are required, got a source of data"
+        )
+    if batch.documents is not None:
+        raise ValueError("one prompt per row is required, these are packed")
+    posed = Posed.of(subject.text, answer, wrong)
+    if posed is not None:
+        batch = posed(replace(batch, row=None).numbered())
+    if batch.answer is None:
+        raise ValueError("an answer for every pair is required, got none")
+    return Contrast.of(batch.to(subject.transformer.device), "denoise")
+
+
+def _columns(pos: Sequence[int] | None, batch: Batch) -> list[int]:
+    """Different columns that every row has, counted from the front. IndexError otherwise."""
+    n = batch.tokens.shape[1]
+    columns = list(range(n)) if pos is None else [i + n if i < 0 else i for i in pos]
+    lacking = [i for i in columns if not 0 <= i < n or not bool(batch.real[:, i].all())]
+    if lacking or not columns or len(set(columns)) < len(columns):
+        raise IndexError(
+            f"different columns that every pair has are required, of {n}, got {list(range(n) if pos is None else pos)}"
+        )
+    return columns
+
+
+def _labels(
+    labels: tuple[Sequence[int], Sequence[int]] | None, batch: Batch
+) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]] | None:
+    """The classes of base and source prompts: those given, else their answers; None where the base's are unknown."""
+    if labels is None:
+        return (
+            None if batch.wrong is None or batch.answer is None else (batch.wrong.cpu(), batch.answer.cpu())
+        )
+    base, source = (torch.tensor(list(each)) for each in labels)
+    if len(base) != len(batch) or len(source) != len(batch):
+        raise ValueError(
+            f"one label per prompt is required, got {len(base)} and {len(source)} for {len(batch)} pairs"
+        )
+    return base, source
+
+
+def _split(
+    held_out: float | Sequence[bool], count: int, seed: int, *, trained: bool
+) -> tuple[Int[Tensor, "n"], Int[Tensor, "m"]]:
+    """The pairs to find directions on and those to score them on. ValueError where there are none."""
+    if isinstance(held_out, Sequence):
+        if len(held_out) != count:
+            raise ValueError(
+                f"held_out must say of each of {count} pairs whether it is one, got {len(held_out)}"
+            )
+        test = torch.tensor([bool(each) for each in held_out])
+    elif not 0 < held_out <= 1:
+        raise ValueError(f"a share of held-out pairs above 0 is required, at most 1, got {held_out}")
+    else:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        test = torch.zeros(count, dtype=torch.bool)
+        test[order[: round(held_out * count) if trained else count]] = True
+    if not bool(test.any()) or (trained and bool(test.all())):
+        raise ValueError(
+            f"pairs to train on and pairs to score are required, got {int((~test).sum())} and {int(test.sum())}"
+        )
+    return (~test).nonzero()[:, 0], test.nonzero()[:, 0]
+
+
+def _nulls(nulls: Sequence[Null] | None, method: str) -> tuple[Null, ...]:
+    """What is compared with, in order. KeyError for a null that the method does not have."""
+    known = NULLS[method]
+    for null in nulls or ():
+        if null not in known:
+            raise KeyError(
+                f"{method!r} has the nulls {', '.join(known)}, not {null!r}; {nearest(null, known)}"
+            )
+    return known if nulls is None else tuple(null for null in known if null in nulls)
+
+
+def _orders(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "b"]]:
+    """The pairs of every step: all in a random order, then again."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = (torch.randperm(count, generator=generator) for _ in repeat(None))
+    return islice((rows for order in orders for rows in order.split(size)), steps)
+
+
+def _result(
+    cells: Cells,
+    parts: Sequence[Scores],
+    found: Directions,
+    test: Int[Tensor, "n"],
+    metrics: Mapping[str, Metric],
+    about: Mapping[str, str | int | float],
+) -> xr.Dataset:
+    """All scores labelled."""
+    inner = [len(labels) for labels in cells.labels.values()]
+    dims, names = ("swapped", "layer", *cells.dims), [name for part in parts for name in part.swapped]
+    each = torch.cat([part.values for part in parts], 1)
+    without = torch.stack([part.without.mean(0) for part in parts for _ in part.swapped])
+    table, chance = (_by_cell(x, inner) for x in (each, without[:, None, None].expand(each.shape[1:])[None]))
+    scores = {
+        name: Score.of(
+            Moments.of(table[..., i].double()),
+            metric.unit,
+            chance[0, ..., i],
+            share=name == "iia",
+            fewest=metric.fewest,
+        )
+        for i, (name, metric) in enumerate(metrics.items())
+    }
+    directions = found.unflatten(1, inner) if inner else found[:, 0]
+    return scored(
+        "align",
+        scores,
+        dims,
+        coords={
+            "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.asked)),
+            "prompt": test.tolist(),
+        },
+        attrs={**about, "rank": found.shape[-2], "interval": over("held-out pairs")},
+        others={
+            "each": (("prompt", *dims, "score"), table),
+            "directions": (("layer", *cells.dims, "direction", "d_model"), directions),
+        },
+        units={"directions": "1"},
+    )  # fmt: skip
+
+
+def _by_cell(values: Float[Tensor, "n swapped layer cell score"], inner: Sequence[int]) -> Tensor:
+    """The cells of a layer along the dims that tell them apart."""
+    return values.unflatten(3, inner) if inner else values[:, :, :, 0]
