@@ -101,8 +101,8 @@ def align(
     pos=)`; `each` [prompt, ...]: the scores of every held-out pair.
 
     answer, wrong: the answers with and without the exchange; None = those that the source prompts bring.
-    site: one with a vector at each cell. by: what tells cells apart, `layer` among it; cells along other dims are
-    exchanged together, by one R. layers, pos: some of them; positions are columns, and all pairs must have them.
+    site: one with a vector at each cell. by: what tells cells apart, `layer` among it; along other dims everything is
+    exchanged at once, by one R. layers, pos: some of them; positions are columns, and all pairs must have them.
     method, rank: how R is found, and k. das: Adam on W with R = QR(W), `steps` batches of `pairs_per_step` training
     pairs, the loss -log p(answer), the rate falling linearly to 0. class means: the first k directions of the means'
     differences from their mean; the classes are `labels` of base and source, or wrong and answer. pca: the first k
@@ -121,7 +121,7 @@ def align(
         (('swapped', 'layer', 'pos', 'score'), 'found')
     """
     subject = as_model(model, edits)
-    pairs = _paired(subject, base, source, answer, wrong, prepend_bos)
+    pairs = pairs_of(subject, base, source, answer, wrong, prepend_bos=prepend_bos)
     given = subspace.directions if isinstance(subspace, Subspace) else subspace
     kind = method if given is None else "given"
     search = Search(kind, rank, steps, rate, pairs_per_step, seed, given, _labels(labels, pairs.own))
@@ -162,6 +162,8 @@ class Cells:
     """What tells the cells of a layer apart."""
     labels: Mapping[str, Sequence[int]]
     """The indices along each of these dims."""
+    together: tuple[int, ...] | None
+    """The columns of every cell, where positions tell none apart; None = all."""
 
     @classmethod
     def of(
@@ -191,16 +193,15 @@ class Cells:
         chosen = tuple(of_layer) if layers is None else tuple(layers)
         if not chosen or not set(chosen) <= set(of_layer) or len(set(chosen)) < len(chosen):
             raise IndexError(f"different layers among {list(of_layer)} are required, got {list(chosen)}")
-        if pos is None or "pos" not in dims:
+        if pos is None:
             check_one_length(pairs.own, f"directions by {', '.join(by)}", ": name positions in `pos`")
-        if pos is not None and "pos" not in dims:
-            raise ValueError("`pos` chooses cells by position: name it in `by` too")
         labels = {
             dim: _columns(pos, pairs.own) if dim == "pos" else range(axis_size(_LETTERS[dim], config))
             for dim in dims[1:]
         }
         asked = tuple(of_layer[layer] for layer in chosen)
-        return cls(tuple(canonical(name, config) for name in asked), asked, chosen, dims[1:], labels)
+        at_once = None if pos is None or "pos" in dims else tuple(_columns(pos, pairs.own))
+        return cls(tuple(canonical(name, config) for name in asked), asked, chosen, dims[1:], labels, at_once)
 
     @property
     def places(self) -> list[tuple[int, ...]]:
@@ -209,11 +210,20 @@ class Cells:
 
     def into(self, places: Sequence[tuple[int, ...]], rows: int) -> tuple[Tensor | slice, ...]:
         """What indexes one of these cells in each of as many groups of rows: `[g b *axes]` -> `[g b .. d]`."""
-        index = torch.tensor(places, dtype=torch.long).reshape(len(places), -1)
-        letters = sites.axes_of(self.names[0]).split()[1:-1]
-        along = [DIMS.get(letter) for letter in letters]
-        inner = [index[:, self.dims.index(dim), None] if dim in self.dims else slice(None) for dim in along]
-        return torch.arange(len(places))[:, None], torch.arange(rows), *inner
+        index = torch.tensor(places, dtype=torch.long).reshape(len(places), 1, -1)
+        group, row = torch.arange(len(places))[:, None], torch.arange(rows)
+        along: dict[str | None, Tensor] = {}
+        if self.together is not None:  # one more axis, that of the columns
+            group, row, index = group[..., None], row[:, None], index[:, None]
+            along["pos"] = torch.tensor(self.together)
+        along |= {dim: index[..., i] for i, dim in enumerate(self.dims)}
+        inner = (DIMS.get(letter) for letter in sites.axes_of(self.names[0]).split()[1:-1])
+        return group, row, *(along.get(dim, slice(None)) for dim in inner)
+
+    def at(self, place: tuple[int, ...]) -> dict[str, int | tuple[int, ...]]:
+        """The cell as an edit names it."""
+        together = {} if self.together is None else {"pos": self.together}
+        return {**together, **dict(zip(self.dims, place, strict=True))}
 
 
 _LETTERS = {dim: letter for letter, dim in DIMS.items()}
@@ -274,6 +284,11 @@ class Runs:
         base, source = (wide(found[name][rows][None][into])[0] for found in (self.base, self.source))
         return base, source
 
+    def differ(self, name: str, place: tuple[int, ...], rows: Int[Tensor, "n"]) -> bool:
+        """Whether a cell holds something else in any of these rows' source runs."""
+        base, source = self.states(name, place, rows)
+        return not torch.equal(base, source)
+
     def loss(
         self,
         name: str,
@@ -313,7 +328,7 @@ class Runs:
         values, without = [], []
         for rows in test.split(self.batch_size):
             variants = [
-                Variant([Edit(name, self._change(name, rows, directions, layer, cell), self._at(place))])
+                Variant([Edit(name, self._change(name, rows, directions, layer, cell), self.cells.at(place))])
                 for directions in swapped.values()
                 for layer, name in enumerate(self.cells.names)
                 for cell, place in enumerate(places)
@@ -329,9 +344,6 @@ class Runs:
     ) -> Set | Swap:
         values = self.source[name][rows]
         return Set(values) if directions is None else Swap(directions[layer, cell], values)
-
-    def _at(self, place: tuple[int, ...]) -> dict[str, int]:
-        return dict(zip(self.cells.dims, place, strict=True))
 
 
 @dataclass(frozen=True, eq=False)
@@ -437,18 +449,19 @@ class Search:
         assert answers is not None
         theirs = torch.stack([answers[train][order.to(answers.device)] for order in orders])
         start = self._drawn(runs, layer, self.rank, _FOUND)
-        work = list(product(range(len(orders)), range(len(places))))
+        open_ = [cell for cell, place in enumerate(places) if runs.differ(name, place, train)]
+        work = list(product(range(len(orders)), open_))
+        found = (
+            _rows(start).expand(len(orders), -1, -1, -1).clone()
+        )  # without a difference no gradient moves it
         size = runs.together(name, min(self.pairs_per_step, runs.batch_size, len(train)))
-        found = []
         for first in range(0, len(work), size):
             which = work[first : first + size]
-            found.append(
-                self._descent(
-                    runs, name, [places[cell] for _, cell in which], start[[cell for _, cell in which]],
-                    train, theirs[[order for order, _ in which]],
-                )
-            )  # fmt: skip
-        return torch.cat(found).unflatten(0, (len(orders), len(places)))
+            order, cell = (list(each) for each in zip(*which, strict=True))
+            found[order, cell] = self._descent(
+                runs, name, [places[i] for i in cell], start[cell], train, theirs[order]
+            )
+        return found
 
     def _descent(
         self,
@@ -550,13 +563,14 @@ def _recorded(model: Transformer, batch: Batch, reads: Sequence[Read], size: int
     return {read: torch.cat([part[read] for part in parts]) for read in reads}
 
 
-def _paired(
+def pairs_of(
     subject: Subject,
     base: Prompts,
     source: Prompts,
     answer: Answers | None,
-    wrong: Answers | None,
-    prepend_bos: bool,
+    wrong: Answers | None = None,
+    *,
+    prepend_bos: bool = True,
 ) -> Contrast:
     """The pairs, with answers. ValueError for prompts that do not align or are not in memory, and without answers."""
     batch = paired(subject.text, source, base, prepend_bos=prepend_bos)
@@ -674,7 +688,7 @@ def _result(
         dims,
         coords={
             "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.asked)),
-            "prompt": test.tolist(),
+            "prompt": test.tolist(), **({} if cells.together is None else {"column": list(cells.together)}),
         },
         attrs={**about, "rank": found.shape[-2], "interval": over("held-out pairs")},
         others={

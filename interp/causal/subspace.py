@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.model.edits import Add, Edit, Project, Swap, orthonormal
+from interp.model.edits import Add, Edit, Index, Project, Swap, orthonormal
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -38,7 +38,7 @@ class Subspace:
 
     site: str
     directions: Float[Tensor, "k d"]
-    at: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    at: Mapping[str, Index] = field(default_factory=lambda: MappingProxyType({}))
     about: Mapping[str, str | int | float] = field(default_factory=lambda: MappingProxyType({}))
 
     def __post_init__(self) -> None:
@@ -61,7 +61,9 @@ class Subspace:
         if own:
             raise ValueError(f"one cell is required: name its {', '.join(map(str, own))}")
         rows = torch.from_numpy(np.atleast_2d(found.directions.values))
-        places: dict[str, int] = {dim: int(cell[dim]) for dim in ("pos", "head") if dim in cell}
+        places: dict[str, Index] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
+        if "column" in result.coords:
+            places["pos"] = tuple(result.column.values.tolist())
         said = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}
         return cls(str(found.site.values), rows, places, said)
 
