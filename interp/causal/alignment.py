@@ -9,7 +9,7 @@ without one. A search finds something in any model, so the same is done where th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice, product, repeat
 from typing import TYPE_CHECKING, Literal
 
@@ -61,6 +61,26 @@ _FOUND, _RANDOM = 0, 1
 
 
 @public()
+@dataclass(frozen=True)
+class Descent:
+    """How `align` learns directions: Adam on W with R = QR(W), the rate falling linearly to 0."""
+
+    steps: Count = 100
+    """Batches of training pairs."""
+    rate: float = 0.1
+    """Adam's at first. W is as long as its random start, so it is about the angle that a step turns R by."""
+    pairs: Count = 32
+    """In a batch; all pairs come in a new order, then again."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.pairs < 1 or not self.rate > 0:
+            raise ValueError(
+                f"at least one step of one pair at a positive rate is required, got steps={self.steps}, "
+                f"pairs={self.pairs}, rate={self.rate}"
+            )
+
+
+@public()
 def align(
     model: Model,
     base: Prompts,
@@ -76,73 +96,47 @@ def align(
     rank: Count = 1,
     subspace: Subspace | Float[Tensor, "k d"] | None = None,
     labels: tuple[Sequence[int], Sequence[int]] | None = None,
-    steps: Count = 100,
-    rate: float = 0.05,
-    pairs_per_step: Count = 32,
+    descent: Descent | None = None,
     held_out: float | Sequence[bool] = 0.5,
     nulls: Sequence[Null] | None = None,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
-    batch_size: int = 32,
+    batch_size: Count = 32,
 ) -> xr.Dataset:
     """Which directions of each cell hold a variable, and how well: Dataset[swapped, layer, pos, score].
 
-    A pair is a base prompt, a source prompt of the same length whose variable has another value, and the answer that
-    the base prompt has with the source's value. Directions R [k d] are found on some pairs and scored on the others:
-    the source's part in them goes into the base run, x + (s - x) R^T R, and the model goes on.
-    Scores: `iia`, the share of held-out pairs whose most likely token then is the answer (interchange intervention
-    accuracy, Geiger et al. 2023), with Wilson's interval; `logit difference`, of the answer and `wrong` (without one
-    the answer's `logit`), and `loss`, -log p(answer). `null`: the same without an exchange. `swapped` says what was
-    exchanged: "found"; "whole state", which is a patch and the most a cell can give; and the nulls, "random subspace"
-    (not trained), "permuted variable" (found with the answers permuted over the training pairs) and "re-initialised
-    model" (found in the model with the numbers of each parameter in random order, scored there).
-    `directions` [layer, pos, direction, d_model]: what was found, orthonormal, for `Subspace.of_result(result, layer=,
-    pos=)`; `each` [prompt, ...]: the scores of every held-out pair.
+    A pair is a base prompt, a source prompt as long whose variable has another value, and `answer`, the base prompt's
+    with the source's value. R [k d] is found on some pairs and scored on the others: x + (s - x) R^T R in the base run
+    (Geiger et al. 2023). Scores: `iia`, the share of pairs whose most likely token then is the answer (interchange
+    intervention accuracy; Wilson's interval); `logit difference`, of answer and wrong (without wrong ones `logit`);
+    `loss`, -log p(answer). `null`: the same without an exchange; `each` [prompt, ...]: of every held-out pair.
+    `swapped`, what was exchanged: "found"; "whole state", a patch, the ceiling; "random subspace"; "permuted variable",
+    found with the answers permuted over the training pairs; "re-initialised model", found and scored where the numbers
+    of each parameter are in random order. `directions`: R, for `Subspace.of_result(result, layer=, pos=)`.
 
-    answer, wrong: the answers with and without the exchange; None = those that the source prompts bring.
-    site: one with a vector at each cell. by: what tells cells apart, `layer` among it; along other dims everything is
-    exchanged at once, by one R. layers, pos: some of them; positions are columns, and all pairs must have them.
-    method, rank: how R is found, and k. das: Adam on W with R = QR(W), `steps` batches of `pairs_per_step` training
-    pairs, the loss -log p(answer), the rate falling linearly to 0. class means: the first k directions of the means'
-    differences from their mean; the classes are `labels` of base and source, or wrong and answer. pca: the first k
-    principal components of base and source together.
-    subspace: directions that are scored as they are in every cell, an SAE's decoder rows for one; all pairs count.
-    held_out: the share of pairs drawn for the scores, or whether each is one of them: pairs that share prompts with
-    training pairs flatter the score.
-    batch_size: pairs in a pass; it changes no number. The same seed gives the same bits on the same machine.
-    Errors: ValueError for prompts that do not align, positions that some pair lacks, a rank above the width, a split
-    without pairs to train on or to score; KeyError for an unknown site, dim or null; IndexError for a layer.
+    answer, wrong: with and without the exchange; None = those of the source prompts. site: any with a vector at each
+    cell. by: what tells cells apart; along other dims all is exchanged at once, by one R. layers, pos: only these.
+    method: "das" descends -log p(answer) (`descent`); "class means" takes the first `rank` directions of the means'
+    differences from their mean (classes: `labels` of base and source, or wrong and answer), "pca" of all states.
+    subspace: directions to score as they are on every pair, an SAE's decoder rows for one. held_out: a share, or
+    whether each pair is; pairs that share prompts with training pairs flatter the score. nulls: None = all that the
+    method has. batch_size changes no number; the same seed gives the same bits on the same machine.
+    Errors: ValueError, KeyError or IndexError for pairs, cells, ranks, splits and nulls that cannot be, each by name.
 
     Example:
         >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])
-        >>> found = align(model, base, source, answer=[9, 8], steps=2)
-        >>> found.value.dims, found.swapped.values[0].item()
-        (('swapped', 'layer', 'pos', 'score'), 'found')
+        >>> align(model, base, source, answer=[9, 8], rank=2).value.dims
+        ('swapped', 'layer', 'pos', 'score')
     """
-    subject = as_model(model, edits)
+    subject, given = (
+        as_model(model, edits),
+        subspace.directions if isinstance(subspace, Subspace) else subspace,
+    )
     pairs = pairs_of(subject, base, source, answer, wrong, prepend_bos=prepend_bos)
-    given = subspace.directions if isinstance(subspace, Subspace) else subspace
-    kind = method if given is None else "given"
-    search = Search(kind, rank, steps, rate, pairs_per_step, seed, given, _labels(labels, pairs.own))
-    search.check(subject.transformer.config)
+    search = Search(method, rank, descent or Descent(), seed, given, _labels(labels, pairs.own), nulls)
     cells = Cells.of(subject.transformer.config, pairs, site, by, layers, pos)
-    train, test = _split(held_out, len(pairs.own), seed, trained=given is None)
-    wanted = _nulls(nulls, kind)
-    runs = Runs.of(subject.transformer, cells, pairs, batch_size)
-    found, permuted = search.found(runs, train, permuted="permuted variable" in wanted)
-    swapped: dict[str, Directions | None] = {"found": found, "whole state": None}
-    if "random subspace" in wanted:
-        swapped["random subspace"] = search.random(runs, found.shape[-2])
-    if permuted is not None:
-        swapped["permuted variable"] = permuted
-    scores = [runs.scores(test, swapped)]
-    if "re-initialised model" in wanted:
-        there = Runs.of(shuffled(subject.transformer, seed), cells, pairs, batch_size)
-        theirs, _ = search.found(there, train)
-        scores.append(there.scores(test, {"re-initialised model": theirs}))
-    about = search.about | {"site": site, "pairs_trained_on": len(train)}
-    return _result(cells, scores, found, test, metrics_of(pairs.own), about)
+    return search.answered(Runs.of(subject.transformer, cells, pairs, batch_size), held_out)
 
 
 Directions = Float[Tensor, "layer cell k d"]
@@ -153,6 +147,7 @@ Directions = Float[Tensor, "layer cell k d"]
 class Cells:
     """The cells that are asked about: the same in every layer."""
 
+    site: str
     names: tuple[str, ...]
     """The site in each layer, as a pass visits it: a stream that leaves a block under the name of the next block's."""
     asked: tuple[str, ...]
@@ -201,7 +196,9 @@ class Cells:
         }
         asked = tuple(of_layer[layer] for layer in chosen)
         at_once = None if pos is None or "pos" in dims else tuple(_columns(pos, pairs.own))
-        return cls(tuple(canonical(name, config) for name in asked), asked, chosen, dims[1:], labels, at_once)
+        return cls(
+            site, tuple(canonical(name, config) for name in asked), asked, chosen, dims[1:], labels, at_once
+        )
 
     @property
     def places(self) -> list[tuple[int, ...]]:
@@ -360,34 +357,56 @@ class Scores:
 class Search:
     """How directions are found; `align` says what each field means."""
 
-    method: str
+    method: Method
     rank: int
-    steps: int
-    rate: float
-    pairs_per_step: int
+    descent: Descent
     seed: int
     subspace: Float[Tensor, "k d"] | None
     labels: tuple[Int[Tensor, "n"], Int[Tensor, "n"]] | None
     """Classes of the base and the source prompts."""
+    nulls: Sequence[Null] | None
 
-    def check(self, config: ModelConfig) -> None:
-        """ValueError for numbers that mean nothing, or a method without what it needs."""
-        least = min(self.rank, self.steps, self.pairs_per_step)
-        if least < 1 or not self.rate > 0:
-            raise ValueError(
-                "a rank, steps and pairs per step of at least 1 and a positive rate are required, got "
-                f"{self.rank}, {self.steps}, {self.pairs_per_step} and {self.rate}"
-            )
-        if not config.unembed:
-            raise ValueError("answers require an unembedding; this model ends in its residual stream")
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"a rank of at least 1 is required, got {self.rank}")
         if self.method == "class means" and self.labels is None:
             raise ValueError("class means require classes: `labels` of base and source, or wrong answers")
+        for null in self.nulls or ():
+            if null not in self._known:
+                raise KeyError(
+                    f"{self._name!r} has the nulls {', '.join(self._known)}, not {null!r}; {nearest(null, self._known)}"
+                )
+
+    def answered(self, runs: Runs, held_out: float | Sequence[bool]) -> xr.Dataset:
+        """The result of `align`."""
+        train, test = _split(held_out, len(runs.pairs.own), self.seed, trained=self.subspace is None)
+        wanted = [null for null in self._known if self.nulls is None or null in self.nulls]
+        found, permuted = self.found(runs, train, permuted="permuted variable" in wanted)
+        swapped: dict[str, Directions | None] = {"found": found, "whole state": None}
+        if "random subspace" in wanted:
+            swapped["random subspace"] = self.random(runs, found.shape[-2])
+        if permuted is not None:
+            swapped["permuted variable"] = permuted
+        scores = [runs.scores(test, swapped)]
+        if "re-initialised model" in wanted:
+            there = runs.of(shuffled(runs.model, self.seed), runs.cells, runs.pairs, runs.batch_size)
+            scores.append(there.scores(test, {"re-initialised model": self.found(there, train)[0]}))
+        about: dict[str, str | int | float] = {
+            "method": self._name,
+            "seed": self.seed,
+            "pairs_trained_on": len(train),
+        }
+        if self._name == "das":
+            about |= asdict(self.descent)
+        return _result(runs, scores, found, test, about)
 
     @property
-    def about(self) -> dict[str, str | int | float]:
-        """What a result says of it."""
-        trained = {"steps": self.steps, "rate": self.rate, "pairs_per_step": self.pairs_per_step}
-        return {"method": self.method, "seed": self.seed, **(trained if self.method == "das" else {})}
+    def _name(self) -> str:
+        return self.method if self.subspace is None else "given"
+
+    @property
+    def _known(self) -> tuple[Null, ...]:
+        return NULLS[self._name]
 
     def found(
         self, runs: Runs, train: Int[Tensor, "n"], *, permuted: bool = False
@@ -396,7 +415,7 @@ class Search:
         orders = [torch.arange(len(train))]
         if permuted:
             orders.append(torch.randperm(len(train), generator=torch.Generator().manual_seed(self.seed)))
-        bar = tqdm(runs.cells.names, desc=f"align: {self.method}", delay=1, leave=False)
+        bar = tqdm(runs.cells.names, desc=f"align: {self._name}", delay=1, leave=False)
         layers = [self._of_layer(runs, i, name, train, orders) for i, name in enumerate(bar)]
         both = torch.stack(layers, 1)
         return both[0], both[1] if permuted else None
@@ -454,7 +473,7 @@ class Search:
         found = (
             _rows(start).expand(len(orders), -1, -1, -1).clone()
         )  # without a difference no gradient moves it
-        size = runs.together(name, min(self.pairs_per_step, runs.batch_size, len(train)))
+        size = runs.together(name, min(self.descent.pairs, runs.batch_size, len(train)))
         for first in range(0, len(work), size):
             which = work[first : first + size]
             order, cell = (list(each) for each in zip(*which, strict=True))
@@ -474,9 +493,9 @@ class Search:
     ) -> Float[Tensor, "g k d"]:
         """Adam on W with R = QR(W), one W for each place."""
         weight = start.clone().requires_grad_()
-        optimise = torch.optim.Adam([weight], lr=self.rate)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / self.steps)
-        for rows in _orders(len(train), self.pairs_per_step, self.steps, self.seed):
+        optimise = torch.optim.Adam([weight], lr=self.descent.rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / self.descent.steps)
+        for rows in _orders(len(train), self.descent.pairs, self.descent.steps, self.seed):
             grad = torch.zeros_like(weight)
             for some in rows.split(runs.batch_size):
                 with torch.enable_grad():
@@ -578,6 +597,8 @@ def pairs_of(
         raise ValueError(
             "pairs are trained on many times: prompts in memory are required, got a source of data"
         )
+    if not subject.transformer.config.unembed:
+        raise ValueError("answers require an unembedding; this model ends in its residual stream")
     if batch.documents is not None:
         raise ValueError("one prompt per row is required, these are packed")
     posed = Posed.of(subject.text, answer, wrong)
@@ -639,17 +660,6 @@ def _split(
     return (~test).nonzero()[:, 0], test.nonzero()[:, 0]
 
 
-def _nulls(nulls: Sequence[Null] | None, method: str) -> tuple[Null, ...]:
-    """What is compared with, in order. KeyError for a null that the method does not have."""
-    known = NULLS[method]
-    for null in nulls or ():
-        if null not in known:
-            raise KeyError(
-                f"{method!r} has the nulls {', '.join(known)}, not {null!r}; {nearest(null, known)}"
-            )
-    return known if nulls is None else tuple(null for null in known if null in nulls)
-
-
 def _orders(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "b"]]:
     """The pairs of every step: all in a random order, then again."""
     generator = torch.Generator().manual_seed(seed)
@@ -658,14 +668,14 @@ def _orders(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor
 
 
 def _result(
-    cells: Cells,
+    runs: Runs,
     parts: Sequence[Scores],
     found: Directions,
     test: Int[Tensor, "n"],
-    metrics: Mapping[str, Metric],
     about: Mapping[str, str | int | float],
 ) -> xr.Dataset:
     """All scores labelled."""
+    cells, metrics = runs.cells, metrics_of(runs.pairs.own)
     inner = [len(labels) for labels in cells.labels.values()]
     dims, names = ("swapped", "layer", *cells.dims), [name for part in parts for name in part.swapped]
     each = torch.cat([part.values for part in parts], 1)
@@ -690,7 +700,7 @@ def _result(
             "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.asked)),
             "prompt": test.tolist(), **({} if cells.together is None else {"column": list(cells.together)}),
         },
-        attrs={**about, "rank": found.shape[-2], "interval": over("held-out pairs")},
+        attrs={**about, "site": cells.site, "rank": found.shape[-2], "interval": over("held-out pairs")},
         others={
             "each": (("prompt", *dims, "score"), table),
             "directions": (("layer", *cells.dims, "direction", "d_model"), directions),

@@ -9,7 +9,7 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from interp.causal import Subspace, align
+from interp.causal import Descent, Subspace, align
 from interp.causal.alignment import NULLS, Cells, Runs, pairs_of, shuffled
 from interp.core.stats import wilson
 from interp.model.config import ModelConfig, NoNorm, NoPosition
@@ -67,7 +67,7 @@ def pairs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def found() -> xr.Dataset:
     """All cells of the streams that enter the blocks."""
     base, source, answer, wrong = pairs()
-    return align(planted(), base, source, answer=answer, wrong=wrong, site="resid_pre", steps=40, rate=0.1)
+    return align(planted(), base, source, answer=answer, wrong=wrong, site="resid_pre", descent=Descent(40))
 
 
 def test_das_finds_the_variable_where_it_is_and_nothing_beside_it() -> None:
@@ -80,7 +80,7 @@ def test_its_direction_is_the_planted_one(where: tuple[int, int, Tensor]) -> Non
     base, source, answer, _ = pairs()
     layer, pos, values = where
     result = align(
-        planted(), base, source, answer=answer, site="resid_pre", layers=[layer], pos=[pos], steps=400, rate=0.1,
+        planted(), base, source, answer=answer, site="resid_pre", layers=[layer], pos=[pos], descent=Descent(400),
         nulls=[],
     )  # fmt: skip
     truth = Subspace(f"blocks.{layer}.hook_resid_pre", (values[0] - values[1])[None].double())
@@ -104,7 +104,12 @@ def test_the_whole_state_brings_both_variables() -> None:
 
 
 @over(
-    "how", [{"method": "class means"}, {"method": "pca", "rank": 2}, {"method": "das", "rank": 2, "steps": 3}]
+    "how",
+    [
+        {"method": "class means"},
+        {"method": "pca", "rank": 2},
+        {"method": "das", "rank": 2, "descent": Descent(3)},
+    ],
 )
 def test_scores_are_those_of_edited_models_one_by_one(how: dict[str, object]) -> None:
     model, base, source = build("gpt2"), some_tokens(6), some_tokens(6, seed=1)
@@ -206,7 +211,7 @@ def test_given_directions_are_scored_as_they_are_on_all_pairs() -> None:
 
 def test_positions_exchanged_together_share_their_directions() -> None:
     base, source, answer, _ = pairs()
-    how = {"answer": answer, "site": "resid_pre", "by": ("layer",), "steps": 30, "nulls": []}
+    how = {"answer": answer, "site": "resid_pre", "by": ("layer",), "descent": Descent(30), "nulls": []}
     result = align(planted(), base, source, pos=[1, HERE], **how)  # type: ignore[arg-type]
     assert result.value.sel(score="iia", swapped="found").values.tolist() == [1.0, 0.0]
     subspace = Subspace.of_result(result, layer=0)
@@ -218,7 +223,7 @@ def test_positions_exchanged_together_share_their_directions() -> None:
 
 def test_numbers_depend_on_the_seed_alone_not_on_batches_or_other_cells() -> None:
     model, base, source = build("gpt2"), some_tokens(8), some_tokens(8, seed=1)
-    how = {"answer": [3, 4, 5, 6] * 2, "wrong": [7] * 8, "steps": 3, "rank": 2, "pairs_per_step": 4}
+    how = {"answer": [3, 4, 5, 6] * 2, "wrong": [7] * 8, "descent": Descent(3, pairs=4), "rank": 2}
     first, again = (align(model, base, source, **how) for _ in range(2))  # type: ignore[arg-type]
     xr.testing.assert_identical(first, again)
     split = align(model, base, source, batch_size=3, **how)  # type: ignore[arg-type]
@@ -231,7 +236,7 @@ def test_numbers_depend_on_the_seed_alone_not_on_batches_or_other_cells() -> Non
 
 def test_padding_changes_no_number() -> None:
     model, base, source = build("gpt2"), some_tokens(6), some_tokens(6, seed=1)
-    how = {"answer": [3, 4, 5] * 2, "pos": [3], "steps": 3}
+    how = {"answer": [3, 4, 5] * 2, "pos": [3], "descent": Descent(3)}
     plain = align(model, base, source, **how)  # type: ignore[arg-type]
     rows = [[*row.tolist()] for row in base], [[*row.tolist()] for row in source]
     longer = [*rows[0], [1] * 11], [*rows[1], [2] * 11]
@@ -245,7 +250,7 @@ def test_padding_changes_no_number() -> None:
 def test_edits_and_an_edited_model_give_the_same() -> None:
     model, base, source = build("gpt2"), some_tokens(6), some_tokens(6, seed=1)
     edits = [Edit("L0.mlp", Set(0.5)), Edit("L1.resid", Set(torch.ones(24)), {"pos": 2})]
-    how = {"answer": [3, 4, 5] * 2, "steps": 3}
+    how = {"answer": [3, 4, 5] * 2, "descent": Descent(3)}
     one = align(model, base, source, edits=edits, **how)  # type: ignore[arg-type]
     two = align(model.edited(edits), base, source, **how)  # type: ignore[arg-type]
     xr.testing.assert_identical(one, two)
@@ -274,12 +279,18 @@ REFUSED = {
     "held_out must say of each of 4 pairs": {"held_out": [True]},
     "a share of held-out pairs": {"held_out": 0.0},
     "class means require classes": {"method": "class means", "wrong": None},
-    "a positive rate": {"rate": 0.0},
+    "a rank of at least 1": {"rank": 0},
 }
 
 
 @over("message", REFUSED)
 def test_what_cannot_be_asked_is_refused(message: str) -> None:
-    how = {"answer": [3, 4, 5, 6], "wrong": [7, 7, 7, 7], "steps": 1} | REFUSED[message]
+    how = {"answer": [3, 4, 5, 6], "wrong": [7, 7, 7, 7], "descent": Descent(1)} | REFUSED[message]
     with pytest.raises((ValueError, KeyError, IndexError), match=message):
         align(build("gpt2"), some_tokens(4), some_tokens(4, seed=1), **how)  # type: ignore[arg-type]
+
+
+@over("how", [{"steps": 0}, {"pairs": 0}, {"rate": 0.0}])
+def test_a_descent_that_does_nothing_is_refused(how: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="at least one step of one pair at a positive rate"):
+        Descent(**how)  # type: ignore[arg-type]
