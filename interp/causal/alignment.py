@@ -29,17 +29,18 @@ from interp.core.stats import Moments, over, wide
 from interp.data.batch import Answers, Batch, Prompts
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit, Set, Swap, orthonormal
+from interp.model.edits import Edit, Set, Swap, Zero, orthonormal
+from interp.model.kv_cache import Prefix
 from interp.model.parts import axis_size
-from interp.model.sites import DIMS, stream_after
+from interp.model.sites import DIMS
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.analysis import NotFiniteError, Posed
 from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome, answer_loss, logit_difference
 from interp.passes.observe import Model, Subject, as_model, deepest, observe
-from interp.passes.sweep import Sweep
-from interp.passes.variants import Variant, canonical, layer_of
+from interp.passes.sweep import Base, Sweep, base_run
+from interp.passes.variants import Variant, canonical, layer_of, placed
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -205,15 +206,20 @@ class Cells:
         """The indices of every cell of a layer, along `dims`."""
         return list(product(*self.labels.values()))
 
-    def into(self, places: Sequence[tuple[int, ...]], rows: int) -> tuple[Tensor | slice, ...]:
-        """What indexes one of these cells in each of as many groups of rows: `[g b *axes]` -> `[g b .. d]`."""
+    def into(
+        self, places: Sequence[tuple[int, ...]], rows: int, first: int = 0
+    ) -> tuple[Tensor | slice, ...]:
+        """What indexes one of these cells in each of as many groups of rows: `[g b *axes]` -> `[g b .. d]`.
+
+        first: the first column that is there.
+        """
         index = torch.tensor(places, dtype=torch.long).reshape(len(places), 1, -1)
         group, row = torch.arange(len(places))[:, None], torch.arange(rows)
         along: dict[str | None, Tensor] = {}
         if self.together is not None:  # one more axis, that of the columns
             group, row, index = group[..., None], row[:, None], index[:, None]
-            along["pos"] = torch.tensor(self.together)
-        along |= {dim: index[..., i] for i, dim in enumerate(self.dims)}
+            along["pos"] = torch.tensor(self.together) - first
+        along |= {dim: index[..., i] - first * (dim == "pos") for i, dim in enumerate(self.dims)}
         inner = (DIMS.get(letter) for letter in sites.axes_of(self.names[0]).split()[1:-1])
         return group, row, *(along.get(dim, slice(None)) for dim in inner)
 
@@ -252,33 +258,29 @@ class Runs:
     pairs: Contrast
     """`own` are the base prompts, `other` the source prompts; both know the answers."""
     batch_size: int
-    entering: Mapping[int, Float[Tensor, "n p d"]]
-    """The stream that enters a block, of every base prompt, by the block where a pass with an exchange begins."""
-    base: Mapping[str, Float[Tensor, "n *axes d"]]
-    """The sites in the base runs."""
+    base: Base
+    """The base runs: the sites, the streams where a pass with an exchange begins, and the keys and values before it."""
     source: Mapping[str, Float[Tensor, "n *axes d"]]
     """The sites in the source runs."""
 
     @classmethod
     def of(cls, model: Transformer, cells: Cells, pairs: Contrast, batch_size: int) -> Runs:
         """One pass over each prompt. NotFiniteError for NaN or infinity at a site."""
-        places = {name: Read(name) for name in cells.names}
-        starts = {_start(model, name) for name in cells.names} - {0}
-        enter = {start: Read(stream_after(model.config, start - 1)) for start in starts}
-        base = _recorded(model, pairs.own, [*places.values(), *enter.values()], batch_size)
-        source = _recorded(model, pairs.other, list(places.values()), batch_size)
-        if not all(bool(value.isfinite().all()) for value in (*base.values(), *source.values())):
+        config, columns = model.config, pairs.own.tokens.shape[1]
+        touched = [placed(Variant([Edit(name, Zero())]), config, 1, columns) for name in cells.names]
+        common = placed(Variant(model.edits), config, 1, columns)
+        bases = [base_run(model.unedited, part, touched, common) for part in pairs.own.split(batch_size)]
+        base, source = Base.joined(bases), _recorded(model, pairs.other, cells.names, batch_size)
+        if not all(bool(value.isfinite().all()) for value in (*base.values.values(), *source.values())):
             raise NotFiniteError("finite states are required, got NaN or infinity in some prompt")
-        entering = {start: base[read] for start, read in enter.items()}
-        both = ({name: found[read] for name, read in places.items()} for found in (base, source))
-        return cls(model, cells, pairs, batch_size, entering, *both)
+        return cls(model, cells, pairs, batch_size, base, source)
 
     def states(
         self, name: str, place: tuple[int, ...], rows: Int[Tensor, "n"]
     ) -> tuple[Float[Tensor, "n ... d"], Float[Tensor, "n ... d"]]:
         """What a cell holds in these rows' base and source runs, in float32 at least."""
         into = self.cells.into([place], len(rows))
-        base, source = (wide(found[name][rows][None][into])[0] for found in (self.base, self.source))
+        base, source = (wide(found[name][rows][None][into])[0] for found in (self.base.values, self.source))
         return base, source
 
     def differ(self, name: str, place: tuple[int, ...], rows: Int[Tensor, "n"]) -> bool:
@@ -295,28 +297,42 @@ class Runs:
         rows: Int[Tensor, "b"],
     ) -> Float[Tensor, "g b"]:
         """-log p(answer) in nats of these rows after the exchange at each place, differentiable in the bases."""
-        model, groups, start = self.model, len(places), _start(self.model, name)
+        model, groups, start, c = self.model, len(places), _start(self.model, name), self.first(places)
+        source = wide(self.source[name][rows].expand(groups, *[-1] * self.source[name].ndim))
         into = self.cells.into(places, len(rows))
-        source = wide(self.source[name][rows].expand(groups, *[-1] * self.source[name].ndim)[into])
-        batch = self.pairs.own.rows(rows.repeat(groups)).to(model.device)
-        tap = Tap([], [Edit(name, Exchange(into, source, basis))])
+        exchange = Exchange(self.cells.into(places, len(rows), c), source[into], basis)
+        own = self.pairs.own.rows(rows)
+        batch = own.rows(torch.arange(len(rows)).repeat(groups)).to(model.device)
+        entering = self.base.entering[start][rows].repeat(groups, 1, 1) if start else batch.tokens
+        cache = None
+        if c:
+            assert self.base.cache is not None
+            cache = Prefix(self.base.cache.of_rows(rows), c, groups, keep=own.keep)
+        tap = Tap([], [Edit(name, exchange)])
         stream = model(
-            self.entering[start][rows].repeat(groups, 1, 1) if start else batch.tokens, tap, start,
-            model.config.n_layers, keep=batch.keep, types=None if start else batch.types, memory=batch.memory,
-            logits_at=batch.last()[:, None],
+            entering[:, c:], tap, start, model.config.n_layers, keep=None if batch.keep is None else batch.keep[:, c:],
+            cache=cache, types=None if start or batch.types is None else batch.types[:, c:], memory=batch.memory,
+            logits_at=batch.last()[:, None] - c,
         )  # fmt: skip
         tap.close()
         logits = wide(model.read_out(stream[:, 0]))
-        return F.cross_entropy(logits, answers.flatten().to(logits.device), reduction="none").unflatten(
-            0, (groups, -1)
-        )
+        loss = F.cross_entropy(logits, answers.flatten().to(logits.device), reduction="none")
+        return loss.unflatten(0, (groups, -1))
 
-    def together(self, name: str, rows: int) -> int:
+    def first(self, places: Sequence[tuple[int, ...]]) -> int:
+        """The first column that an exchange at any of these places changes; 0 where columns before are needed anew."""
+        if self.base.cache is None:
+            return 0
+        if "pos" in self.cells.dims:
+            return min(place[self.cells.dims.index("pos")] for place in places)
+        return min(self.cells.together or (0,))
+
+    def at_once(self, name: str, place: tuple[int, ...], rows: int) -> int:
         """How many groups of so many rows may go through the model at once, with what gradients need of them."""
         config, columns = self.model.config, self.pairs.own.tokens.shape[1]
         each = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=True)
         blocks = config.n_layers - _start(self.model, name)
-        return that_fit(self.model, each * columns * rows * blocks)
+        return that_fit(self.model, each * (columns - self.first([place])) * rows * blocks)
 
     def scores(self, test: Int[Tensor, "n"], swapped: Mapping[str, Directions | None]) -> Scores:
         """Every score of every held-out pair: one sweep per batch and score."""
@@ -468,18 +484,20 @@ class Search:
         assert answers is not None
         theirs = torch.stack([answers[train][order.to(answers.device)] for order in orders])
         start = self._drawn(runs, layer, self.rank, _FOUND)
-        open_ = [cell for cell, place in enumerate(places) if runs.differ(name, place, train)]
-        work = list(product(range(len(orders)), open_))
+        unlike = [cell for cell, place in enumerate(places) if runs.differ(name, place, train)]
+        work = [(cell, order) for cell in unlike for order in range(len(orders))]
         found = (
             _rows(start).expand(len(orders), -1, -1, -1).clone()
         )  # without a difference no gradient moves it
-        size = runs.together(name, min(self.descent.pairs, runs.batch_size, len(train)))
-        for first in range(0, len(work), size):
-            which = work[first : first + size]
-            order, cell = (list(each) for each in zip(*which, strict=True))
+        while work:
+            size = runs.at_once(
+                name, places[work[0][0]], min(self.descent.pairs, runs.batch_size, len(train))
+            )
+            cell, order = (list(each) for each in zip(*work[:size], strict=True))
             found[order, cell] = self._descent(
                 runs, name, [places[i] for i in cell], start[cell], train, theirs[order]
             )
+            work = work[size:]
         return found
 
     def _descent(
@@ -575,11 +593,11 @@ def _start(model: Transformer, name: str) -> int:
     return layer_of(name, model.config) if model.restarts else 0
 
 
-def _recorded(model: Transformer, batch: Batch, reads: Sequence[Read], size: int) -> dict[Read, Tensor]:
+def _recorded(model: Transformer, batch: Batch, names: Sequence[str], size: int) -> dict[str, Tensor]:
     """What these sites hold in every row."""
-    stop = deepest([read.site for read in reads], model.config)
+    reads, stop = [Read(name) for name in dict.fromkeys(names)], deepest(names, model.config)
     parts = [observe(model, part, reads, stop=stop, answers_only=True).trace for part in batch.split(size)]
-    return {read: torch.cat([part[read] for part in parts]) for read in reads}
+    return {read.site: torch.cat([part[read] for part in parts]) for read in reads}
 
 
 def pairs_of(
