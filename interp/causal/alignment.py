@@ -699,20 +699,10 @@ def _result(
     each = torch.cat([part.values for part in parts], 1)
     without = torch.stack([part.without.mean(0) for part in parts for _ in part.swapped])
     table, chance = (_by_cell(x, inner) for x in (each, without[:, None, None].expand(each.shape[1:])[None]))
-    scores = {
-        name: Score.of(
-            Moments.of(table[..., i].double()),
-            metric.unit,
-            chance[0, ..., i],
-            share=name == "iia",
-            fewest=metric.fewest,
-        )
-        for i, (name, metric) in enumerate(metrics.items())
-    }
     directions = found.unflatten(1, inner) if inner else found[:, 0]
     return scored(
         "align",
-        scores,
+        estimates(table, chance[0], metrics),
         dims,
         coords={
             "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.asked)),
@@ -725,6 +715,20 @@ def _result(
         },
         units={"directions": "1"},
     )  # fmt: skip
+
+
+def estimates(
+    each: Float[Tensor, "n *cells score"],
+    chance: Float[Tensor, "*cells score"],
+    metrics: Mapping[str, Metric],
+) -> dict[str, Score]:
+    """The mean of every score over pairs, with its interval."""
+    return {
+        name: Score.of(
+            Moments.of(each[..., i].double()), metric.unit, chance[..., i], share=name == "iia", fewest=metric.fewest
+        )
+        for i, (name, metric) in enumerate(metrics.items())
+    }  # fmt: skip
 
 
 def _by_cell(values: Float[Tensor, "n swapped layer cell score"], inner: Sequence[int]) -> Tensor:
