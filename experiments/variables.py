@@ -47,7 +47,9 @@ class VariablesRun:
     """Dimensions of the directions; empty = 1, 8 and 32."""
     steps: int = 100
     """Of gradient descent."""
-    pairs: int = 200
+    first: int = 1
+    """How many blocks are looked into at the country's tokens: behind the first nothing is read there any more."""
+    pairs: int = 150
     """Pairs of each question at most, of training and held-out countries each."""
     seed: int = 0
     """Of the draws."""
@@ -139,13 +141,16 @@ def _columns(model: interp.HookedTransformer, country: str) -> int:
 def scored(
     model: interp.HookedTransformer, attribute: str, asked: dict[str, Asked], place: str, job: VariablesRun
 ) -> pd.DataFrame:
-    """A row for every layer, rank and way to find directions for an attribute, at one place of the prompt."""
+    """A row for every layer, rank and way to find directions for an attribute, at one place of the prompt.
+
+    The last token enters the first block alike in all prompts.
+    """
     own, rows = asked[attribute], []
     others = {name: each.only(train=False) for name, each in asked.items() if name != attribute}
     stay = [replace(each.only(train=True), source_answer=each.only(train=True).base_answer)
             for name, each in asked.items() if name != attribute]  # fmt: skip
     ways = {"das": own} | ({"das for both": joined([own, *stay])} if place == "country" else {})
-    layers = list(range(place == "end", model.cfg.n_layers))  # the last token enters the first block alike
+    layers = list(range(job.first) if place == "country" else range(1, model.cfg.n_layers))
     for rank in job.ranks:
         for way, pairs in ways.items():
             nulls = NULLS if way == "das" else ()
