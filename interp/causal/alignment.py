@@ -387,6 +387,10 @@ class Search:
             raise ValueError(f"a rank of at least 1 is required, got {self.rank}")
         if self.method == "class means" and self.labels is None:
             raise ValueError("class means require classes: `labels` of base and source, or wrong answers")
+        if self.subspace is not None and not (
+            bool(self.subspace.isfinite().all()) and bool(self.subspace.any())
+        ):
+            raise ValueError("subspace must be directions of finite numbers, not all 0")
         for null in self.nulls or ():
             if null not in self._known:
                 raise KeyError(
@@ -609,12 +613,20 @@ def pairs_of(
     *,
     prepend_bos: bool = True,
 ) -> Contrast:
-    """The pairs, with answers. ValueError for prompts that do not align or are not in memory, and without answers."""
-    batch = paired(subject.text, source, base, prepend_bos=prepend_bos)
-    if not isinstance(batch, Batch):
+    """The pairs, with answers. ValueError for prompts that do not align, and without answers."""
+    text, sides = subject.text, {}
+    for name, given in (("source", source), ("base", base)):
+        try:
+            sides[name] = text.batch(given, prepend_bos=prepend_bos)
+        except ValueError as cause:
+            raise ValueError(f"{name} prompts cannot be used: {cause}") from cause
+    try:
+        batch = paired(text, sides["source"], sides["base"])
+    except ValueError as cause:
         raise ValueError(
-            "pairs are trained on many times: prompts in memory are required, got a source of data"
-        )
+            f"source prompts (clean) and base prompts (corrupted) make no pairs: {cause}"
+        ) from cause
+    assert isinstance(batch, Batch)
     if not subject.transformer.config.unembed:
         raise ValueError("answers require an unembedding; this model ends in its residual stream")
     if batch.documents is not None:
@@ -634,7 +646,7 @@ def _columns(pos: Sequence[int] | None, batch: Batch) -> list[int]:
     lacking = [i for i in columns if not 0 <= i < n or not bool(batch.real[:, i].all())]
     if lacking or not columns or len(set(columns)) < len(columns):
         raise IndexError(
-            f"different columns that every pair has are required, of {n}, got {list(range(n) if pos is None else pos)}"
+            f"pos must be different columns that every pair has, of {n}, got {list(range(n) if pos is None else pos)}"
         )
     return columns
 
@@ -673,7 +685,7 @@ def _split(
         test[order[: round(held_out * count) if trained else count]] = True
     if not bool(test.any()) or (trained and bool(test.all())):
         raise ValueError(
-            f"pairs to train on and pairs to score are required, got {int((~test).sum())} and {int(test.sum())}"
+            f"held_out must leave pairs to train on and pairs to score, got {int((~test).sum())} and {int(test.sum())}"
         )
     return (~test).nonzero()[:, 0], test.nonzero()[:, 0]
 

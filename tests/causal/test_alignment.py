@@ -267,12 +267,13 @@ def test_a_shuffled_model_has_the_same_numbers_in_other_places() -> None:
 REFUSED = {
     "more than 5 states or classes are required": {"method": "class means", "rank": 5},
     "a rank of at most 24": {"rank": 25},
-    "pairs to train on and pairs to score": {"held_out": 1.0},
-    "different columns that every pair has": {"pos": [9]},
+    "held_out must leave pairs to train on": {"held_out": 1.0},
+    "pos must be different columns": {"pos": [9]},
     "different layers among": {"layers": [2]},
     "is required in `by`": {"by": ("pos",)},
     "with vectors is required": {"site": "pattern"},
     "directions of width 24": {"subspace": torch.eye(5)},
+    "subspace must be directions of finite numbers": {"subspace": torch.full((1, 24), torch.nan)},
     "an answer for every pair": {"answer": None, "wrong": None},
     "'pca' has the nulls": {"method": "pca", "nulls": ["permuted variable"]},
     "one label per prompt": {"method": "class means", "labels": ([1], [2])},
@@ -288,6 +289,21 @@ def test_what_cannot_be_asked_is_refused(message: str) -> None:
     how = {"answer": [3, 4, 5, 6], "wrong": [7, 7, 7, 7], "descent": Descent(1)} | REFUSED[message]
     with pytest.raises((ValueError, KeyError, IndexError), match=message):
         align(build("gpt2"), some_tokens(4), some_tokens(4, seed=1), **how)  # type: ignore[arg-type]
+
+
+NO_PAIRS = {
+    "source prompts cannot be used: every prompt requires": (some_tokens(2), [[], []]),
+    "base prompts cannot be used: token ids must be in": ([[10**6], [1]], [[1], [2]]),
+    "make no pairs: one corrupted prompt per clean": (some_tokens(2), some_tokens(3)),
+    "make no pairs: a corrupted prompt must differ": (some_tokens(2), some_tokens(2)),
+}
+
+
+@over("message", NO_PAIRS)
+def test_prompts_that_make_no_pairs_are_refused_by_name(message: str) -> None:
+    base, source = NO_PAIRS[message]
+    with pytest.raises(ValueError, match=message):
+        align(build("gpt2"), base, source, answer=3)
 
 
 @over("how", [{"steps": 0}, {"pairs": 0}, {"rate": 0.0}])
