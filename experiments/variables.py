@@ -238,7 +238,7 @@ def figure(job: VariablesRun, table: pd.DataFrame) -> Figure:
         ax.set_xticks(job.ranks, [str(rank) for rank in job.ranks])
         ax.minorticks_off()
     axes[0, 0].set_ylabel("share of held-out pairs")
-    axes[0, -1].legend(fontsize=6)
+    picture.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=7, ncols=3, loc="outside lower center")
     picture.suptitle(f"{job.model}: directions for one attribute of a country")
     return picture
 
@@ -247,4 +247,4 @@ def _lines(table: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
     """The layer of the best mean score of each place and way, rank by rank."""
     for (place, found), cells in table.groupby(["place", "found"]):
         layer = cells.groupby("layer").score.mean().idxmax()
-        yield f"{place}, layer {layer}, {found}", cells[cells.layer == layer].sort_values("rank")
+        yield f"{place}, {found}", cells[cells.layer == layer].sort_values("rank")
