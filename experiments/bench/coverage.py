@@ -26,10 +26,12 @@ from torch import Tensor
 
 import interp
 from interp.attention.heads import head_scores
+from interp.causal.alignment import estimates, metrics_of
 from interp.causal.contrast import paired
 from interp.core import stats
 from interp.core.haar import Nakagami, haar_frames, overlap_null
 from interp.core.named import Several
+from interp.core.results import scored
 from interp.core.stats import Means, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
@@ -250,6 +252,7 @@ def _of_facts(model: interp.HookedTransformer, pool: int) -> Worlds:
     return {
         "causal_trace": lambda: World.of(trace(), model, [question.prompt for question in facts]),
         "edit_table": lambda: _edited(model, pool),
+        "align": lambda: _aligned(model, pool),
     }
 
 
@@ -366,6 +369,27 @@ def _edited(model: interp.HookedTransformer, pool: int) -> World:
 
     analysis = Analysis("edit_table", nothing, Rows, finish)
     return World(analysis, {"each": each})
+
+
+def _aligned(model: interp.HookedTransformer, pool: int) -> World:
+    """The scores of directions for capitals, and of their nulls, at the last token; the pool is the held-out pairs."""
+    task = interp.tasks.Facts(8 * pool, phrasings={"capital": ["The capital of {subject} is"]})
+    clean, corrupt = interp.causal.batches(model, task.pairs(model.text.tokenizer))
+    alike = (clean.lengths == clean.lengths.mode().values).nonzero()[:, 0][: pool + 100]
+    source, base = (batch.rows(alike).trimmed() for batch in (clean, corrupt))
+    held = [i < pool for i in range(len(alike))]
+    result = interp.causal.align(model, base, source, pos=[-1], rank=8, held_out=held)
+    metrics = metrics_of(source)
+
+    def finish(merged: Partial) -> xr.Dataset:
+        assert isinstance(merged, Rows)
+        each = merged.rows["each"]
+        dims = tuple(str(dim) for dim in result.value.dims[:-1])
+        return scored("align", estimates(each, torch.zeros(each.shape[1:]), metrics), dims)
+
+    return World(
+        Analysis("align", nothing, Rows, finish), {"each": torch.from_numpy(result.each.values.copy())}
+    )
 
 
 def nothing(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:

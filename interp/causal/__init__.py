@@ -1,6 +1,7 @@
 """What interventions change: ablation, patching, path patching, tracing, knock-outs, and their one table of effects."""
 
 from interp.causal.ablation import Ablate, ablate
+from interp.causal.alignment import Descent, align
 from interp.causal.attribution_patching import AttributionPatch, attribution_patch
 from interp.causal.causal_trace import CausalTrace, causal_trace, subject_spread
 from interp.causal.contrast import batches
@@ -23,6 +24,7 @@ __all__ = [
     "Agreement",
     "AttributionPatch",
     "CausalTrace",
+    "Descent",
     "EdgeGraph",
     "KnockOut",
     "Mention",
@@ -35,6 +37,7 @@ __all__ = [
     "Subspace",
     "ablate",
     "agreement",
+    "align",
     "attribution_patch",
     "batches",
     "causal_trace",

@@ -31,7 +31,7 @@ from interp.data.stream import DataSource, prompt_source
 from interp.features.probing import Position, held_out, intervals, logistic, pooled, scores, standard
 from interp.features.sae import SAE
 from interp.model.config import ModelConfig
-from interp.model.edits import Add, Edit
+from interp.model.edits import Add, Edit, Index
 from interp.model.parts import Part
 from interp.model.sites import find, full_name
 from interp.model.tap import Trace
@@ -528,15 +528,17 @@ def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "
     return torch.stack(given)
 
 
-def _columns(at: Mapping[str, int], batch: Batch) -> Mapping[str, int]:
-    """Cells with the position as a column of the batch. ValueError where rows have it in several columns."""
+def _columns(at: Mapping[str, Index], batch: Batch) -> Mapping[str, Index]:
+    """Cells with positions as columns of the batch. ValueError where rows have them in several columns."""
     if "pos" not in at:
         return at
     check_one_length(batch, "directions at one position")
     last, n, pos = batch.last(), int(batch.lengths[0]), at["pos"]
-    if bool((last != last[0]).any()) or not -n <= pos < n:
+    asked = pos if isinstance(pos, tuple) else (pos,)
+    if bool((last != last[0]).any()) or not all(-n <= i < n for i in asked):
         raise ValueError(f"a position in one column of all rows is required, got {pos} of {n} tokens")
-    return {**at, "pos": int(last[0]) - n + 1 + pos % n}
+    columns = tuple(int(last[0]) - n + 1 + i % n for i in asked)
+    return {**at, "pos": columns if isinstance(pos, tuple) else columns[0]}
 
 
 @torch.no_grad()

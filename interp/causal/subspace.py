@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.files import write_atomically
-from interp.model.edits import Add, Edit, Project, Swap, orthonormal
+from interp.model.edits import Add, Edit, Index, Project, Swap, orthonormal
 from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.sites import find
 from interp.passes.observe import Model, as_network
@@ -45,7 +45,7 @@ class Subspace:
 
     site: str
     directions: Float[Tensor, "k d"]
-    at: Mapping[str, int] = field(default_factory=dict)
+    at: Mapping[str, Index] = field(default_factory=dict)
     about: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,9 @@ class Subspace:
         if own:
             raise ValueError(f"one cell is required: name its {', '.join(map(str, own))}")
         rows = torch.from_numpy(np.atleast_2d(found.directions.values))
-        places: dict[str, int] = {dim: int(cell[dim]) for dim in ("pos", "head") if dim in cell}
+        places: dict[str, Index] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
+        if "column" in result.coords:
+            places["pos"] = tuple(result.column.values.tolist())
         said = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}
         return cls(str(found.site.values), rows, places, said)
 
@@ -138,4 +140,5 @@ class Subspace:
             if directions.ndim != 2:
                 got = list(directions.shape)
                 raise ValueError(f"{path}: directions one per row are required, got shape {got}")
-            return cls(said["site"], directions, said["at"], said["about"])
+            at = {dim: tuple(i) if isinstance(i, list) else i for dim, i in said["at"].items()}
+            return cls(said["site"], directions, at, said["about"])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -112,6 +113,21 @@ class KVCache:
         """Count `n` tokens as seen, once every layer has them."""
         self.length += n
         self.keep = keep
+
+    def of_rows(self, index: Int[Tensor, "n"]) -> KVCache:
+        """The keys and values of these rows alone, in this order."""
+        return self._with(*([x[index.to(x.device)] for x in each] for each in (self.keys, self.values)))
+
+    @classmethod
+    def joined(cls, parts: Sequence[KVCache]) -> KVCache:
+        """The keys and values of several caches of equal length, one below the other."""
+        both = ([part.keys for part in parts], [part.values for part in parts])
+        return parts[0]._with(*([torch.cat(each) for each in zip(*which, strict=True)] for which in both))
+
+    def _with(self, keys: list[Tensor], values: list[Tensor]) -> KVCache:
+        found = copy.copy(self)
+        found.keys, found.values, found.rows = keys, values, len(keys[0])
+        return found
 
 
 class Prefix:

@@ -191,6 +191,17 @@ class Base:
     cache: KVCache | None
     """Keys and values of every block; None where a column's value depends on later ones, or rows are packed."""
 
+    @classmethod
+    def joined(cls, parts: Sequence[Base]) -> Base:
+        """The base runs of several batches, one below the other."""
+        caches = [part.cache for part in parts if part.cache is not None]
+        return cls(
+            torch.cat([part.final for part in parts]),
+            {layer: torch.cat([part.entering[layer] for part in parts]) for layer in parts[0].entering},
+            {site: torch.cat([part.values[site] for part in parts]) for site in parts[0].values},
+            KVCache.joined(caches) if caches else None,
+        )
+
 
 @torch.no_grad()
 def base_run(

@@ -7,6 +7,7 @@ from interp.circuits.edge_circuit import Circuit
 from interp.core.factored import FactoredMatrix
 from interp.core.viewer import PICTURES
 from interp.plot.ablation import ablation, recall_curve, recall_map
+from interp.plot.alignment import alignment
 from interp.plot.attention import attention
 from interp.plot.attention_attribution import attention_attribution
 from interp.plot.attention_rows import attention_entropy, dispersion
@@ -41,6 +42,7 @@ from interp.verify import Contract
 
 __all__ = [
     "ablation",
+    "alignment",
     "attention",
     "attention_attribution",
     "attention_entropy",
@@ -98,6 +100,7 @@ PICTURES.draws |= {
     FactoredMatrix: factored_spectrum,
     # labelled results, by the analysis that they name
     "ablate": ablation,
+    "align": alignment,
     "attention_attribution": attention_attribution,
     "attention_entropy": attention_entropy,
     "attribute": attribution,

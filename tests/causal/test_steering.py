@@ -241,8 +241,8 @@ def test_a_direction_comes_back_from_its_file_and_knows_its_model(tmp_path: Path
     back = Subspace.load(tmp_path / "a.safetensors", model())
     assert torch.equal(back.directions, found.directions) and back.directions.dtype == torch.float64
     assert (back.site, back.at, back.about) == (found.site, found.at, found.about)
-    Subspace(SITES[0], found.directions, {"pos": 2}).save(tmp_path / "b.safetensors", model())
-    assert Subspace.load(tmp_path / "b.safetensors", model()).at == {"pos": 2}
+    Subspace(SITES[0], found.directions, {"pos": (2, 3)}).save(tmp_path / "b.safetensors", model())
+    assert Subspace.load(tmp_path / "b.safetensors", model()).at == {"pos": (2, 3)}
     with pytest.raises(ValueError, match="of another model"):
         Subspace.load(tmp_path / "a.safetensors", model("tied"))
     (tmp_path / "c.safetensors").write_bytes((tmp_path / "a.safetensors").read_bytes()[:300])
@@ -355,7 +355,7 @@ def test_a_direction_at_one_position_is_added_there_whatever_the_padding() -> No
     keep = torch.ones(8, 9, dtype=torch.bool)
     keep[:, :2] = False
     padded = Batch(torch.cat((POSITIVE[:, :2], POSITIVE), 1), keep)
-    for pos in (2, -1):
+    for pos in (2, -1, (1, -2)):
         each = [Subspace(SITES[0], row, {"pos": pos})]
         for data in (POSITIVE, padded):
             found = steering_curve(subject, data, each, strengths=[2.0], metric=METRIC, random=0)

@@ -50,6 +50,7 @@ SMALL = {
     "train": "task=recall d_vocab=20 training.steps=4 training.rows=4 training.evaluation_rows=4",
     "what_changed": "model=demo-attn-2l facts=3 steps=2",
     "tuned_lens": "model=demo-attn-2l steps=2 sampled=4 sentences=4 held_out=3",
+    "variables": "model=demo-attn-2l only=capital only=continent rank=1 pairs=5 steps=2",
 }
 """What to say to `-p` so that an experiment takes seconds."""
 

@@ -1,0 +1,748 @@
+"""Where a variable lives: the directions whose exchange between two runs exchanges what the model does with it.
+
+Distributed alignment search (Geiger et al. 2023, arXiv 2303.02536): in the base run the part of a state x in a subspace
+becomes that of the source run's state s, x + (s - x) R^T R with orthonormal R [k d]. R holds the variable if the model
+then gives the answer that the base prompt has with the source's value. R is learned by gradient descent, or found
+without one. A search finds something in any model, so the same is done where there is nothing to find, and scored too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice, product, repeat
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from tqdm import tqdm
+
+from interp.causal.contrast import Contrast, paired, site_names
+from interp.causal.effects import check_one_length, dims_asked, site_dims
+from interp.causal.subspace import Subspace
+from interp.core.boundary import Count, Seed, describe, nearest, public
+from interp.core.results import Score, scored
+from interp.core.stats import Moments, over, wide
+from interp.data.batch import Answers, Batch, Prompts
+from interp.model import sites
+from interp.model.config import ModelConfig
+from interp.model.edits import Edit, Set, Swap, Zero, orthonormal
+from interp.model.kv_cache import Prefix
+from interp.model.parts import axis_size
+from interp.model.sites import DIMS
+from interp.model.tap import Read, Tap
+from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError, Posed
+from interp.passes.memory import bytes_per_token, that_fit
+from interp.passes.metrics import Metric, Outcome, answer_loss, logit_difference
+from interp.passes.observe import Model, Subject, as_model, deepest, observe
+from interp.passes.sweep import Base, Sweep, base_run
+from interp.passes.variants import Variant, canonical, layer_of, placed
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Method = Literal["das", "class means", "pca"]
+"""das: learned by gradient descent; class means: the span of their differences; pca: principal components."""
+Null = Literal["random subspace", "permuted variable", "re-initialised model"]
+NULLS: Mapping[str, tuple[Null, ...]] = {
+    "das": ("random subspace", "permuted variable", "re-initialised model"),
+    "class means": ("random subspace", "permuted variable", "re-initialised model"),
+    "pca": ("random subspace", "re-initialised model"),
+    "given": ("random subspace",),
+}
+"""What each method is compared with: principal components know of no variable, and given directions are not trained."""
+VECTORS = "dem"
+"""Axes along which a subspace may lie: the stream, a head's width, neurons."""
+_FOUND, _RANDOM = 0, 1
+"""Which draw of a cell's seed: where the search begins, the random subspace."""
+
+
+@public()
+@dataclass(frozen=True)
+class Descent:
+    """How `align` learns directions: Adam on W with R = QR(W), the rate falling linearly to 0."""
+
+    steps: Count = 100
+    """Batches of training pairs."""
+    rate: float = 0.1
+    """Adam's at first. W is as long as its random start, so it is about the angle that a step turns R by."""
+    pairs: Count = 32
+    """In a batch; all pairs come in a new order, then again."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.pairs < 1 or not self.rate > 0:
+            raise ValueError(
+                f"at least one step of one pair at a positive rate is required, got steps={self.steps}, "
+                f"pairs={self.pairs}, rate={self.rate}"
+            )
+
+
+@public()
+def align(
+    model: Model,
+    base: Prompts,
+    source: Prompts,
+    *,
+    answer: Answers | None = None,
+    wrong: Answers | None = None,
+    site: str = "resid_post",
+    by: Sequence[str] = ("layer", "pos"),
+    layers: Sequence[int] | None = None,
+    pos: Sequence[int] | None = None,
+    method: Method = "das",
+    rank: Count = 1,
+    subspace: Subspace | Float[Tensor, "k d"] | None = None,
+    labels: tuple[Sequence[int], Sequence[int]] | None = None,
+    descent: Descent | None = None,
+    held_out: float | Sequence[bool] = 0.5,
+    nulls: Sequence[Null] | None = None,
+    seed: Seed = 0,
+    edits: Sequence[Edit] = (),
+    prepend_bos: bool = True,
+    batch_size: Count = 32,
+) -> xr.Dataset:
+    """Which directions of each cell hold a variable, and how well: Dataset[swapped, layer, pos, score].
+
+    A pair is a base prompt, a source prompt as long whose variable has another value, and `answer`, the base prompt's
+    with the source's value. R [k d] is found on some pairs and scored on the others: x + (s - x) R^T R in the base run
+    (Geiger et al. 2023). Scores: `iia`, the share of pairs whose most likely token then is the answer (interchange
+    intervention accuracy; Wilson's interval); `logit difference`, of answer and wrong (without wrong ones `logit`);
+    `loss`, -log p(answer). `null`: the same without an exchange; `each` [prompt, ...]: of every held-out pair.
+    `swapped`, what was exchanged: "found"; "whole state", a patch, the ceiling; "random subspace"; "permuted variable",
+    found with the answers permuted over the training pairs; "re-initialised model", found and scored where the numbers
+    of each parameter are in random order. `directions`: R, for `Subspace.of_result(result, layer=, pos=)`.
+
+    answer, wrong: with and without the exchange; None = those of the source prompts. site: any with a vector at each
+    cell. by: what tells cells apart; along other dims all is exchanged at once, by one R. layers, pos: only these.
+    method: "das" descends -log p(answer) (`descent`); "class means" takes the first `rank` directions of the means'
+    differences from their mean (classes: `labels` of base and source, or wrong and answer), "pca" of all states.
+    subspace: directions to score as they are on every pair, an SAE's decoder rows for one. held_out: a share, or
+    whether each pair is; pairs that share prompts with training pairs flatter the score. nulls: None = all that the
+    method has. batch_size changes no number; the same seed gives the same bits on the same machine.
+    Errors: ValueError, KeyError or IndexError for pairs, cells, ranks, splits and nulls that cannot be, each by name.
+
+    Example:
+        >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])
+        >>> align(model, base, source, answer=[9, 8], rank=2).value.dims
+        ('swapped', 'layer', 'pos', 'score')
+    """
+    subject, given = (
+        as_model(model, edits),
+        subspace.directions if isinstance(subspace, Subspace) else subspace,
+    )
+    pairs = pairs_of(subject, base, source, answer, wrong, prepend_bos=prepend_bos)
+    search = Search(method, rank, descent or Descent(), seed, given, _labels(labels, pairs.own), nulls)
+    cells = Cells.of(subject.transformer.config, pairs, site, by, layers, pos)
+    return search.answered(Runs.of(subject.transformer, cells, pairs, batch_size), held_out)
+
+
+Directions = Float[Tensor, "layer cell k d"]
+"""Orthonormal rows for every cell of every layer."""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """The cells that are asked about: the same in every layer."""
+
+    site: str
+    names: tuple[str, ...]
+    """The site in each layer, as a pass visits it: a stream that leaves a block under the name of the next block's."""
+    asked: tuple[str, ...]
+    """Its names as they were asked for."""
+    layers: tuple[int, ...]
+    dims: tuple[str, ...]
+    """What tells the cells of a layer apart."""
+    labels: Mapping[str, Sequence[int]]
+    """The indices along each of these dims."""
+    together: tuple[int, ...] | None
+    """The columns of every cell, where positions tell none apart; None = all."""
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        pairs: Contrast,
+        site: str,
+        by: Sequence[str],
+        layers: Sequence[int] | None,
+        pos: Sequence[int] | None,
+    ) -> Cells:
+        """The cells that `align` was asked about, see there."""
+        every = site_names(site, config)
+        possible, letters = site_dims(every), sites.axes_of(every[0]).split()[1:]
+        if letters[-1] not in VECTORS or possible[0] != "layer" or not {"q", "k"}.isdisjoint(letters):
+            raise ValueError(
+                f"a site of every layer with vectors is required, {site!r} is {describe(' '.join(letters))}"
+            )
+        dims = dims_asked(by, possible, site)
+        if "layer" not in dims:
+            raise ValueError(f"directions belong to one layer: `layer` is required in `by`, got {list(by)}")
+        if letters[-1] in DIMS and DIMS[letters[-1]] in dims:
+            raise ValueError(
+                f"directions lie along {DIMS[letters[-1]]!r} of {site}, so it tells no cells apart"
+            )
+        of_layer = {int(name.split(".")[1]): name for name in every}
+        chosen = tuple(of_layer) if layers is None else tuple(layers)
+        if not chosen or not set(chosen) <= set(of_layer) or len(set(chosen)) < len(chosen):
+            raise IndexError(f"different layers among {list(of_layer)} are required, got {list(chosen)}")
+        if pos is None:
+            check_one_length(pairs.own, f"directions by {', '.join(by)}", ": name positions in `pos`")
+        labels = {
+            dim: _columns(pos, pairs.own) if dim == "pos" else range(axis_size(_LETTERS[dim], config))
+            for dim in dims[1:]
+        }
+        asked = tuple(of_layer[layer] for layer in chosen)
+        at_once = None if pos is None or "pos" in dims else tuple(_columns(pos, pairs.own))
+        return cls(
+            site, tuple(canonical(name, config) for name in asked), asked, chosen, dims[1:], labels, at_once
+        )
+
+    @property
+    def places(self) -> list[tuple[int, ...]]:
+        """The indices of every cell of a layer, along `dims`."""
+        return list(product(*self.labels.values()))
+
+    def into(
+        self, places: Sequence[tuple[int, ...]], rows: int, first: int = 0
+    ) -> tuple[Tensor | slice, ...]:
+        """What indexes one of these cells in each of as many groups of rows: `[g b *axes]` -> `[g b .. d]`.
+
+        first: the first column that is there.
+        """
+        index = torch.tensor(places, dtype=torch.long).reshape(len(places), 1, -1)
+        group, row = torch.arange(len(places))[:, None], torch.arange(rows)
+        along: dict[str | None, Tensor] = {}
+        if self.together is not None:  # one more axis, that of the columns
+            group, row, index = group[..., None], row[:, None], index[:, None]
+            along["pos"] = torch.tensor(self.together) - first
+        along |= {dim: index[..., i] - first * (dim == "pos") for i, dim in enumerate(self.dims)}
+        inner = (DIMS.get(letter) for letter in sites.axes_of(self.names[0]).split()[1:-1])
+        return group, row, *(along.get(dim, slice(None)) for dim in inner)
+
+    def at(self, place: tuple[int, ...]) -> dict[str, int | tuple[int, ...]]:
+        """The cell as an edit names it."""
+        together = {} if self.together is None else {"pos": self.together}
+        return {**together, **dict(zip(self.dims, place, strict=True))}
+
+
+_LETTERS = {dim: letter for letter, dim in DIMS.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Exchange:
+    """x + (s - x) R^T R at one cell of each group of rows, each with an R of its own: `Swap`, differentiable in R."""
+
+    into: tuple[Tensor | slice, ...]
+    source: Float[Tensor, "g b *axes d"]
+    basis: Float[Tensor, "g k d"]
+
+    def __call__(self, value: Float[Tensor, "r *axes d"]) -> Float[Tensor, "r *axes d"]:
+        """The rows of all groups with their cells exchanged."""
+        cells = value.unflatten(0, (len(self.basis), -1))
+        x = wide(cells[self.into])
+        along = torch.einsum("g...d, gkd -> g...k", self.source - x, self.basis)
+        cells[self.into] = (x + torch.einsum("g...k, gkd -> g...d", along, self.basis)).to(cells)
+        return cells.flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """A model with pairs of prompts, and what all cells share of their passes without an exchange."""
+
+    model: Transformer
+    cells: Cells
+    pairs: Contrast
+    """`own` are the base prompts, `other` the source prompts; both know the answers."""
+    batch_size: int
+    base: Base
+    """The base runs: the sites, the streams where a pass with an exchange begins, and the keys and values before it."""
+    source: Mapping[str, Float[Tensor, "n *axes d"]]
+    """The sites in the source runs."""
+
+    @classmethod
+    def of(cls, model: Transformer, cells: Cells, pairs: Contrast, batch_size: int) -> Runs:
+        """One pass over each prompt. NotFiniteError for NaN or infinity at a site."""
+        config, columns = model.config, pairs.own.tokens.shape[1]
+        touched = [placed(Variant([Edit(name, Zero())]), config, 1, columns) for name in cells.names]
+        common = placed(Variant(model.edits), config, 1, columns)
+        bases = [base_run(model.unedited, part, touched, common) for part in pairs.own.split(batch_size)]
+        base, source = Base.joined(bases), _recorded(model, pairs.other, cells.names, batch_size)
+        if not all(bool(value.isfinite().all()) for value in (*base.values.values(), *source.values())):
+            raise NotFiniteError("finite states are required, got NaN or infinity in some prompt")
+        return cls(model, cells, pairs, batch_size, base, source)
+
+    def states(
+        self, name: str, place: tuple[int, ...], rows: Int[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "n ... d"], Float[Tensor, "n ... d"]]:
+        """What a cell holds in these rows' base and source runs, in float32 at least."""
+        into = self.cells.into([place], len(rows))
+        base, source = (wide(found[name][rows][None][into])[0] for found in (self.base.values, self.source))
+        return base, source
+
+    def differ(self, name: str, place: tuple[int, ...], rows: Int[Tensor, "n"]) -> bool:
+        """Whether a cell holds something else in any of these rows' source runs."""
+        base, source = self.states(name, place, rows)
+        return not torch.equal(base, source)
+
+    def loss(
+        self,
+        name: str,
+        places: Sequence[tuple[int, ...]],
+        basis: Float[Tensor, "g k d"],
+        answers: Int[Tensor, "g b"],
+        rows: Int[Tensor, "b"],
+    ) -> Float[Tensor, "g b"]:
+        """-log p(answer) in nats of these rows after the exchange at each place, differentiable in the bases."""
+        model, groups, start, c = self.model, len(places), _start(self.model, name), self.first(places)
+        source = wide(self.source[name][rows].expand(groups, *[-1] * self.source[name].ndim))
+        into = self.cells.into(places, len(rows))
+        exchange = Exchange(self.cells.into(places, len(rows), c), source[into], basis)
+        own = self.pairs.own.rows(rows)
+        batch = own.rows(torch.arange(len(rows)).repeat(groups)).to(model.device)
+        entering = self.base.entering[start][rows].repeat(groups, 1, 1) if start else batch.tokens
+        cache = None
+        if c:
+            assert self.base.cache is not None
+            cache = Prefix(self.base.cache.of_rows(rows), c, groups, keep=own.keep)
+        tap = Tap([], [Edit(name, exchange)])
+        stream = model(
+            entering[:, c:], tap, start, model.config.n_layers, keep=None if batch.keep is None else batch.keep[:, c:],
+            cache=cache, types=None if start or batch.types is None else batch.types[:, c:], memory=batch.memory,
+            logits_at=batch.last()[:, None] - c,
+        )  # fmt: skip
+        tap.close()
+        logits = wide(model.read_out(stream[:, 0]))
+        loss = F.cross_entropy(logits, answers.flatten().to(logits.device), reduction="none")
+        return loss.unflatten(0, (groups, -1))
+
+    def first(self, places: Sequence[tuple[int, ...]]) -> int:
+        """The first column that an exchange at any of these places changes; 0 where columns before are needed anew."""
+        if self.base.cache is None:
+            return 0
+        if "pos" in self.cells.dims:
+            return min(place[self.cells.dims.index("pos")] for place in places)
+        return min(self.cells.together or (0,))
+
+    def at_once(self, name: str, place: tuple[int, ...], rows: int) -> int:
+        """How many groups of so many rows may go through the model at once, with what gradients need of them."""
+        config, columns = self.model.config, self.pairs.own.tokens.shape[1]
+        each = bytes_per_token(config, columns, self.model.embed.weight.element_size(), explicit=True)
+        blocks = config.n_layers - _start(self.model, name)
+        return that_fit(self.model, each * (columns - self.first([place])) * rows * blocks)
+
+    def scores(self, test: Int[Tensor, "n"], swapped: Mapping[str, Directions | None]) -> Scores:
+        """Every score of every held-out pair: one sweep per batch and score."""
+        places, metrics = self.cells.places, metrics_of(self.pairs.own)
+        shape = len(swapped), len(self.cells.names), len(places)
+        values, without = [], []
+        for rows in test.split(self.batch_size):
+            variants = [
+                Variant([Edit(name, self._change(name, rows, directions, layer, cell), self.cells.at(place))])
+                for directions in swapped.values()
+                for layer, name in enumerate(self.cells.names)
+                for cell, place in enumerate(places)
+            ]
+            sweep = Sweep(self.model, self.pairs.own.rows(rows), variants)
+            swept = [sweep.run(metric) for metric in metrics.values()]
+            values.append(torch.stack([found.values.mT.unflatten(1, shape) for found in swept], -1))
+            without.append(torch.stack([found.base for found in swept], -1))
+        return Scores(tuple(swapped), torch.cat(values).cpu(), torch.cat(without).cpu())
+
+    def _change(
+        self, name: str, rows: Int[Tensor, "b"], directions: Directions | None, layer: int, cell: int
+    ) -> Set | Swap:
+        values = self.source[name][rows]
+        return Set(values) if directions is None else Swap(directions[layer, cell], values)
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """The scores of held-out pairs, for some of what was exchanged."""
+
+    swapped: tuple[str, ...]
+    values: Float[Tensor, "n swapped layer cell score"]
+    without: Float[Tensor, "n score"]
+    """The same pairs without an exchange."""
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """How directions are found; `align` says what each field means."""
+
+    method: Method
+    rank: int
+    descent: Descent
+    seed: int
+    subspace: Float[Tensor, "k d"] | None
+    labels: tuple[Int[Tensor, "n"], Int[Tensor, "n"]] | None
+    """Classes of the base and the source prompts."""
+    nulls: Sequence[Null] | None
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"a rank of at least 1 is required, got {self.rank}")
+        if self.method == "class means" and self.labels is None:
+            raise ValueError("class means require classes: `labels` of base and source, or wrong answers")
+        if self.subspace is not None and not (
+            bool(self.subspace.isfinite().all()) and bool(self.subspace.any())
+        ):
+            raise ValueError("subspace must be directions of finite numbers, not all 0")
+        for null in self.nulls or ():
+            if null not in self._known:
+                raise KeyError(
+                    f"{self._name!r} has the nulls {', '.join(self._known)}, not {null!r}; {nearest(null, self._known)}"
+                )
+
+    def answered(self, runs: Runs, held_out: float | Sequence[bool]) -> xr.Dataset:
+        """The result of `align`."""
+        train, test = _split(held_out, len(runs.pairs.own), self.seed, trained=self.subspace is None)
+        wanted = [null for null in self._known if self.nulls is None or null in self.nulls]
+        found, permuted = self.found(runs, train, permuted="permuted variable" in wanted)
+        swapped: dict[str, Directions | None] = {"found": found, "whole state": None}
+        if "random subspace" in wanted:
+            swapped["random subspace"] = self.random(runs, found.shape[-2])
+        if permuted is not None:
+            swapped["permuted variable"] = permuted
+        scores = [runs.scores(test, swapped)]
+        if "re-initialised model" in wanted:
+            there = runs.of(shuffled(runs.model, self.seed), runs.cells, runs.pairs, runs.batch_size)
+            scores.append(there.scores(test, {"re-initialised model": self.found(there, train)[0]}))
+        about: dict[str, str | int | float] = {
+            "method": self._name,
+            "seed": self.seed,
+            "pairs_trained_on": len(train),
+        }
+        if self._name == "das":
+            about |= asdict(self.descent)
+        return _result(runs, scores, found, test, about)
+
+    @property
+    def _name(self) -> str:
+        return self.method if self.subspace is None else "given"
+
+    @property
+    def _known(self) -> tuple[Null, ...]:
+        return NULLS[self._name]
+
+    def found(
+        self, runs: Runs, train: Int[Tensor, "n"], *, permuted: bool = False
+    ) -> tuple[Directions, Directions | None]:
+        """The directions of every cell, and those for the variable permuted over the training pairs."""
+        orders = [torch.arange(len(train))]
+        if permuted:
+            orders.append(torch.randperm(len(train), generator=torch.Generator().manual_seed(self.seed)))
+        bar = tqdm(runs.cells.names, desc=f"align: {self._name}", delay=1, leave=False)
+        layers = [self._of_layer(runs, i, name, train, orders) for i, name in enumerate(bar)]
+        both = torch.stack(layers, 1)
+        return both[0], both[1] if permuted else None
+
+    def random(self, runs: Runs, rank: int) -> Directions:
+        """As many random directions in every cell."""
+        drawn = [self._drawn(runs, layer, rank, _RANDOM) for layer in range(len(runs.cells.names))]
+        return _rows(torch.stack(drawn))
+
+    def _of_layer(
+        self, runs: Runs, layer: int, name: str, train: Int[Tensor, "n"], orders: Sequence[Int[Tensor, "n"]]
+    ) -> Float[Tensor, "order cell k d"]:
+        width, places = runs.source[name].shape[-1], runs.cells.places
+        if self.subspace is not None:
+            basis = orthonormal(self.subspace)
+            if basis.shape[-1] != width:
+                raise ValueError(f"directions of width {width} are required at {name}, got {basis.shape[-1]}")
+            return basis.to(runs.model.device).expand(len(orders), len(places), -1, -1)
+        if self.rank > width:
+            raise ValueError(f"a rank of at most {width} is required at {name}, got {self.rank}")
+        if self.method == "das":
+            return self._learned(runs, layer, train, orders)
+        return torch.stack(
+            [
+                torch.stack([self._direct(runs, name, place, train, order) for place in places])
+                for order in orders
+            ]
+        )
+
+    def _direct(
+        self, runs: Runs, name: str, place: tuple[int, ...], train: Int[Tensor, "n"], order: Int[Tensor, "n"]
+    ) -> Float[Tensor, "k d"]:
+        """The directions of one cell that no gradient finds."""
+        states = [found.double() for found in runs.states(name, place, train.to(runs.model.device))]
+        if self.method == "pca":
+            return principal(torch.cat(states).flatten(0, -2), self.rank)
+        assert self.labels is not None
+        base, source = (labels[train][order] for labels in self.labels)
+        labels = torch.cat((base, source)).to(states[0].device)
+        x = torch.cat(states)
+        each = labels.reshape(-1, *[1] * (x.ndim - 2)).expand(x.shape[:-1])
+        return principal(class_means(x.flatten(0, -2), each.flatten()), self.rank)
+
+    def _learned(
+        self, runs: Runs, layer: int, train: Int[Tensor, "n"], orders: Sequence[Int[Tensor, "n"]]
+    ) -> Float[Tensor, "order cell k d"]:
+        """Gradient descent in all cells of a layer, under each order of the answers, as many at once as fit."""
+        name, places = runs.cells.names[layer], runs.cells.places
+        answers = runs.pairs.own.answer
+        assert answers is not None
+        theirs = torch.stack([answers[train][order.to(answers.device)] for order in orders])
+        start = self._drawn(runs, layer, self.rank, _FOUND)
+        unlike = [cell for cell, place in enumerate(places) if runs.differ(name, place, train)]
+        work = [(cell, order) for cell in unlike for order in range(len(orders))]
+        found = (
+            _rows(start).expand(len(orders), -1, -1, -1).clone()
+        )  # without a difference no gradient moves it
+        while work:
+            size = runs.at_once(
+                name, places[work[0][0]], min(self.descent.pairs, runs.batch_size, len(train))
+            )
+            cell, order = (list(each) for each in zip(*work[:size], strict=True))
+            found[order, cell] = self._descent(
+                runs, name, [places[i] for i in cell], start[cell], train, theirs[order]
+            )
+            work = work[size:]
+        return found
+
+    def _descent(
+        self,
+        runs: Runs,
+        name: str,
+        places: Sequence[tuple[int, ...]],
+        start: Float[Tensor, "g d k"],
+        train: Int[Tensor, "n"],
+        answers: Int[Tensor, "g n"],
+    ) -> Float[Tensor, "g k d"]:
+        """Adam on W with R = QR(W), one W for each place."""
+        weight = start.clone().requires_grad_()
+        optimise = torch.optim.Adam([weight], lr=self.descent.rate)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimise, lambda step: 1 - step / self.descent.steps)
+        for rows in _orders(len(train), self.descent.pairs, self.descent.steps, self.seed):
+            grad = torch.zeros_like(weight)
+            for some in rows.split(runs.batch_size):
+                with torch.enable_grad():
+                    loss = runs.loss(name, places, _rows(weight), answers[:, some], train[some])
+                    part = loss.sum() / len(rows)
+                grad += torch.autograd.grad(part, weight)[0]
+            weight.grad = grad
+            optimise.step()
+            schedule.step()
+        if not bool(weight.isfinite().all()):
+            raise NotFiniteError(f"finite directions are required, those at {name} became NaN or infinite")
+        return _rows(weight.detach())
+
+    def _drawn(self, runs: Runs, layer: int, rank: int, purpose: int) -> Float[Tensor, "cell d k"]:
+        """Random matrices, each cell's from its own seed: whatever else is asked about changes none."""
+        width, model = runs.source[runs.cells.names[layer]].shape[-1], runs.model
+        drawn = [
+            np.random.default_rng([self.seed, purpose, runs.cells.layers[layer], *place]).standard_normal(
+                (width, rank)
+            )
+            for place in runs.cells.places
+        ]
+        return torch.from_numpy(np.stack(drawn)).to(
+            model.device, torch.promote_types(model.dtype, torch.float32)
+        )
+
+
+def principal(x: Float[Tensor, "n d"], rank: int) -> Float[Tensor, "k d"]:
+    """The first directions of the rows' differences from their mean, orthonormal. ValueError for fewer rows."""
+    if len(x) <= rank:
+        raise ValueError(
+            f"more than {rank} states or classes are required for {rank} directions, got {len(x)}"
+        )
+    return torch.linalg.svd(x - x.mean(0), full_matrices=False).Vh[:rank]
+
+
+def class_means(x: Float[Tensor, "n d"], labels: Int[Tensor, "n"]) -> Float[Tensor, "c d"]:
+    """The mean of the rows of each class, by label."""
+    classes, which = labels.unique(return_inverse=True)
+    total = x.new_zeros(len(classes), x.shape[1]).index_add(0, which, x)
+    return total / which.bincount()[:, None]
+
+
+def metrics_of(batch: Batch) -> dict[str, Metric]:
+    """What is scored, by name."""
+    margin = logit_difference()
+    accuracy = Metric("interchange intervention accuracy", "share of pairs", _is_answer)
+    name = "logit" if batch.wrong is None else "logit difference"
+    return {"iia": accuracy, name: margin, "loss": answer_loss()}
+
+
+def _is_answer(outcome: Outcome) -> Float[Tensor, "r"]:
+    """1 where the most likely token is the answer."""
+    assert outcome.batch.answer is not None
+    top = outcome.logits()[:, -1].argmax(-1)
+    return wide(outcome.stream.new_zeros(len(top))) + (top == outcome.batch.answer.to(top.device))
+
+
+@torch.no_grad()
+def shuffled(model: Transformer, seed: int = 0) -> Transformer:
+    """The model with the numbers of every parameter in random order: as large as they were, and nothing learned."""
+    generator = torch.Generator().manual_seed(seed)
+    found = {}
+    for name, parameter in model.named_parameters():
+        order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+        found[name] = parameter.flatten()[order].reshape(parameter.shape)
+    return model.with_parameters(found)
+
+
+def _rows(weight: Float[Tensor, "*g d k"]) -> Float[Tensor, "*g k d"]:
+    """Orthonormal rows that span the columns."""
+    return torch.linalg.qr(weight).Q.mT
+
+
+def _start(model: Transformer, name: str) -> int:
+    """The block where a pass with an exchange at a site begins."""
+    return layer_of(name, model.config) if model.restarts else 0
+
+
+def _recorded(model: Transformer, batch: Batch, names: Sequence[str], size: int) -> dict[str, Tensor]:
+    """What these sites hold in every row."""
+    reads, stop = [Read(name) for name in dict.fromkeys(names)], deepest(names, model.config)
+    parts = [observe(model, part, reads, stop=stop, answers_only=True).trace for part in batch.split(size)]
+    return {read.site: torch.cat([part[read] for part in parts]) for read in reads}
+
+
+def pairs_of(
+    subject: Subject,
+    base: Prompts,
+    source: Prompts,
+    answer: Answers | None,
+    wrong: Answers | None = None,
+    *,
+    prepend_bos: bool = True,
+) -> Contrast:
+    """The pairs, with answers. ValueError for prompts that do not align, and without answers."""
+    text, sides = subject.text, {}
+    for name, given in (("source", source), ("base", base)):
+        try:
+            sides[name] = text.batch(given, prepend_bos=prepend_bos)
+        except ValueError as cause:
+            raise ValueError(f"{name} prompts cannot be used: {cause}") from cause
+    try:
+        batch = paired(text, sides["source"], sides["base"])
+    except ValueError as cause:
+        raise ValueError(
+            f"source prompts (clean) and base prompts (corrupted) make no pairs: {cause}"
+        ) from cause
+    assert isinstance(batch, Batch)
+    if not subject.transformer.config.unembed:
+        raise ValueError("answers require an unembedding; this model ends in its residual stream")
+    if batch.documents is not None:
+        raise ValueError("one prompt per row is required, these are packed")
+    posed = Posed.of(subject.text, answer, wrong)
+    if posed is not None:
+        batch = posed(replace(batch, row=None).numbered())
+    if batch.answer is None:
+        raise ValueError("an answer for every pair is required, got none")
+    return Contrast.of(batch.to(subject.transformer.device), "denoise")
+
+
+def _columns(pos: Sequence[int] | None, batch: Batch) -> list[int]:
+    """Different columns that every row has, counted from the front. IndexError otherwise."""
+    n = batch.tokens.shape[1]
+    columns = list(range(n)) if pos is None else [i + n if i < 0 else i for i in pos]
+    lacking = [i for i in columns if not 0 <= i < n or not bool(batch.real[:, i].all())]
+    if lacking or not columns or len(set(columns)) < len(columns):
+        raise IndexError(
+            f"pos must be different columns that every pair has, of {n}, got {list(range(n) if pos is None else pos)}"
+        )
+    return columns
+
+
+def _labels(
+    labels: tuple[Sequence[int], Sequence[int]] | None, batch: Batch
+) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]] | None:
+    """The classes of base and source prompts: those given, else their answers; None where the base's are unknown."""
+    if labels is None:
+        return (
+            None if batch.wrong is None or batch.answer is None else (batch.wrong.cpu(), batch.answer.cpu())
+        )
+    base, source = (torch.tensor(list(each)) for each in labels)
+    if len(base) != len(batch) or len(source) != len(batch):
+        raise ValueError(
+            f"one label per prompt is required, got {len(base)} and {len(source)} for {len(batch)} pairs"
+        )
+    return base, source
+
+
+def _split(
+    held_out: float | Sequence[bool], count: int, seed: int, *, trained: bool
+) -> tuple[Int[Tensor, "n"], Int[Tensor, "m"]]:
+    """The pairs to find directions on and those to score them on. ValueError where there are none."""
+    if isinstance(held_out, Sequence):
+        if len(held_out) != count:
+            raise ValueError(
+                f"held_out must say of each of {count} pairs whether it is one, got {len(held_out)}"
+            )
+        test = torch.tensor([bool(each) for each in held_out])
+    elif not 0 < held_out <= 1:
+        raise ValueError(f"a share of held-out pairs above 0 is required, at most 1, got {held_out}")
+    else:
+        order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+        test = torch.zeros(count, dtype=torch.bool)
+        test[order[: round(held_out * count) if trained else count]] = True
+    if not bool(test.any()) or (trained and bool(test.all())):
+        raise ValueError(
+            f"held_out must leave pairs to train on and pairs to score, got {int((~test).sum())} and {int(test.sum())}"
+        )
+    return (~test).nonzero()[:, 0], test.nonzero()[:, 0]
+
+
+def _orders(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor, "b"]]:
+    """The pairs of every step: all in a random order, then again."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = (torch.randperm(count, generator=generator) for _ in repeat(None))
+    return islice((rows for order in orders for rows in order.split(size)), steps)
+
+
+def _result(
+    runs: Runs,
+    parts: Sequence[Scores],
+    found: Directions,
+    test: Int[Tensor, "n"],
+    about: Mapping[str, str | int | float],
+) -> xr.Dataset:
+    """All scores labelled."""
+    cells, metrics = runs.cells, metrics_of(runs.pairs.own)
+    inner = [len(labels) for labels in cells.labels.values()]
+    dims, names = ("swapped", "layer", *cells.dims), [name for part in parts for name in part.swapped]
+    each = torch.cat([part.values for part in parts], 1)
+    without = torch.stack([part.without.mean(0) for part in parts for _ in part.swapped])
+    table, chance = (_by_cell(x, inner) for x in (each, without[:, None, None].expand(each.shape[1:])[None]))
+    directions = found.unflatten(1, inner) if inner else found[:, 0]
+    return scored(
+        "align",
+        estimates(table, chance[0], metrics),
+        dims,
+        coords={
+            "swapped": names, "layer": cells.layers, **cells.labels, "site": (("layer",), list(cells.asked)),
+            "prompt": test.tolist(), **({} if cells.together is None else {"column": list(cells.together)}),
+        },
+        attrs={**about, "site": cells.site, "rank": found.shape[-2], "interval": over("held-out pairs")},
+        others={
+            "each": (("prompt", *dims, "score"), table),
+            "directions": (("layer", *cells.dims, "direction", "d_model"), directions),
+        },
+        units={"directions": "1"},
+    )  # fmt: skip
+
+
+def estimates(
+    each: Float[Tensor, "n *cells score"],
+    chance: Float[Tensor, "*cells score"],
+    metrics: Mapping[str, Metric],
+) -> dict[str, Score]:
+    """The mean of every score over pairs, with its interval."""
+    return {
+        name: Score.of(
+            Moments.of(each[..., i].double()), metric.unit, chance[..., i], share=name == "iia", fewest=metric.fewest
+        )
+        for i, (name, metric) in enumerate(metrics.items())
+    }  # fmt: skip
+
+
+def _by_cell(values: Float[Tensor, "n swapped layer cell score"], inner: Sequence[int]) -> Tensor:
+    """The cells of a layer along the dims that tell them apart."""
+    return values.unflatten(3, inner) if inner else values[:, :, :, 0]
