@@ -366,7 +366,7 @@ class SteeringCurve(Question):
     """Other texts, whose next-token loss is asked too; None = none."""
     random: Count = RANDOM
     """How many random directions of the same length stand beside each."""
-    beside: Sequence[Float[Tensor, "r d"]] | None = None
+    beside: Sequence[Float[Tensor, "_ d"]] | None = None
     """Directions that stand there instead, for each; they get its length."""
     seed: Seed = 0
     """Of the random directions."""
@@ -410,7 +410,7 @@ def steering_curve(
     metric: Metric | LogitFunction | None = None,
     loss_on: Prompts | None = None,
     random: Count = RANDOM,
-    beside: Sequence[Float[Tensor, "r d"]] | None = None,
+    beside: Sequence[Float[Tensor, "_ d"]] | None = None,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
