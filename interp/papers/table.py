@@ -1,0 +1,146 @@
+"""The table of papers: which there are, and what each of their claims comes to here."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+from interp.core.boundary import nearest, public
+from interp.core.results import labelled
+from interp.papers.claim import Claim
+from interp.papers.dong_2021 import dong_2021
+from interp.papers.effort import Effort
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+
+@public()
+@dataclass(frozen=True)
+class Paper:
+    """A paper of the table: how it is cited, and the function that measures its claims."""
+
+    citation: str
+    measure: Callable[[Effort], Iterator[Claim]]
+
+
+PAPERS: Mapping[str, Paper] = MappingProxyType(
+    {
+        "dong-2021": Paper("Dong et al. 2021, Attention is not all you need", dong_2021),
+    }
+)  # fmt: skip
+"""Every paper by its name on the command line."""
+
+
+@public()
+@dataclass(frozen=True)
+class Row:
+    """A line of the table: a claim, the name of its paper, and how long it took."""
+
+    paper: str
+    claim: Claim
+    seconds: float
+
+    @property
+    def command(self) -> str:
+        """What makes this line again."""
+        return f"interp reproduce {self.paper}"
+
+
+@public()
+def measured(papers: Sequence[str] | None = None, *, effort: float = 1.0) -> Iterator[Row]:
+    """The lines of the table one by one, each as soon as it is measured; `reproduce` has the whole table.
+
+    Errors: KeyError for a paper that the table lacks; ValueError for an effort outside (0, 1].
+
+    Example:
+        >>> next(iter(interp.papers.measured(["su-2021"]))).claim.verdict
+        'holds'
+    """
+    scale = Effort(effort)
+    names = list(PAPERS) if papers is None else list(papers)
+    for name in names:
+        if name not in PAPERS:
+            raise KeyError(f"unknown paper {name!r}; {nearest(name, PAPERS)}; there are {', '.join(PAPERS)}")
+    return _measured(names, scale)
+
+
+def _measured(names: Sequence[str], scale: Effort) -> Iterator[Row]:
+    for name in names:
+        begun = time.perf_counter()
+        for claim in PAPERS[name].measure(scale):
+            now = time.perf_counter()
+            yield Row(name, claim, now - begun)
+            begun = now
+
+
+@public()
+def reproduce(papers: Sequence[str] | None = None, *, effort: float = 1.0) -> xr.Dataset:
+    """Claims of published papers at toy scale: the published number, ours with its interval, and a verdict.
+
+    Returns Dataset[claim]: `value`, `low` and `high` (95 %, NaN for what cannot be tested here), `n`, the `lowest` and
+    `highest` value at which the claim would hold, `seconds`; coordinates `paper`, `text`, `published`, `over` (what the
+    interval is over), `unit`, `verdict`, `note`, `command`. Verdicts follow the one rule of `Claim`; a claim that fails
+    stays in the table.
+    papers: names out of `PAPERS`; None: all. effort: the share of rows, seeds and updates; claims are about 1, less is
+    for trying.
+    Caveats: models of a few thousand to a million parameters, trained on made-up languages. That a claim holds here
+    does not show it at scale, and that it fails does not refute it there.
+    Errors: KeyError for a paper that the table lacks; ValueError for an effort outside (0, 1].
+
+    Example:
+        >>> found = interp.papers.reproduce(["su-2021"])
+        >>> found.verdict.values[0]
+        'holds'
+    """
+    return as_result(list(measured(papers, effort=effort)))
+
+
+@public()
+def as_result(rows: Sequence[Row]) -> xr.Dataset:
+    """Lines of the table as the labelled result that `reproduce` describes. ValueError for none.
+
+    Example:
+        >>> interp.papers.as_result(list(interp.papers.measured(["su-2021"]))).sizes["claim"] > 0
+        True
+    """
+    if not rows:
+        raise ValueError("at least one line of the table is required, got none")
+    given = [row.claim.ours for row in rows]
+    numbers = {
+        name: [math.nan if ours is None else float(getattr(ours, name)) for ours in given]
+        for name in ("value", "low", "high")
+    }
+    numbers |= {
+        "lowest": [row.claim.region.lowest for row in rows],
+        "highest": [row.claim.region.highest for row in rows],
+        "seconds": [row.seconds for row in rows],
+    }
+    texts = {
+        "paper": [row.paper for row in rows],
+        **{name: [str(getattr(row.claim, name)) for row in rows] for name in TEXTS},
+        "over": ["" if ours is None else ours.over for ours in given],
+        "command": [row.command for row in rows],
+    }
+    return labelled(
+        "reproduce",
+        {
+            **{name: (("claim",), torch.tensor(each, dtype=torch.float64)) for name, each in numbers.items()},
+            "n": (("claim",), torch.tensor([0 if ours is None else ours.n for ours in given])),
+        },
+        coords={"claim": range(len(rows)), **{name: (("claim",), each) for name, each in texts.items()}},
+        units={"seconds": "s"},
+        attrs={"interval": "95 %, over what `over` says", "rule": RULE},
+    )
+
+
+TEXTS = ("text", "published", "unit", "verdict", "note")
+"""What a claim says in words."""
+RULE = "holds: the whole interval lies between lowest and highest, which were written down before"
+"""The one rule of verdicts, in words."""
