@@ -29,7 +29,9 @@ def dong_2021(effort: Effort) -> Iterator[Claim]:
             f"closed form: {order:g}" if causal else f"{PUBLISHED}; closed form: {order:g}",
             Measured.mean(slopes, "seeds"),
             near(order, 0.02),
-            note="the paper's bound is for bidirectional attention; a mask makes rows differ" if causal else "",
+            note="the paper's bound is for bidirectional attention; a mask makes rows differ"
+            if causal
+            else "",
         )
     found = [_by_depth(seed) for seed in seeds]
     yield Claim(
