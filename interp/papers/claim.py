@@ -108,7 +108,8 @@ class Claim:
 
     Example:
         >>> from interp.papers import Claim, Measured, Region
-        >>> Claim("one layer cubes the residual", "slope 3", Measured(3.0, 2.99, 3.01, 5, "seeds"), Region(2.95, 3.05)).verdict
+        >>> slope = Measured(3.0, 2.99, 3.01, 5, "seeds")
+        >>> Claim("one layer cubes the residual", "slope 3", slope, Region(2.95, 3.05)).verdict
         'holds'
     """
 

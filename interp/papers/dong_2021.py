@@ -1,4 +1,4 @@
-"""Dong, Cordonnier and Loukas 2021 (arXiv:2103.03404): attention alone makes all tokens alike, doubly exponentially fast."""
+"""Dong, Cordonnier and Loukas 2021 (arXiv:2103.03404): attention alone makes tokens alike, doubly exponentially."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from interp.model import ModelConfig, NoPosition, Rotary, Transformer
 from interp.papers.claim import Claim, Measured, above, below, near
 from interp.papers.effort import Effort
 from interp.residual import paths, term_importance
-from interp.tasks import Examples, IndirectObjects, Place, RepeatedTokens, RepeatingChain
+from interp.tasks import Examples, IndirectObjects, RepeatedTokens, RepeatingChain
 from interp.training import FixedRows, Training, train
 from interp.weights import composition, copying
 
@@ -52,7 +52,12 @@ def _no_layers(effort: Effort) -> Iterator[Claim]:
     for seed in range(effort.of(5)):
         rows, counts = bigrams(seed)
         plan = Training(
-            steps=effort.of(1500, least=200), rows=128, learning_rate=2e-2, weight_decay=0.0, final_share=0.0, seed=seed
+            steps=effort.of(1500, least=200),
+            rows=128,
+            learning_rate=2e-2,
+            weight_decay=0.0,
+            final_share=0.0,
+            seed=seed,
         )
         model = train(config, FixedRows(rows, rows), plan).model
         assert isinstance(model, Transformer)
@@ -82,7 +87,12 @@ def _one_layer(effort: Effort) -> Iterator[Claim]:
     task, copies, every = RepeatingChain(32, 32, low=8, high=12), 0, 0
     for seed in range(effort.of(4)):
         plan = Training(
-            steps=effort.of(800, least=50), rows=32, learning_rate=5e-3, warm_up=50, log_every=10_000, seed=seed
+            steps=effort.of(800, least=50),
+            rows=32,
+            learning_rate=5e-3,
+            warm_up=50,
+            log_every=10_000,
+            seed=seed,
         )
         model = train(ModelConfig(1, 32, 4, 32, 32, position=Rotary()), task, plan).model
         assert isinstance(model, Transformer)
@@ -104,7 +114,9 @@ def _two_layers(effort: Effort) -> Iterator[Claim]:
     asked = IndirectObjects(rows, held_out=True)
     sentences = model.text.batch([s.text for s in asked.sentences(np.random.default_rng(0))])
     repeats = Batch(RepeatedTokens(rows=rows).tokens(model.cfg.d_vocab, model.text.bos_id or 0), bos=True)
-    question = paths(model, [s.prompt for s in asked.sentences(np.random.default_rng(0))][:8], " Mary", " John")
+    question = paths(
+        model, [s.prompt for s in asked.sentences(np.random.default_rng(0))][:8], " Mary", " John"
+    )
     yield Claim(
         "two layers: what is left of the logits when direct path, heads and virtual heads are taken away, relatively",
         "closed form (path expansion with frozen patterns): 0",
@@ -116,7 +128,11 @@ def _two_layers(effort: Effort) -> Iterator[Claim]:
         yield Claim(
             f"two layers, {name}: nats of single heads minus nats of virtual heads",
             "virtual heads small beside single heads (about 5.2 and 0.3)",
-            _apart(worth.sel(term="order 1", score="reduction"), worth.sel(term="order 2", score="reduction"), rows),
+            _apart(
+                worth.sel(term="order 1", score="reduction"),
+                worth.sel(term="order 2", score="reduction"),
+                rows,
+            ),
             above(0.0),
             "nats per token",
         )
@@ -134,7 +150,8 @@ def _two_layers(effort: Effort) -> Iterator[Claim]:
 def _apart(one: object, other: object, n: int) -> Measured:
     """The difference of two estimates, between the farthest ends of their intervals."""
     (a, low_a, high_a), (b, low_b, high_b) = (
-        (float(x.value), float(x.low), float(x.high)) for x in (one, other)  # type: ignore[attr-defined]
+        (float(x.value), float(x.low), float(x.high))
+        for x in (one, other)  # type: ignore[attr-defined]
     )
     return Measured(a - b, low_a - high_b, high_a - low_b, n, "rows")
 
@@ -156,7 +173,8 @@ def _induction(model: HookedTransformer) -> Iterator[Claim]:
         "ratio of Frobenius norms",
     )
     found = copying(model, ranks=False, previous=previous)
-    corner = [float(found.value.sel(score=name)[1, int(induction.values.argmax())]) for name in ("eigenvalue", "matching")]
+    best = int(induction.values.argmax())
+    corner = [float(found.value.sel(score=name)[1, best]) for name in ("eigenvalue", "matching")]
     yield Claim(
         f"two layers: {late}, the smaller of its copying and matching scores",
         "induction heads stand in the extreme corner, +1 and +1",

@@ -62,7 +62,7 @@ def texts(model: HookedTransformer, count: int) -> Batch:
 
 
 def agreement(model: HookedTransformer, batch: Batch, layer: int) -> tuple[Tensor, float]:
-    """For every neuron whether its value's top token follows its strongest trigger, and how often it would by chance."""
+    """For every neuron whether its value's top token follows its strongest trigger; how often it would by chance."""
     read = Read(f"blocks.{layer}.mlp.hook_post")
     post = observe(model, batch, [read], stop=layer + 1).trace[read][:, :-1]
     real = batch.real[:, 1:]

@@ -41,7 +41,11 @@ def katz_2024(effort: Effort) -> Iterator[Claim]:
         near(1.0, 1e-6),
     )
     factors = gradient_factors(model, prompts[:4], told[:4], matrices=list(MATRICES))
-    errors = [factors.error(f"blocks.{layer}.mlp.{name}") for layer in range(model.cfg.n_layers) for name in MATRICES]
+    errors = [
+        factors.error(f"blocks.{layer}.mlp.{name}")
+        for layer in range(model.cfg.n_layers)
+        for name in MATRICES
+    ]
     yield Claim(
         "sum of outer products x delta beside autograd's gradient: largest relative difference",
         "closed form: 0",
@@ -53,7 +57,7 @@ def katz_2024(effort: Effort) -> Iterator[Claim]:
     at_end = torch.from_numpy(lens.target_rank.isel(matrix=0).values)[torch.arange(count), :, ends]
     low = at_end >= 0.9 * model.cfg.d_vocab
     yield Claim(
-        "W_out, last token, an answer that is false: share of layers in which it is among the least probable tenth of delta",
+        "W_out, last token, a false answer: share of layers in which it is among the least probable tenth of delta",
         "the target among the least probable tokens at nearly all layers",
         Measured.share(int(low.sum()), low.numel(), "prompts and layers"),
         above(0.9),
@@ -80,9 +84,9 @@ def false_facts(model: HookedTransformer, count: int) -> tuple[list[str], list[i
 
 def _neighbours(model: HookedTransformer, prompts: list[str], told: list[int]) -> Iterator[Claim]:
     """How alike the deltas of neighbouring layers are at the last token."""
-    found = gradient_cosines(model, prompts, told, matrices=["W_out"]).value
-    pairs = [found.isel(layer=i, other=i + 1) for i in range(model.cfg.n_layers - 1)] if "other" in found.dims else []
-    each = torch.stack([torch.from_numpy(np.asarray(pair).reshape(len(prompts), -1)[:, -1]) for pair in pairs])
+    found = gradient_cosines(model, prompts, told, matrices=["W_out"]).value.isel(matrix=0)
+    pairs = [found.sel(layer=i, other_layer=i + 1).values for i in range(model.cfg.n_layers - 1)]
+    each = torch.from_numpy(np.stack(pairs))
     yield Claim(
         "deltas of W_out at the last token in neighbouring layers: cosine",
         "above 0.7 over ten layers of GPT-2 XL",

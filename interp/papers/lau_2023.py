@@ -24,7 +24,7 @@ def lau_2023(effort: Effort) -> Iterator[Claim]:
         "a flat bowl, sum of w^4": (lambda point: (point["w"] ** 4).sum(), DIMENSIONS / 4, 0.25),
     }
     sampler = Langevin(
-        chains=effort.of(6), steps=effort.of(1500), burn_in=effort.of(300), step=1e-4, localisation=1.0
+        chains=effort.of(16), steps=effort.of(3000), burn_in=effort.of(300), step=1e-4, localisation=1.0
     )
     at = {"w": torch.zeros(DIMENSIONS, dtype=torch.float64)}
     for name, (loss, known, within) in cases.items():

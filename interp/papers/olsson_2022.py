@@ -25,7 +25,11 @@ from interp.training import Training, train
 
 CHAIN = RepeatingChain(d_vocab=64, width=64)
 ONE = ModelConfig(1, 64, 4, CHAIN.width, CHAIN.d_vocab, position=Rotary())
-MODELS = {"1": ONE, "1 smeared": replace(ONE, mixer=Softmax(smeared_keys=True)), "2": replace(ONE, n_layers=2)}
+MODELS = {
+    "1": ONE,
+    "1 smeared": replace(ONE, mixer=Softmax(smeared_keys=True)),
+    "2": replace(ONE, n_layers=2),
+}
 """One layer, one whose keys carry the token before, and two."""
 EARLY, LATE = 8, 60
 EVERY = 75
@@ -48,7 +52,7 @@ class Watched:
 
 def olsson_2022(effort: Effort) -> Iterator[Claim]:
     """Which models change phase, whether both scores do so together, and what the heads are worth."""
-    seeds = range(effort.of(3))
+    seeds = range(effort.of(5))
     steps = effort.of(900, least=2 * EVERY)
     every = {name: [watched(config, seed, steps) for seed in seeds] for name, config in MODELS.items()}
     two, one, smeared = every["2"], every["1"], every["1 smeared"]
@@ -80,12 +84,15 @@ def olsson_2022(effort: Effort) -> Iterator[Claim]:
     yield Claim(
         "smeared keys, one layer: prefix matching of the best head minus that of plain keys",
         "with smeared keys one layer has the change too",
-        Measured.mean([a.induction[-1] - b.induction[-1] for a, b in zip(smeared, one, strict=True)], "seeds"),
+        Measured.mean(
+            [a.induction[-1] - b.induction[-1] for a, b in zip(smeared, one, strict=True)], "seeds"
+        ),
         above(0.2),
         "attention",
         note="region: a fifth of all attention",
     )
-    earlier = [change(b.learned, rises=False) - change(a.learned, rises=False) for a, b in zip(smeared, two, strict=True)]
+    moments = [[change(each.learned, rises=False) for each in some] for some in (two, smeared)]
+    earlier = [plain - smear for plain, smear in zip(*moments, strict=True)]
     yield Claim(
         "smeared keys, one layer: measurements by which its change comes before that of two plain layers",
         "smeared keys: earlier",

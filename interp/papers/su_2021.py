@@ -1,4 +1,4 @@
-"""Su 2021 ("From entropy invariance to the scale of attention"): scores times log n keep attention sharp at any length."""
+"""Su 2021 ("From entropy invariance to the scale of attention"): scores times log n, sharp at any length."""
 
 from __future__ import annotations
 

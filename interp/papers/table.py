@@ -19,14 +19,16 @@ from interp.papers.effort import Effort
 from interp.papers.elhage_2021 import elhage_2021
 from interp.papers.elhage_2022 import elhage_2022
 from interp.papers.geshkovski_2023 import geshkovski_2023
-from interp.papers.lau_2023 import lau_2023
-from interp.papers.meng_2022 import meng_2022
 from interp.papers.geva_2021 import geva_2021
 from interp.papers.gurnee_2023 import gurnee_2023
+from interp.papers.hanna_2024 import hanna_2024
 from interp.papers.katz_2024 import katz_2024
+from interp.papers.lau_2023 import lau_2023
+from interp.papers.meng_2022 import meng_2022
 from interp.papers.olsson_2022 import olsson_2022
 from interp.papers.su_2021 import su_2021
 from interp.papers.wang_2022 import wang_2022
+from interp.papers.ye_2024 import ye_2024
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -43,20 +45,20 @@ class Paper:
 
 PAPERS: Mapping[str, Paper] = MappingProxyType(
     {
-        "dong-2021": Paper("Dong et al. 2021, Attention is not all you need", dong_2021),
-        "elhage-2021": Paper(
-            "Elhage et al. 2021, A Mathematical Framework for Transformer Circuits", elhage_2021
-        ),
-        "elhage-2022": Paper("Elhage et al. 2022, Toy Models of Superposition", elhage_2022),
-        "geshkovski-2023": Paper("Geshkovski et al. 2023, The emergence of clusters in self-attention dynamics", geshkovski_2023),
-        "lau-2023": Paper("Lau et al. 2023, The local learning coefficient; Hoogland et al. 2024", lau_2023),
-        "su-2021": Paper("Su 2021, From entropy invariance to the scale of attention", su_2021),
-        "meng-2022": Paper("Meng et al. 2022, Locating and Editing Factual Associations in GPT", meng_2022),
-        "wang-2022": Paper("Wang et al. 2022, Interpretability in the Wild: indirect objects", wang_2022),
-        "geva-2021": Paper("Geva et al. 2021 and 2022, Transformer feed-forward layers are key-value memories", geva_2021),
-        "gurnee-2023": Paper("Gurnee et al. 2023, Finding Neurons in a Haystack", gurnee_2023),
-        "katz-2024": Paper("Katz et al. 2024, Backward Lens", katz_2024),
+        "elhage-2021": Paper("Elhage et al. 2021, A Mathematical Framework for Transformer Circuits", elhage_2021),
         "olsson-2022": Paper("Olsson et al. 2022, In-context Learning and Induction Heads", olsson_2022),
+        "wang-2022": Paper("Wang et al. 2022, Interpretability in the Wild", wang_2022),
+        "meng-2022": Paper("Meng et al. 2022, Locating and Editing Factual Associations in GPT", meng_2022),
+        "geva-2021": Paper("Geva et al. 2021, 2022, Feed-forward layers are key-value memories", geva_2021),
+        "katz-2024": Paper("Katz et al. 2024, Backward Lens", katz_2024),
+        "hanna-2024": Paper("Hanna et al. 2024, Have Faith in Faithfulness", hanna_2024),
+        "elhage-2022": Paper("Elhage et al. 2022, Toy Models of Superposition", elhage_2022),
+        "gurnee-2023": Paper("Gurnee et al. 2023, Finding Neurons in a Haystack", gurnee_2023),
+        "dong-2021": Paper("Dong et al. 2021, Attention is not all you need", dong_2021),
+        "geshkovski-2023": Paper("Geshkovski et al. 2023; Rodriguez Abella et al. 2024, clusters", geshkovski_2023),
+        "su-2021": Paper("Su 2021, From entropy invariance to the scale of attention", su_2021),
+        "ye-2024": Paper("Ye et al. 2024, Differential Transformer", ye_2024),
+        "lau-2023": Paper("Lau et al. 2023; Hoogland et al. 2024, the local learning coefficient", lau_2023),
     }
 )  # fmt: skip
 """Every paper by its name on the command line."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import torch
 import xarray as xr
 
@@ -74,13 +75,11 @@ def _movers(
     )
 
 
-def _negative(late: "object") -> Iterator[Claim]:
+def _negative(late: pd.DataFrame) -> Iterator[Claim]:
     """The late head that lowers the answer most."""
-    table = late
-    worst = table.nsmallest(1, "value").iloc[0]  # type: ignore[attr-defined]
-    every = len(table)  # type: ignore[arg-type]
+    worst = late.nsmallest(1, "value").iloc[0]
     yield Claim(
-        f"negative name movers: {worst.part} (the lowest of {every} late heads) straight to the logits",
+        f"negative name movers: {worst.part} (the lowest of {len(late)} late heads) straight to the logits",
         "10.7 and 11.10 lower the answer by more than most movers raise it",
         Measured(float(worst.value), float(worst.low), float(worst.high), int(worst.n), "sentences"),
         below(-0.5),
@@ -89,7 +88,7 @@ def _negative(late: "object") -> Iterator[Claim]:
     )
 
 
-def _told(to: "partial[xr.Dataset]", movers: list[str]) -> Iterator[Claim]:
+def _told(to: partial[xr.Dataset], movers: list[str]) -> Iterator[Claim]:
     """Through which of their inputs the movers are told, summed over senders that are heads."""
     each = {}
     for name in ("q", "k", "v"):
