@@ -128,7 +128,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
             "commands", "Graph",
         ),
         "reproduce": _made(
-            "Measure claims of published papers at toy scale: their numbers, ours with intervals, and a verdict for each.",
+            "Measure claims of published papers at toy scale: their numbers, ours with intervals, a verdict for each.",
             "papers", "Reproduce",
         ),
         "run": _made(

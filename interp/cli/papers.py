@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reproduce:
-    """Measure claims of published papers at toy scale: their numbers, ours with intervals, and a verdict for each."""
+    """Measure claims of published papers at toy scale: their numbers, ours with intervals, a verdict for each."""
 
     papers: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
     """Papers such as olsson-2022; none: all of them, in about eight minutes."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
+import xarray as xr
 from jaxtyping import Float
 from torch import Tensor
 
@@ -147,13 +148,11 @@ def _two_layers(effort: Effort) -> Iterator[Claim]:
     yield from _induction(model)
 
 
-def _apart(one: object, other: object, n: int) -> Measured:
+def _apart(one: xr.Dataset, other: xr.Dataset, n: int) -> Measured:
     """The difference of two estimates, between the farthest ends of their intervals."""
-    (a, low_a, high_a), (b, low_b, high_b) = (
-        (float(x.value), float(x.low), float(x.high))
-        for x in (one, other)  # type: ignore[attr-defined]
+    return Measured(
+        float(one.value - other.value), float(one.low - other.high), float(one.high - other.low), n, "rows"
     )
-    return Measured(a - b, low_a - high_b, high_a - low_b, n, "rows")
 
 
 def _induction(model: HookedTransformer) -> Iterator[Claim]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -10,13 +10,14 @@ import torch
 from interp.editing import shift_edit
 from interp.hooked import HookedTransformer
 from interp.lenses import backward_lens, gradient_cosines, gradient_factors, gradient_rank
+from interp.lenses.factors import Matrix
 from interp.model.tap import Read
 from interp.papers.claim import Claim, Measured, above, near
 from interp.papers.effort import Effort
 from interp.passes import observe
 from interp.tasks import fact_prompts
 
-MATRICES = ("W_in", "W_out")
+MATRICES: Sequence[Matrix] = ("W_in", "W_out")
 ETA = 0.1
 
 
@@ -25,7 +26,7 @@ def katz_2024(effort: Effort) -> Iterator[Claim]:
     model = HookedTransformer.from_pretrained("demo-4l")
     prompts, told = false_facts(model, effort.of(120, least=9))
     count = len(prompts)
-    ranks = gradient_rank(model, prompts, told, matrices=list(MATRICES))
+    ranks = gradient_rank(model, prompts, told, matrices=MATRICES)
     full = ranks.value.isel(layer=slice(0, -1)) == ranks.tokens
     yield Claim(
         "rank of an MLP gradient = number of tokens, layers before the last: share of matrices",
@@ -40,7 +41,7 @@ def katz_2024(effort: Effort) -> Iterator[Claim]:
         Measured.exact(float(last.mean())),
         near(1.0, 1e-6),
     )
-    factors = gradient_factors(model, prompts[:4], told[:4], matrices=list(MATRICES))
+    factors = gradient_factors(model, prompts[:4], told[:4], matrices=MATRICES)
     errors = [
         factors.error(f"blocks.{layer}.mlp.{name}")
         for layer in range(model.cfg.n_layers)

@@ -71,7 +71,7 @@ def _sites(trace: partial[xr.Dataset], state: xr.Dataset, last: int) -> Iterator
     """Early: the last subject token after the first block. Late: the last token before the last block."""
     early = by_fact(state, EARLY, 0)
     yield Claim(
-        "early site: share of facts that the last subject token (after block 0) brings back more of than the last token",
+        "early site: share of facts that the last subject token (block 0) brings back more of than the last token",
         "an early site at the last subject token (8.7 %)",
         _more(early, by_fact(state, END, 0)),
         above(0.5),
