@@ -25,6 +25,7 @@ from interp.papers.hanna_2024 import hanna_2024
 from interp.papers.katz_2024 import katz_2024
 from interp.papers.lau_2023 import lau_2023
 from interp.papers.meng_2022 import meng_2022
+from interp.papers.nanda_2023 import nanda_2023
 from interp.papers.olsson_2022 import olsson_2022
 from interp.papers.su_2021 import su_2021
 from interp.papers.wang_2022 import wang_2022
@@ -53,6 +54,7 @@ PAPERS: Mapping[str, Paper] = MappingProxyType(
         "katz-2024": Paper("Katz et al. 2024, Backward Lens", katz_2024),
         "hanna-2024": Paper("Hanna et al. 2024, Have Faith in Faithfulness", hanna_2024),
         "elhage-2022": Paper("Elhage et al. 2022, Toy Models of Superposition", elhage_2022),
+        "nanda-2023": Paper("Nanda et al. 2023, Progress measures for grokking", nanda_2023),
         "gurnee-2023": Paper("Gurnee et al. 2023, Finding Neurons in a Haystack", gurnee_2023),
         "dong-2021": Paper("Dong et al. 2021, Attention is not all you need", dong_2021),
         "geshkovski-2023": Paper("Geshkovski et al. 2023; Rodriguez Abella et al. 2024, clusters", geshkovski_2023),
