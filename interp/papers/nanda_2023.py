@@ -152,7 +152,7 @@ def embedding_share(model: Transformer) -> float:
 def along_cosines(logits: Float[Tensor, "n c"], rows: Int[Tensor, "n 4"]) -> Float[Tensor, "f n c"]:
     """What of centred logits lies along cos w (a + b - c), frequency by frequency; orthogonal over all sums."""
     apart = (rows[:, :1] + rows[:, 1:2] - torch.arange(PRIME)).double() % PRIME
-    angle = 2 * math.pi / PRIME * torch.arange(1, PRIME // 2 + 1)[:, None, None] * apart
+    angle = 2 * math.pi / PRIME * torch.arange(1, PRIME // 2 + 1).double()[:, None, None] * apart
     wave = angle.cos()
     return (wave * logits).sum((1, 2), keepdim=True) / wave.square().sum((1, 2), keepdim=True) * wave
 
