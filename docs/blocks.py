@@ -2,11 +2,13 @@
 
 At build it is an mkdocs hook: after every block it puts what the block printed, the value of its last expression and
 the figures it left open, as files. In the tests the same functions run, and nothing is written. A block that raises
-stops either. A page that takes names away from others runs in a process of its own and shows nothing.
+stops either. A page that takes names away from others runs in a process of its own and shows nothing. The notebooks,
+which are stored without outputs, become pages as well.
 """
 
 import ast
 import io
+import json
 import os
 import posixpath
 import re
@@ -24,6 +26,7 @@ from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 APART = {"migration.md"}
 """Pages with a process of their own: this one lets the name `transformer_lens` lead elsewhere for a while."""
 
@@ -48,7 +51,8 @@ def displayed(value: object) -> str:
     if isinstance(value, pd.Series):
         value = value.to_frame(value.name or "value")
     if isinstance(value, pd.DataFrame):
-        table = value.rename_axis(columns=None).to_html(border=0, justify="inherit", max_rows=20)
+        unnamed = value.set_axis(value.columns.set_names([None] * value.columns.nlevels), axis=1)
+        table = unnamed.to_html(border=0, justify="inherit", max_rows=20)
         return re.sub(r"\n *", "", table.replace(' class="dataframe"', "")) + "\n"
     return fenced(repr(value))
 
@@ -62,14 +66,28 @@ def drawn(figure: Figure) -> tuple[bytes, int, str]:
     return file.getvalue(), round(80 * figure.get_figwidth()), description
 
 
+def as_page(notebook: Path) -> str:
+    """The cells of a notebook as a page."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    texts = [("".join(cell["source"]), cell["cell_type"]) for cell in cells]
+    return (
+        "\n\n".join(text if kind == "markdown" else f"```python\n{text}\n```" for text, kind in texts) + "\n"
+    )
+
+
 def run_block(code: str, names: dict[str, object], file: str, line: int) -> Shown:
-    """Execute one block that begins on a line of a file, so that a traceback names the page and the line."""
+    """Execute one block that begins on a line of a file, so that a traceback names the page and the line.
+
+    A block of a notebook that ends with a result shows the result's picture, as the notebook does.
+    """
     tree = ast.parse("\n" * line + code, file)
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
     said = io.StringIO()
     with redirect_stdout(said):
         exec(compile(tree, file, "exec"), names)
         value = eval(compile(ast.Expression(last.value), file, "eval"), names) if last else None
+    if file.endswith(".ipynb") and hasattr(value, "view") and not plt.get_fignums():
+        value = value.view.plot()
     figures = [drawn(plt.figure(number)) for number in plt.get_fignums()]
     plt.close("all")
     return Shown(fenced(said.getvalue()) + ("" if code.rstrip().endswith(";") else displayed(value)), figures)
@@ -105,10 +123,20 @@ def with_output(markdown: str, shown: list[Shown], stem: str) -> tuple[str, dict
     return BLOCK.sub(extended, markdown), pictures
 
 
+def on_files(files, config):  # noqa: D103
+    from mkdocs.structure.files import File
+
+    for notebook in NOTEBOOKS:
+        files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=as_page(notebook)))
+    return files
+
+
 def on_page_markdown(markdown, page, config, files):  # noqa: D103
     from mkdocs.structure.files import File
 
-    file = Path(page.file.abs_src_path)
+    of_notebook = ROOT / f"{page.file.src_uri.removesuffix('.md')}.ipynb"
+    file = of_notebook if of_notebook in NOTEBOOKS else Path(page.file.abs_src_path)
+    markdown = re.sub(r"\]\(\.\./notebooks/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
     text, pictures = with_output(markdown, run_page(markdown, file), file.stem)
     for name, png in pictures.items():
         place = posixpath.join(posixpath.dirname(page.file.src_uri), "figures", name)

@@ -1,4 +1,4 @@
-"""Draws `docs/pictures/page.png` anew: the residual lattice and the attention of the page that `interp report` writes.
+"""Draws `docs/pictures/page.png` anew: the top of the page that `interp report` writes, to the end of the waterfall.
 
 Run: `interp report --model demo-4l --out report && python docs/page_picture.py report`; it takes Chromium, Playwright
 and Pillow.
@@ -18,11 +18,11 @@ WIDTH, SHARP, MARGIN = 1400, 1.25, 16
 
 
 def shot(page: Page) -> bytes:
-    """The page from the head of the lattice to the attention of the chosen head, as PNG."""
+    """The page from its question to the sum of what the parts add, as PNG."""
     page.add_style_tag(content="nav { position: static !important }")
-    top, bottom = (page.locator(at).bounding_box() for at in ("#lattice", "#attended"))
+    top, bottom = (page.locator(at).bounding_box() for at in (".question", "#complete"))
     if top is None or bottom is None:
-        raise RuntimeError("this page has no lattice or no attention")
+        raise RuntimeError("this page has no attribution")
     end = bottom["y"] + bottom["height"] + MARGIN
     clip: FloatRect = {
         "x": 0.0,

@@ -21,8 +21,7 @@ from matplotlib.figure import Figure
 import interp
 from interp import tasks
 from interp.causal.causal_trace import causal_trace
-from interp.plot.causal_trace import causal_trace as draw_map
-from interp.plot.causal_trace import causal_trace_curves
+from interp.plot.causal_trace import causal_trace as draw_map, causal_trace_curves
 from interp.runs.record import Record
 
 

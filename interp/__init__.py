@@ -44,87 +44,63 @@ from interp.core import late
 
 if TYPE_CHECKING:
     from interp import (
-        attention,
-        causal,
-        circuits,
-        compat,
-        core,
-        data,
-        dynamics,
-        editing,
-        edits,
-        families,
-        features,
-        lab,
-        lenses,
-        metrics,
-        model,
-        pages,
-        papers,
-        passes,
-        plot,
-        residual,
-        runs,
-        tasks,
-        tokens,
-        training,
-        verify,
-        weights,
-        zoo,
+        attention as attention,
+        causal as causal,
+        circuits as circuits,
+        compat as compat,
+        core as core,
+        data as data,
+        dynamics as dynamics,
+        editing as editing,
+        edits as edits,
+        families as families,
+        features as features,
+        lab as lab,
+        lenses as lenses,
+        metrics as metrics,
+        model as model,
+        pages as pages,
+        papers as papers,
+        passes as passes,
+        plot as plot,
+        residual as residual,
+        runs as runs,
+        tasks as tasks,
+        tokens as tokens,
+        training as training,
+        verify as verify,
+        weights as weights,
+        zoo as zoo,
     )
-    from interp.attention import heads
-    from interp.causal import ablate, attribution_patch, causal_trace, patch, path_patch
-    from interp.circuits import evaluate_circuit, find_circuit
-    from interp.core import frame
-    from interp.data import Batch, Stream
-    from interp.edits import Edit
-    from interp.encoder_decoder import HookedEncoderDecoder
-    from interp.hooked import HookedTransformer
-    from interp.lenses import backward_lens, logit_lens
-    from interp.metrics import logit_difference
-    from interp.model.parts import Part
-    from interp.model.tap import Read
-    from interp.pages.report_page import report
-    from interp.passes import observe
-    from interp.residual import attribute
-    from interp.runs import run
-    from interp.tokens import token_attribution
-    from interp.weights import composition, copying
-    from interp.zoo import DEMOS
+    from interp.attention import heads as heads
+    from interp.causal import (
+        ablate as ablate,
+        attribution_patch as attribution_patch,
+        causal_trace as causal_trace,
+        patch as patch,
+        path_patch as path_patch,
+    )
+    from interp.circuits import evaluate_circuit as evaluate_circuit, find_circuit as find_circuit
+    from interp.core import frame as frame
+    from interp.data import Batch as Batch, Stream as Stream
+    from interp.edits import Edit as Edit
+    from interp.encoder_decoder import HookedEncoderDecoder as HookedEncoderDecoder
+    from interp.hooked import HookedTransformer as HookedTransformer
+    from interp.lenses import backward_lens as backward_lens, logit_lens as logit_lens
+    from interp.metrics import logit_difference as logit_difference
+    from interp.model.parts import Part as Part
+    from interp.model.tap import Read as Read
+    from interp.pages.report_page import report as report
+    from interp.passes import observe as observe
+    from interp.residual import attribute as attribute
+    from interp.runs import run as run
+    from interp.tokens import token_attribution as token_attribution
+    from interp.weights import composition as composition, copying as copying
+    from interp.zoo import DEMOS as DEMOS
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "DEMOS",
-    "Batch",
-    "Edit",
-    "HookedEncoderDecoder",
-    "HookedTransformer",
-    "Part",
-    "Read",
-    "Stream",
-    "ablate",
-    "attribute",
-    "attribution_patch",
-    "backward_lens",
-    "causal_trace",
-    "composition",
-    "copying",
-    "evaluate_circuit",
-    "find_circuit",
-    "frame",
-    "heads",
-    "logit_difference",
-    "logit_lens",
-    "observe",
-    "patch",
-    "path_patch",
-    "report",
-    "run",
-    "token_attribution",
-]
-
-_HOMES = {
+HOMES = {
     "Batch": "interp.data",
     "DEMOS": "interp.zoo",
     "Edit": "interp.edits",
@@ -153,7 +129,10 @@ _HOMES = {
     "run": "interp.runs",
     "token_attribution": "interp.tokens",
 }
-"""Where each name of `__all__` lives: imported at its first use, so that `import interp` costs little beside torch."""
+"""The names of a first day and where each lives: imported at its first use, so that `import interp` costs little.
+
+No `__all__`: `help(interp)` would print every word of them all.
+"""
 
 WINGS = (
     *(
@@ -206,15 +185,15 @@ _EARLIER = {
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *WINGS, "__version__"})
+    return sorted({*HOMES, *WINGS, "__version__"})
 
 
 def __getattr__(name: str) -> object:
-    """A wing or a name of `__all__` at its first use; for others an error that says where they are."""
+    """A wing or a name of `HOMES` at its first use; for others an error that says where they are."""
     if name in WINGS:
         return import_module(f"interp.{name}")
-    if name in _HOMES:
-        found = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    if name in HOMES:
+        found = globals()[name] = getattr(import_module(HOMES[name]), name)
         return found
     what = f"module 'interp' has no attribute {name!r}"
     if name in _EARLIER:
@@ -223,4 +202,4 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"{what}: it is called {' or '.join(f'interp.{wing}.{name}' for wing in homes)}")
     from interp.core.boundary import nearest
 
-    raise AttributeError(f"{what}; {nearest(name, [*__all__, *WINGS])}")
+    raise AttributeError(f"{what}; {nearest(name, [*HOMES, *WINGS])}")

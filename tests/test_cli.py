@@ -98,7 +98,9 @@ def test_a_report_is_written_and_written_again(tmp_path: Path, capsys: pytest.Ca
     out = tmp_path / "out"
     for seed in ("1", "2"):
         assert main(["report", *PLANTED, "--out", str(out), "--seed", seed]) == 0
-    assert capsys.readouterr().out.split() == [str(out / "index.html")] * 2
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if not line.startswith("- ")] == [str(out / "index.html")] * 2
+    assert said[0].startswith("- The model ") and len(said) > 4
     run = json.loads((out / "run.json").read_text())
     assert run["seed"] == 2
     assert run["files"] == sorted(path.name for path in out.iterdir())

@@ -67,3 +67,13 @@ def test_a_notebook_uses_public_names_and_defines_no_long_function(name: str) ->
                 assert (node.end_lineno or node.lineno) - node.lineno < 10
             if isinstance(node, ast.Attribute):
                 assert not node.attr.startswith("_"), f"{node.attr} is private"
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_a_page_of_the_manual_with_a_picture_in_the_gallery(name: str) -> None:
+    title = cells(name, "markdown")[0].splitlines()[0].removeprefix("# ")
+    assert f'"{title}": notebooks/{name}.md' in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    gallery = (ROOT / "docs" / "gallery.md").read_text(encoding="utf-8")
+    assert f"[{title}](../notebooks/{name}.ipynb)" in gallery
+    assert f"(pictures/notebooks/{name}.png)" in gallery
+    assert (ROOT / "docs" / "pictures" / "notebooks" / f"{name}.png").stat().st_size < 100_000

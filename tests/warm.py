@@ -18,6 +18,6 @@ for name in (
     import_module(name)
 
 package = import_module("interp")
-for name in (*package.__all__, *package.WINGS):
+for name in (*package.HOMES, *package.WINGS):
     if name != "compat":
         getattr(package, name)

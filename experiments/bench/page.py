@@ -25,8 +25,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 import interp
 from interp.families.tokenizer import HuggingFaceTokenizer
-from interp.pages import About, Question, ablated, report_of, write_report
-from interp.pages import report as gathering
+from interp.pages import About, Question, ablated, report as gathering, report_of, write_report
 from interp.pages.corrupted import Pair
 
 COLUMNS, CHANGED = 64, 5

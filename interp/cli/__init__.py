@@ -100,7 +100,7 @@ ASKED: Mapping[str, Entry] = MappingProxyType(
 COMMANDS: Mapping[str, Entry] = MappingProxyType(
     {
         "report": _made(
-            "Write the analysis page of one prompt: HTML that opens from disk, every table as CSV and Parquet, "
+            "Say what was found for one prompt and write its page: HTML that opens from disk, every table as CSV, "
             "run.json.",
             "commands", "Report",
         ),

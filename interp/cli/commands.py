@@ -24,7 +24,7 @@ NEEDED = ("starlette", "uvicorn", "pydantic")
 
 @dataclass(frozen=True, kw_only=True)
 class Report(OfModel):
-    """Write the analysis page of one prompt: HTML that opens from disk, every table as CSV and Parquet, run.json."""
+    """Say what was found for one prompt and write its page: HTML that opens from disk, every table as CSV, run.json."""
 
     prompt: str | None = None
     """Text to analyse; without it an indirect-object sentence."""
@@ -40,17 +40,20 @@ class Report(OfModel):
     """The prompt once more, token for token, but for what changes its answer: what patching compares it with."""
 
     def run(self) -> None:
-        """Load, analyse, write; the output folder is tried before any work."""
+        """Load, analyse, write, say what was found; the output folder is tried before any work."""
         question = self.question()
         from interp import DEMOS, zoo
-        from interp.pages import About, replacing, report_of, write_report
+        from interp.pages import About, findings, replacing, report_of, write_report
 
         about = About(self.model)
         if self.model in DEMOS:
             about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model))
         with replacing(self.out) as folder:
             model = self.opened()
-            write_report(report_of(model, question, about, seed=self.seed), folder)
+            report = report_of(model, question, about, seed=self.seed)
+            write_report(report, folder)
+        for one in findings(report):
+            print(f"- {one}")
         print(self.out / "index.html")
 
     def question(self) -> "Question":

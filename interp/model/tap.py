@@ -17,8 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import nearest, public
 from interp.model import sites
-from interp.model.edits import ANSWERS, Span, edited
-from interp.model.edits import Edit as Edit
+from interp.model.edits import ANSWERS, Edit as Edit, Span, edited
 
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig

@@ -1,5 +1,6 @@
 """Results as one self-contained HTML page that opens from disk, with every number beside it as a table."""
 
+from interp.pages.findings import Finding, findings
 from interp.pages.folder import replacing, write_report
 from interp.pages.graph_page import graph_page
 from interp.pages.render import page
@@ -12,9 +13,11 @@ __all__ = [
     "About",
     "Contrast",
     "Corrupted",
+    "Finding",
     "Question",
     "Report",
     "ReportPage",
+    "findings",
     "fitting_repeats",
     "graph_page",
     "page",

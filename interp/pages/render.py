@@ -21,6 +21,7 @@ from interp.pages import (
     views,
     wording,
 )
+from interp.pages.findings import findings
 from interp.pages.report import Contrast, Corrupted, Report
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
@@ -29,6 +30,26 @@ if TYPE_CHECKING:
     import pandas as pd
 
 STYLES = ("report", "lattice", "causal")
+SECTIONS = {
+    "question": "Question", "attribution": "Attribution", "ablation": "Ablation", "patching": "Patching",
+    "tokens": "Tokens", "attention": "Attention", "lattice": "Lattice", "circuit": "Answer circuit",
+    "lens": "Logit lens", "backward": "Backward lens", "heads": "Head scores", "circuits": "Weights",
+    "card": "Model card", "provenance": "Provenance",
+}  # fmt: skip
+"""The sections of the page in its order: the answer, its parts, where in the prompt, the circuit, lenses, the model."""
+GLOSSARY = {
+    "token": "a piece of text, the unit that the model reads and writes",
+    "logit": "the model's score of a possible next token; a difference of 1 is a factor of 2.7 in probability",
+    "residual stream": "the vector of each token that every part reads from and adds to",
+    "head": "a part of attention, L3H5 in layer 3: it carries something from the tokens it looks at",
+    "MLP": "the part of a layer that works on each token by itself",
+    "direct effect": "what a part adds to the logits itself",
+    "total effect": "what becomes of the logits when a part is replaced and all later parts run anew",
+    "corrupted prompt": "the same prompt, changed just so that the answer changes",
+    "lens": "a stream state, read as if it were the last",
+    "edge": "one part's output as another part's input",
+}
+"""The words that a stranger needs."""
 SCRIPTS = (
     "state", "cells", "attention", "lattice", "reading", "parts", "why", "choosing", "keyboard", "causal", "start",
 )  # fmt: skip
@@ -55,7 +76,10 @@ def _ready(report: Report) -> dict[str, object]:
     shown, linked = ({}, {"first": [0, 0]}) if report.contrast is None else _answered(report, report.contrast)
     return {
         "facts": _facts(report),
-        "card": views.measured(report.about.card.get("measured")),
+        "card": (card := views.measured(report.about.card.get("measured"))),
+        "sections": {name: title for name, title in SECTIONS.items() if card or name != "card"},
+        "findings": findings(report),
+        "glossary": GLOSSARY,
         "tokens": tables["tokens"].to_dict("records"),
         "names": names,
         "scores": views.SCORES,
@@ -155,7 +179,9 @@ def _compared(report: Report) -> dict[str, object]:
         "sites": view_patching.SITES,
         "unchanged": view_patching.UNCHANGED,
         "patching": view_patching.patching(tables["patching"]),
-        "circuit": None if edges is None else view_circuit.drawing(edges, report.config),
+        "circuit": None
+        if edges is None
+        else view_circuit.drawing(edges, tables["faithfulness"], report.config),
         **_faithful(report, report.contrast, report.corrupted),
     }
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from interp.core.boundary import public
+from interp.pages.findings import Finding, findings
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
 from interp.pages.report import About, Fitted, Question, Report, report_of
@@ -51,6 +52,14 @@ class ReportPage:
         with replacing(Path(folder)) as fresh:
             write_report(self.report, fresh)
         return Path(folder) / "index.html"
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was found, in at most five sentences, the most important first; each with a doubt where there is one."""
+        return findings(self.report)
+
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *(f"- {one}" for one in self.findings)])
 
     def __repr__(self) -> str:
         asked = self.report.question

@@ -1,4 +1,8 @@
-"""Ablation made ready for the template: maps of direct and total effect in common colours, one against the other."""
+"""Ablation made ready for the template: maps of direct and total effect in common colours, one against the other.
+
+Numbers are with the part replaced minus without. The colour is for or against the answer, as everywhere on the page:
+where replacing a part lowers the metric, the part speaks for the answer, and the cell is blue (a positive level).
+"""
 
 from dataclasses import dataclass
 
@@ -10,14 +14,11 @@ from interp.pages.wording import number
 CHANGES = {
     "zero": (
         "zero",
-        "The part says nothing: a head's output z, an MLP's output with its bias, is 0 at every position. That can "
-        "leave a stream that the model never sees. Direct is minus what the part adds by itself to the logits, above.",
+        "The part says nothing: its output is 0 at every position, which the model may never have seen.",
     ),
     "resample": (
         "resample",
-        "The part says at every position what it says after the corrupted prompt (resampling), so only what differs "
-        "between the prompts counts. Direct is, for the same reason, what it adds by itself after the corrupted prompt "
-        "minus what it adds after the prompt, each at its own norm's scale.",
+        "The part says what it says after the corrupted prompt, so only what differs between the prompts counts.",
     ),
 }
 """By change its name on the page, and what stands in for the part."""
@@ -101,7 +102,8 @@ def _tip(one: Replaced) -> str:
 
 def _cell(part: Replaced, value: float, reach: float, *, idle: bool = False) -> Cell:
     text = UNCHANGED if idle else number(value, 2, sign=True)
-    return Cell(text, 0.0 if idle else value / reach, _tip(part), idle=idle)
+    level = 0.0 if idle else -value / reach  # blue for the answer: it loses what the part gave
+    return Cell(text, level, _tip(part), idle=idle)
 
 
 def _signed(logits: float) -> str:

@@ -1,29 +1,31 @@
 """The strongest edges made ready for the template: a layered graph, from the input at the bottom to the logits."""
 
-import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pandas as pd
+import torch
 
 from interp.causal import EdgeGraph
 from interp.causal.graph import INPUT, LOGITS
+from interp.circuits.edge_circuit import connected
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
+from interp.pages.findings import enough, in_words
 from interp.pages.wording import count, number
 
 STEPS = (10, 25, 50, 100)
-"""How many edges a page can show; the first is where it opens."""
-PORTS = {"q": -11.0, "k": 0.0, "v": 11.0}
+"""How many edges a page can show; it opens on the first that carries enough of the answer."""
+PORTS = {"q": -15.0, "k": 0.0, "v": 15.0}
 """Where queries, keys and values enter a head, in pixels from its middle."""
-COLUMN, ROW, MARGIN = 60.0, 60.0, 30.0
+COLUMN, ROW, MARGIN = 96.0, 64.0, 40.0
 """Distance of nodes across and of rows, and the room at the sides, in pixels."""
-HALF = 10.0
-"""Half the height of a node, in pixels."""
+HALF, SIDE = 10.0, 36.0
+"""Half the height and half the width of a node, in pixels."""
 WIDEST, THINNEST = 8.0, 0.7
 """Width of the strongest edge and of one of no strength, in pixels."""
-
-BOW = 0.2
-"""How far a line bows sideways per pixel that it rises beyond the next row."""
+LANES, APART = 5, 4.0
+"""Lines side by side in the gap between two nodes, and how far apart, in pixels."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,9 @@ class Node:
     """One part of the model and where it is drawn."""
 
     part: str
+    label: str
+    meaning: str
+    """What it is, in a sentence's words."""
     layer: int | None
     head: int | None
     x: float
@@ -52,6 +57,8 @@ class Edge:
     """One edge: what it joins, its score, and the line it is drawn as."""
 
     rank: int
+    drawn: int | None
+    """The number of edges from which on it lies on a path from the input to the logits; None = at no number drawn."""
     source: End
     target: End
     ends: str
@@ -75,27 +82,51 @@ class Drawing:
     """Names of the layers and their heights."""
     edges: list[Edge]
     steps: list[int]
+    opens: int
+    """The step that the page opens on."""
+    carried: dict[int, str]
+    """By step how much of the answer so many edges carry, in words."""
     total: int
     """How many edges the whole graph has."""
 
 
-def drawing(table: pd.DataFrame, config: ModelConfig) -> Drawing:
-    """The strongest edges of the table as a graph."""
+def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig) -> Drawing:
+    """The strongest edges of the table as a graph; faithfulness: how much of the answer so many of them carry."""
     graph, shown = EdgeGraph.of(config), table.head(STEPS[-1])
     places = {name: i for i, name in enumerate(graph.receivers)}
     pairs = list(zip(shown.sender, shown.receiver, shown.value.tolist(), strict=True))
+    steps = sorted({min(step, len(pairs)) for step in STEPS})
+    drawn = _drawn(graph, [(sender, receiver) for sender, receiver, _ in pairs], steps)
     targets = {receiver: graph.nodes_of(places[receiver]) for _, receiver, _ in pairs}
-    names = {INPUT, LOGITS, *(s for s, _, _ in pairs), *(n for nodes in targets.values() for n in nodes)}
-    nodes, rows, width, height = _layout(names)
+    on_a_path = [pair for pair, step in zip(pairs, drawn, strict=True) if step is not None]
+    senders, receivers = {s for s, _, _ in on_a_path}, {n for _, r, _ in on_a_path for n in targets[r]}
+    layout = _Layout({INPUT, LOGITS, *senders, *receivers})
     strongest = max((abs(score) for _, _, score in pairs), default=0.0) or 1.0
     edges = [
-        _edge(
-            rank, sender, receiver, score, strongest, [nodes[sender], *(nodes[n] for n in targets[receiver])]
-        )
-        for rank, (sender, receiver, score) in enumerate(pairs)
+        _edge(rank, drawn[rank], pair, targets[pair[1]], strongest, layout) for rank, pair in enumerate(pairs)
     ]
-    steps = sorted({min(step, len(edges)) for step in STEPS})
-    return Drawing(width, height, list(nodes.values()), rows, edges, steps, len(table))
+    least = enough(faithfulness)
+    opens = next((step for step in steps if step >= least), steps[-1])
+    known = dict(zip(faithfulness.edges.tolist(), faithfulness.value.tolist(), strict=True))
+    carried = {step: f"Alone they carry {number(known[step], 2)} of the answer." for step in steps}
+    nodes = list(layout.nodes.values())
+    return Drawing(layout.width, layout.height, nodes, layout.rows, edges, steps, opens, carried, len(table))
+
+
+def _drawn(graph: EdgeGraph, pairs: Sequence[tuple[str, str]], steps: Sequence[int]) -> list[int | None]:
+    """For each edge, strongest first, the smallest step whose edges connect it to the input and the logits."""
+    senders, receivers = (
+        {name: i for i, name in enumerate(names)} for names in (graph.senders, graph.receivers)
+    )
+    cells = [(senders[sender], receivers[receiver]) for sender, receiver in pairs]
+    found: list[int | None] = [None] * len(cells)
+    for step in reversed(steps):
+        kept = torch.zeros(len(senders), len(receivers), dtype=torch.bool)
+        for cell in cells[:step]:
+            kept[cell] = True
+        linked = connected(graph, kept)
+        found = [step if i < step and linked[cell] else found[i] for i, cell in enumerate(cells)]
+    return found
 
 
 def _parsed(name: str) -> tuple[int | None, int | None]:
@@ -115,60 +146,100 @@ def _level(name: str) -> tuple[float, float]:
     return float(layer), 0.0 if head is not None else 1.0
 
 
-def _layout(names: set[str]) -> tuple[dict[str, Node], list[tuple[str, float]], float, float]:
+class _Layout:
     """Every node in its row, each row in the middle; the names of layers beside them, and the size of it all."""
-    levels: dict[tuple[float, float], list[str]] = {}
-    for name in sorted(names, key=lambda name: (_level(name), _parsed(name)[1] or 0)):
-        levels.setdefault(_level(name), []).append(name)
-    width = 2 * MARGIN + COLUMN * max(4, *map(len, levels.values()))
-    height = ROW * (len(levels) - 1) + 4 * HALF
-    nodes: dict[str, Node] = {}
-    rows: list[tuple[str, float]] = []
-    for i, level in enumerate(sorted(levels)):
-        y, row = height - 2 * HALF - ROW * i, levels[level]
-        for k, name in enumerate(row):
-            x = width / 2 + COLUMN * (k - (len(row) - 1) / 2)
-            nodes[name] = Node(name, *_parsed(name), x, y)
-        if level[1] == 0 and row[0] not in (INPUT, LOGITS):
-            rows.append((str(Part("block", int(level[0]))), y))
-    return nodes, rows, width, height
+
+    def __init__(self, names: set[str]) -> None:
+        levels: dict[tuple[float, float], list[str]] = {}
+        for name in sorted(names, key=lambda name: (_level(name), _parsed(name)[1] or 0)):
+            levels.setdefault(_level(name), []).append(name)
+        self.width = 2 * MARGIN + COLUMN * max(4, *map(len, levels.values()))
+        self.height = ROW * (len(levels) - 1) + 4 * HALF
+        self.nodes: dict[str, Node] = {}
+        self.rows: list[tuple[str, float]] = []
+        self.lines: list[tuple[float, list[float]]] = []
+        """The rows from the input on: height, and where nodes stand in it."""
+        for i, level in enumerate(sorted(levels)):
+            y, row = self.height - 2 * HALF - ROW * i, levels[level]
+            across = [self.width / 2 + COLUMN * (k - (len(row) - 1) / 2) for k in range(len(row))]
+            for name, x in zip(row, across, strict=True):
+                self.nodes[name] = Node(name, _label(name), in_words(name), *_parsed(name), x, y)
+            self.lines.append((y, across))
+            if level[1] == 0 and row[0] not in (INPUT, LOGITS):
+                self.rows.append((f"layer {int(level[0])}", y))
+
+    def path(self, source: Node, target: Node, port: float, rank: int) -> str:
+        """A line upwards that passes the rows between through the gaps beside their nodes."""
+        x0, y0, x1, y1 = source.x, source.y - HALF, target.x + port, target.y + HALF
+        lane = APART * (rank % LANES - LANES // 2)
+        points, x, y = f"M{x0:.1f} {y0:.1f}", x0, y0
+        for row, across in self.lines:
+            if not target.y < row < source.y:
+                continue
+            gap = _gap(x + (x1 - x) * (y - row) / (y - y1), across, self.width) + lane
+            points += f"{_bend(x, y, gap, row + HALF)}V{row - HALF:.1f}"
+            x, y = gap, row - HALF
+        return points + _bend(x, y, x1, y1)
 
 
-def _edge(rank: int, sender: str, receiver: str, score: float, strongest: float, ends: list[Node]) -> Edge:
-    source, *targets = ends
+def _label(name: str) -> str:
+    """What stands in a node's box."""
+    if name in (INPUT, LOGITS):
+        return "embedding" if name == INPUT else "logits"
+    part = Part.of(name)
+    return name if part.kind == "head" else f"MLP {part.layer}"
+
+
+def _gap(wanted: float, across: Sequence[float], width: float) -> float:
+    """The free place of a row nearest to where a line would cross it: between two nodes, or where there are none."""
+    if all(abs(wanted - x) >= COLUMN / 2 for x in across):
+        return wanted
+    gaps = [x + side * COLUMN / 2 for x in across for side in (-1, 1)]
+    return min((gap for gap in gaps if SIDE <= gap <= width - SIDE), key=lambda gap: abs(gap - wanted))
+
+
+def _bend(x0: float, y0: float, x1: float, y1: float) -> str:
+    """A curve upwards that begins and ends upright."""
+    bend = 0.5 * (y0 - y1)
+    return f"C{x0:.1f} {y0 - bend:.1f} {x1:.1f} {y1 + bend:.1f} {x1:.1f} {y1:.1f}"
+
+
+def _edge(
+    rank: int,
+    drawn: int | None,
+    pair: tuple[str, str, float],
+    targets: Sequence[str],
+    strongest: float,
+    layout: _Layout,
+) -> Edge:
+    sender, receiver, score = pair
     size = abs(score) / strongest
-    shared = f", which {targets[0].part} to {targets[-1].part} share" if len(targets) > 1 else ""
+    shared = f", which {targets[0]} to {targets[-1]} share" if len(targets) > 1 else ""
+    nowhere = "" if drawn is not None else "\non no path from the embedding to the logits"
     tip = (
         f"{sender} → {receiver}{shared}\n{number(score, 3, sign=True)} logits if it alone carries the prompt's value "
-        f"(estimate)\nnumber {count(rank + 1)} by size"
+        f"(estimate)\nnumber {count(rank + 1)} by size{nowhere}"
     )
+    port = PORTS.get(receiver[-1], 0.0)
+    ends = [] if drawn is None else [layout.nodes[name] for name in targets]
     return Edge(
         rank=rank,
-        source=End(sender, source.part, source.layer, source.head),
-        target=_target(receiver, targets),
-        ends=" ".join(dict.fromkeys(node.part for node in ends)),
+        drawn=drawn,
+        source=End(_end(sender), sender, *_parsed(sender)),
+        target=End(
+            _end(receiver), *((None, None, None) if len(targets) > 1 else (targets[0], *_parsed(targets[0])))
+        ),
+        ends=" ".join(dict.fromkeys((sender, *targets))),
         score=score,
         bar=100 * size,
         width=THINNEST + (WIDEST - THINNEST) * size,
-        path=" ".join(_curve(source, node, PORTS.get(receiver[-1], 0.0), rank) for node in targets),
+        path=" ".join(layout.path(layout.nodes[sender], node, port, rank) for node in ends),
         tip=tip,
     )
 
 
-def _target(receiver: str, nodes: list[Node]) -> End:
-    """The receiving end: a part, and of a head what enters there."""
-    first = nodes[0]
-    if len(nodes) > 1:
-        return End(receiver, None, None, None)
-    return End(receiver, first.part, first.layer, first.head)
-
-
-def _curve(source: Node, target: Node, port: float, rank: int) -> str:
-    """A line upwards; a long one bows outwards, a vertical one to either side, to pass beside the rows between."""
-    x0, y0, x1, y1 = source.x, source.y - HALF, target.x + port, target.y + HALF
-    rise = y0 - y1
-    side = math.copysign(1.0, x1 - x0 or rank % 2 - 0.5)
-    bow = side * min(BOW * (rise - ROW + 2 * HALF), COLUMN)
-    bend = 0.45 * rise
-    points = (x0 + bow, y0 - bend, x1 + bow, y1 + bend, x1, y1)
-    return f"M{x0:.1f} {y0:.1f}C" + " ".join(f"{value:.1f}" for value in points)
+def _end(name: str) -> str:
+    """One end of an edge in the table: the part as in its box, and what enters a head there."""
+    node, _, port = name.rpartition(".")
+    reads = {"q": "queries", "k": "keys", "v": "values"}
+    return f"{node} {reads[port]}" if port in reads else _label(name)

@@ -142,8 +142,10 @@ def _lens_cell(ranked: Sequence[LensRow], answer: str) -> Cell:
         f"entropy {first.entropy:.2f} nats, KL(final ‖ depth) {first.kl:.2f} nats",
     ]
     if first.next_rank >= 0:
-        lines.append(f"next in the prompt: rank {first.next_rank}, {probability(first.next_prob)}")
-    lines.append(f"the answer {visible(answer)}: rank {first.answer_rank}, {probability(first.answer_prob)}")
+        lines.append(f"next in the prompt: rank {first.next_rank + 1}, {probability(first.next_prob)}")
+    lines.append(
+        f"the answer {visible(answer)}: rank {first.answer_rank + 1}, {probability(first.answer_prob)}"
+    )
     return Cell(visible(first.word), first.top_prob, "\n".join(lines))
 
 
@@ -188,7 +190,7 @@ def _backward_cell(
         f"update ‖x‖‖δ‖ {number(100 * first.relative_update, 1)} % of the largest",
         f"least probable of {side}: {' '.join(visible(row.bottom_word) for row in ranked)}",
         f"most probable of {side}: {' '.join(visible(row.top_word) for row in ranked)}",
-        f"the answer {visible(answer)}: rank {first.answer_rank}",
+        f"the answer {visible(answer)}: rank {first.answer_rank + 1}",
     ]
     token, extreme = (first.bottom_word, n_vocab - 1) if writes else (first.top_word, 0)
     return Cell(visible(token), level, "\n".join(lines), first.answer_rank == extreme)

@@ -27,6 +27,8 @@ SITES = {
     "z": "each head's output, at all positions at once",
 }
 """What is patched, in words."""
+ENDS: dict[Direction, tuple[str, str]] = {"denoise": ("−1", "+1"), "noise": ("+1", "−1")}
+"""What a patch adds to the normalised metric at the red and the blue end of the scale."""
 UNCHANGED = "–"
 """What a cell shows where nothing was changed."""
 LARGEST = 10
@@ -64,6 +66,8 @@ class Patching:
     maps: dict[str, Rows]
     heads: Rows
     largest: list[Patch]
+    ends: tuple[str, str]
+    """What the ends of the colour scale stand for, against the answer and for it."""
 
 
 def patching(table: pd.DataFrame) -> dict[str, Patching]:
@@ -71,25 +75,23 @@ def patching(table: pd.DataFrame) -> dict[str, Patching]:
     found = {}
     for direction in DIRECTIONS:
         patches = records(Patch, table[table.direction == direction])
-        start = 0.0 if direction == "denoise" else 1.0
+        back = direction == "denoise"
         drawn = {
-            site: by_layer((patch.layer, _cell(patch, start)) for patch in patches if patch.site == site)
+            site: by_layer((patch.layer, _cell(patch, back=back)) for patch in patches if patch.site == site)
             for site in dict.fromkeys(patch.site for patch in patches)
         }
         order = sorted((p for p in patches if p.changed), key=lambda patch: -abs(patch.value))
-        found[str(direction)] = Patching(drawn, drawn.pop("z"), order[:LARGEST])
+        found[str(direction)] = Patching(drawn, drawn.pop("z"), order[:LARGEST], ENDS[direction])
     return found
 
 
-def _cell(patch: Patch, start: float) -> Cell:
-    """Coloured by how far the patch moves the answer from where the run stood, towards the prompt's or the
-    corrupted one's.
-    """
+def _cell(patch: Patch, *, back: bool) -> Cell:
+    """Coloured by how far the prompt's value in the cell speaks for the answer: brings it back, or takes it along."""
     place = (
         "" if patch.head is None else f"{patch.part}\n"
     )  # the script names cells by token, from their row and column
     if not patch.changed:
         return Cell(UNCHANGED, 0.0, f"{place}nothing was changed here", idle=True)
     tip = f"{place}{number(patch.value, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"
-    level = max(-1.0, min(1.0, patch.normalised - start))
+    level = max(-1.0, min(1.0, patch.normalised if back else 1.0 - patch.normalised))
     return Cell(number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0), level, tip)

@@ -22,7 +22,8 @@ MOST_NUMBERS = 400
 def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The mean effect over prompts: a map of two dims (the first downwards), or bars with 95 % intervals of one.
 
-    result: that of `ablate`, `knock_out` or `short_circuit`. Cells in which nothing was changed are left white.
+    result: that of `ablate`, `knock_out` or `short_circuit`. Blue: the metric falls, the part speaks for it. Cells in
+    which nothing was changed are left white.
     Errors: ValueError for a result of another number of dims.
 
     Example:
@@ -41,7 +42,7 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax.set_ylabel(label)
     else:
         ax = axes(ax, 1.8 + 0.5 * shown.shape[1], 1.2 + 0.42 * shown.shape[0])
-        image = heat_map(ax, shown, Scale.signed(shown, label), title="")
+        image = heat_map(ax, shown, Scale.removal(shown, label), title="")
         if shown.size <= MOST_NUMBERS:
             annotate(ax, image, numbers(shown, "{:+.2f}"))
         name_cells(ax, rows=names[0], columns=names[1])

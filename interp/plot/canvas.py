@@ -42,6 +42,15 @@ class Scale:
         return cls(SIGNED, -reach, reach, label)
 
     @classmethod
+    def removal(cls, values: Float[np.ndarray, "..."], label: str, intact: float = 0.0) -> "Scale":
+        """For a metric with something taken away: blue where it falls, so where that speaks for the metric.
+
+        intact: what the number is where nothing is taken away, the neutral colour.
+        """
+        signed = cls.signed(values - intact, label)
+        return replace(signed, cmap=f"{SIGNED}_r", low=intact + signed.low, high=intact + signed.high)
+
+    @classmethod
     def around(cls, chance: float, values: Float[np.ndarray, "..."], label: str) -> "Scale":
         """For scores on both sides of chance, which is the neutral colour; of 0 where no chance level is known."""
         chance = 0.0 if np.isnan(chance) else chance

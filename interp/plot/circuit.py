@@ -8,6 +8,7 @@ import numpy as np
 import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
@@ -23,7 +24,7 @@ NARROWEST = 3.5
 """Distance of the outermost nodes below which there is blank space at the sides."""
 PORTS = {"q": -0.25, "k": 0.0, "v": 0.25}
 """Where a head's queries, keys and values enter, from the middle of its lower side."""
-RAISES, LOWERS = (colormaps[SIGNED](shade) for shade in (0.9, 0.1))
+FOR, AGAINST = (to_hex(colormaps[SIGNED](shade)) for shade in (0.9, 0.1))
 THIN, THICK = 0.5, 4.5
 """Line widths of a score of 0 and of the largest, in points."""
 STYLES = {"found": "-", "random": ":", "degree-matched": "--"}
@@ -116,7 +117,7 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     )
     ax = axes(ax, 2.4 + 0.5 * len(names), 3.6)
     split = len(kinds)
-    colours = [RAISES] * split + ["0.6"] * (len(names) - split)
+    colours = [FOR] * split + ["0.6"] * (len(names) - split)
     ax.bar(
         range(len(names)),
         values,
@@ -177,7 +178,7 @@ def _arrows(
                 FancyArrowPatch(
                     (x, y + BOX[1] / 2), (to_x + port, to_y - BOX[1] / 2),
                     connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=7 + 1.5 * width,
-                    shrinkA=0, shrinkB=0, linewidth=width, color=RAISES if score > 0 else LOWERS, alpha=0.8, zorder=1,
+                    shrinkA=0, shrinkB=0, linewidth=width, color=_colour(found, score), alpha=0.8, zorder=1,
                 )
             )  # fmt: skip
     return arrows
@@ -203,19 +204,28 @@ def _title(found: Circuit) -> str:
     return f"{name}: {size}" if name else size
 
 
+def _removed(found: Circuit) -> bool:
+    """Whether scores say what corrupting an edge does, instead of what its clean value does."""
+    return found.protocol is not None and found.protocol.direction == "noise"
+
+
+def _colour(found: Circuit, score: float) -> str:
+    """Blue for an edge that speaks for the metric: its clean value raises it, corrupting it lowers it."""
+    return FOR if (score < 0 if _removed(found) else score > 0) else AGAINST
+
+
 def _explain(ax: Axes, found: Circuit, reach: float) -> None:
     """What colours and widths mean."""
     how = found.protocol
     metric = "the metric" if how is None else f"the {how.metric}"
     unit = "" if how is None else f" {how.unit}"
-    done = "corrupting it" if how is not None and how.direction == "noise" else "its clean value"
+    done = "corrupting it" if _removed(found) else "its clean value"
+    scores = found.scores.values()
+    here = {"lowers": min(scores, default=0.0), "raises": max(scores, default=0.0)}
     handles = [
-        Line2D([], [], color=colour, linewidth=THICK, label=f"{done} {does} {metric}")
-        for colour, does, here in (
-            (LOWERS, "lowers", any(score <= 0 for score in found.scores.values())),
-            (RAISES, "raises", any(score > 0 for score in found.scores.values())),
-        )
-        if here
+        Line2D([], [], color=_colour(found, score), linewidth=THICK, label=f"{done} {does} {metric}")
+        for does, score in here.items()
+        if (score > 0) == (does == "raises")
     ]
     title = f"widest: {reach:.3g}{unit}"
     ax.legend(handles=handles, title=title, fontsize="small", title_fontsize="small", loc="upper center",

@@ -28,13 +28,13 @@ def patching(
     reach: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """A map of two dims, coloured around 0; a dot marks cells where nothing was changed.
+    """A map of two dims, blue where the clean cell speaks for the metric; a dot marks cells where nothing was changed.
 
     result: that of `patch`, `attribution_patch` or another causal question; select from a third dim first,
     `result.sel(layer=3)`. The senders of `path_patch` are laid out by layer: their heads, then the other parts.
     value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "value", in the metric's unit.
     tokens: the prompt's, to name the positions. numbers: write the values on the cells; None = where they fit.
-    reach: where the colours end, so that several maps can share them; None = the largest value.
+    reach: how far from no effect the colours end, so that several maps can share them; None = the largest effect.
     Errors: KeyError for a value that the result lacks; ValueError for another number of dims, or of tokens.
 
     Example:
@@ -56,7 +56,7 @@ def patching(
     ax = axes(ax, 2.2 + 0.52 * values.shape[1], 1.8 + 0.36 * values.shape[0])
     how = {"denoise": "clean into corrupted", "noise": "corrupted into clean"}
     title = f"{result.attrs.get('site', 'patching')}: {how.get(str(result.attrs.get('direction')), '')}"
-    scale = Scale.signed(values if reach is None else np.array([reach]), _label(result, value))
+    scale = _scale(result, value, values, reach)
     image = heat_map(ax, values, scale, title=title.rstrip(": "))
     _write(ax, image, values, result, numbers)
     shown = [printable(token) for token in tokens] if tokens is not None else _names(table, columns)
@@ -86,6 +86,15 @@ def _by_layer(result: xr.Dataset) -> xr.Dataset:
         found, coords=coords, attrs={**result.attrs, "site": f"to {result.attrs['receivers']}"}
     )
     return laid_out.assign(changed=laid_out.changed != 0)
+
+
+def _scale(result: xr.Dataset, value: str, values: np.ndarray, reach: float | None) -> Scale:
+    """Of clean cells in the corrupted run what they add; of corrupted cells in the clean run what they take away."""
+    label = _label(result, value)
+    if result.attrs.get("direction") != "noise":
+        return Scale.signed(values if reach is None else np.array([reach]), label)
+    intact = float(value == "normalised")
+    return Scale.removal(values if reach is None else np.array([intact + reach]), label, intact)
 
 
 def _label(result: xr.Dataset, value: str) -> str:

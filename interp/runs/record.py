@@ -37,8 +37,7 @@ from interp.data.stream import DataSource
 from interp.passes.observe import Subject
 from interp.runs.folder import LOCK, clear, is_locked, locked, write_bytes
 from interp.runs.provenance import model_hash, now, question_of
-from interp.runs.run import Asked, Results
-from interp.runs.run import run as run_over
+from interp.runs.run import Asked, Results, run as run_over
 from interp.runs.run_file import RECORD, RunFile, Session, State, Step, defaults_of, fields_of
 from interp.runs.step_files import encoded, read
 from interp.runs.work_folder import WORK

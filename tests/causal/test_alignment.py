@@ -17,6 +17,7 @@ from interp.model.edits import Edit, Set, Swap
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import as_model, observe
+from interp.zoo import PROGRAMS, Compiled, compile
 from interp.zoo.groundtruth import noisy, plant_head
 from tests.configs import build, some_tokens
 from tests.loops import over
@@ -310,3 +311,42 @@ def test_prompts_that_make_no_pairs_are_refused_by_name(message: str) -> None:
 def test_a_descent_that_does_nothing_is_refused(how: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="at least one step of one pair at a positive rate"):
         Descent(**how)  # type: ignore[arg-type]
+
+
+# --- a compiled program, whose variables' directions are known ------------------------------------------------
+
+
+def counted() -> tuple[Compiled, dict[str, Tensor]]:
+    """Parity by the number of ones: pairs whose last position counts differently, and whose parity differs with it."""
+    known = compile(PROGRAMS["parity"]())
+    length, symbols = known.program.tokens.length, len(known.program.tokens.symbols)
+    drawn = torch.randint(1, symbols + 1, (2, 400, length), generator=torch.Generator().manual_seed(0))
+    base, source = (torch.cat((torch.zeros(400, 1, dtype=torch.long), each), 1) for each in drawn)
+    wrong, answer = (known.expected(each)[:, -1] for each in (base, source))  # a function of the count alone
+    kept = (answer != wrong).nonzero()[:128, 0]
+    return known, {"base": base[kept], "source": source[kept], "answer": answer[kept], "wrong": wrong[kept]}
+
+
+@pytest.mark.slow
+def test_das_finds_a_compiled_variable_at_its_site_and_not_before() -> None:
+    known, asked = counted()
+    result = align(
+        known.model, **asked, site="resid_pre", rank=5, descent=Descent(200), nulls=["permuted variable"]
+    )
+    iia = result.value.sel(score="iia", swapped="found")
+    last = asked["base"].shape[1] - 1
+    assert iia.sel(layer=1, pos=last) == 1
+    assert iia.sel(layer=1, pos=slice(0, last - 1)).max() == 0  # the head moved nothing from there any more
+    assert iia.sel(layer=0).max() < 0.6  # one token of several makes the count
+    assert result.value.sel(score="iia", swapped="permuted variable", layer=1, pos=last) < 0.8
+    truth = torch.linalg.qr(known.subspaces["ones"]["L1.resid"].mT)[0].mT
+    cosines = torch.linalg.svdvals(Subspace.of_result(result, layer=1, pos=last).basis @ truth.mT.double())
+    assert cosines[0] > 0.99
+
+
+def test_the_directions_of_a_compiled_variable_exchange_it_on_every_pair() -> None:
+    known, asked = counted()
+    last, site = asked["base"].shape[1] - 1, "L1.resid"
+    truth = torch.linalg.qr(known.subspaces["ones"][site].mT)[0].mT
+    result = align(known.model, **asked, site="resid_pre", layers=[1], pos=[last], subspace=truth, nulls=[])
+    assert result.value.sel(score="iia", swapped="found").item() == 1

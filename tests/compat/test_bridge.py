@@ -11,8 +11,7 @@ import torch
 import transformers
 from torch import nn
 
-from interp.compat import bridge as reading
-from interp.compat import from_bridge
+from interp.compat import bridge as reading, from_bridge
 from tests.loops import over
 from tests.tiny import CORPUS, gpt2_tokenizer
 from tests.tolerances import assert_close

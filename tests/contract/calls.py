@@ -496,7 +496,7 @@ def public_names() -> Iterator[tuple[str, Callable[..., object]]]:
     seen: set[int] = set()
     for wing in ("", *interp.WINGS):
         module = importlib.import_module(f"interp.{wing}" if wing else "interp")
-        for name in module.__all__:
+        for name in module.__all__ if wing else interp.HOMES:
             value, full = getattr(module, name), f"{wing}.{name}".lstrip(".")
             looked_at = isinstance(value, type) and (
                 issubclass(value, Question) or "public" in vars(value.__init__)

@@ -6,6 +6,7 @@ What arrives with a wrong kind or a bad value in any argument is fuzzed: `tests/
 import dataclasses
 import inspect
 import pickle
+import pydoc
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -138,17 +139,22 @@ def test_a_name_that_lives_in_a_wing_is_answered_with_its_place() -> None:
     """Some hundred of these stood at the top in the first edition."""
     for wing in interp.WINGS:
         for name in getattr(interp, wing).__all__:
-            if name not in {*interp.__all__, *interp.WINGS, *GONE, "encoder_decoder"}:  # a module too
+            if name not in {*interp.HOMES, *interp.WINGS, *GONE, "encoder_decoder"}:  # a module too
                 with pytest.raises(
                     AttributeError, match=rf"no attribute '{name}': it is called .*interp.{wing}.{name}"
                 ):
                     getattr(interp, name)
 
 
+def test_help_of_the_package_is_one_screen_or_two() -> None:
+    lines = pydoc.render_doc(interp, renderer=pydoc.plaintext).splitlines()
+    assert len(lines) < 200 and any("interp.causal" in line for line in lines)
+
+
 def test_names_that_are_there_are_found_and_listed() -> None:
     assert len(dir(interp)) < 60, "a screen of a terminal"
-    assert set(interp.__all__) <= set(dir(interp))
-    assert all(hasattr(interp, name) for name in interp.__all__)
+    assert set(interp.HOMES) <= set(dir(interp))
+    assert all(hasattr(interp, name) for name in interp.HOMES)
     with pytest.raises(AttributeError, match="no attribute 'logit_lense'; nearest: logit_lens"):
         interp.logit_lense  # noqa: B018
 

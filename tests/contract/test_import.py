@@ -23,7 +23,7 @@ import interp.__main__
 found["of the command line"] = heavy()
 interp.HookedTransformer.from_pretrained("demo-attn-2l")("a")
 found["of loading a model"] = [name for name in ("torch._dynamo", "transformers") if name in sys.modules]
-found["names"] = len([getattr(interp, name) for name in interp.__all__])
+found["names"] = len([getattr(interp, name) for name in interp.HOMES])
 print(json.dumps(found))
 """
 Found = dict[str, object]

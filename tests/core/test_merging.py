@@ -1,8 +1,7 @@
 """The fixed tree: any order of arrival gives the same bits, and a node may come whole."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from interp.core.results import MergeTree
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from interp.core.stats import Bootstrap, Means, Moments, Rows, poisson_weights

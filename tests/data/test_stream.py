@@ -10,8 +10,7 @@ from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jaxtyping import TypeCheckError
 from transformers import BertTokenizer
 

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 

@@ -14,8 +14,7 @@ import interp
 from interp import HookedTransformer, families
 from interp.families import fill
 from interp.model import Transformer
-from tests.configs import CONFIGS, build
-from tests.configs import some_tokens as our_tokens
+from tests.configs import CONFIGS, build, some_tokens as our_tokens
 from tests.families.oracle import D_VOCAB, hf_config, hf_logits, hf_model, new_hf_model, some_tokens
 from tests.tiny import gpt2_tokenizer
 

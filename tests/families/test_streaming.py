@@ -14,8 +14,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from interp import families
-from interp.families import convert, native
-from interp.families import fill as filling
+from interp.families import convert, fill as filling, native
 from interp.families.convert import to_model
 from interp.families.fill import Plan, check_dtype, fill, plan, require_finite
 from interp.families.llama import FAMILY

@@ -398,7 +398,7 @@ def readers() -> Iterator[str]:
             yield name
     for wing in ("", *interp.WINGS):
         module = importlib.import_module(f"interp.{wing}" if wing else "interp")
-        for name in module.__all__:
+        for name in module.__all__ if wing else interp.HOMES:
             kind = getattr(module, name)
             for own, method in vars(kind).items() if isinstance(kind, type) else ():
                 if (

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor, nn
 from transformers.models.minimax.configuration_minimax import MiniMaxConfig
 from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttention

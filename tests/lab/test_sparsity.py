@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from torch import Tensor
 
 from interp.lab import AdaptiveTemperature, BigBird, Dilated, FixedBlocks, Longformer, Strided

@@ -18,8 +18,7 @@ from interp.model import MLP, LayerNorm, NoNorm, RMSNorm, Transformer
 from interp.model.norm import Normalize
 from interp.passes.frozen import gradient_before
 from tests.configs import CONFIGS, build, perturbed, some_tokens
-from tests.families.oracle import new_hf_model
-from tests.families.oracle import some_tokens as hf_tokens
+from tests.families.oracle import new_hf_model, some_tokens as hf_tokens
 from tests.families.pair import network
 from tests.loops import over
 from tests.model.test_norm import NORMS

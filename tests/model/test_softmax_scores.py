@@ -9,8 +9,7 @@ from torch import Tensor
 
 from interp.data.batch import Batch
 from interp.lab import AdaptiveTemperature, LogN, Longformer, Strided
-from interp.model import Chunks, LogSteps, ModelConfig, Softmax, Transformer
-from interp.model import softmax as softmax_module
+from interp.model import Chunks, LogSteps, ModelConfig, Softmax, Transformer, softmax as softmax_module
 from interp.model.attention import Mask
 from interp.model.softmax import Refinement, SoftmaxAttention
 from tests.configs import perturbed, some_tokens

@@ -2,6 +2,7 @@
 
 import pytest
 
+from interp.pages.findings import enough
 from interp.pages.wording import number
 from tests.pages.visits import Visit, needs_browser, numbers
 
@@ -39,16 +40,19 @@ def test_a_dot_explains_itself_and_chooses_its_head(seen: Visit) -> None:
 
 def test_the_curve_follows_the_number_of_edges_and_chooses_it(seen: Visit) -> None:
     marked = seen.page.locator("#circuit .dot.chosen")
-    assert marked.get_attribute("data-edges") == "10"
+    table = seen.table("faithfulness")
+    assert marked.get_attribute("data-edges") == str(min(max(enough(table), 10), 100))
     seen.page.locator("#circuit .switch").get_by_text("top 50", exact=True).click()
     assert marked.get_attribute("data-edges") == "50"
     assert seen.page.locator("#circuit tr.chosen[data-edges]").get_attribute("data-edges") == "50"
     seen.page.locator("#circuit .link[data-edges='25']").click()
     assert marked.get_attribute("data-edges") == "25"
-    assert seen.page.locator("#circuit .edge:not([hidden])").count() == 25
+    on_a_path = table.set_index("edges").connected
+    assert seen.page.locator("#circuit .edge:not([hidden])").count() == on_a_path[25]
+    (carried,) = seen.texts("#carried")
+    assert carried == f"Alone they carry {number(table.set_index('edges').value[25])} of the answer."
     seen.page.locator("#circuit .dot[data-edges='200']").click()
     assert marked.get_attribute("data-edges") == "25"  # the graph draws no 200
-    table = seen.table("faithfulness")
     assert numbers(seen.texts("#circuit tr[data-edges] td:nth-child(3)")) == pytest.approx(
         table.value.tolist(), abs=6e-4
     )

@@ -95,7 +95,7 @@ def test_without_a_corrupted_prompt_parts_are_zeroed_only() -> None:
 def test_a_model_without_mlps_is_mapped_without_them() -> None:
     found = compared("attention-only")
     assert set(found.tables["ablation"].kind) == {"head"}
-    assert "mlp</th>" not in section(page_of(found), "ablation")
+    assert "MLP</th>" not in section(page_of(found), "ablation")
 
 
 @pytest.mark.slow
@@ -112,7 +112,7 @@ def test_both_maps_show_the_rows_of_the_table_in_common_colours(planted: Report,
     for (classes, level, cell), value, there in zip(shown, values, known, strict=True):
         assert cell == (wording.number(value, 2, sign=True) if there else view_ablation.UNCHANGED)
         assert float(level) == pytest.approx(abs(value) / reach if there else 0, abs=6e-4)
-        assert ("neg" in classes.split()) == (there and value < 0)
+        assert ("neg" in classes.split()) == (there and value > 0)  # blue is for the answer
 
 
 def test_a_dot_stands_at_its_direct_and_total_effect() -> None:

@@ -139,12 +139,12 @@ def test_every_cell_of_every_map_shows_its_row(planted: Report) -> None:
             if not row.changed:
                 assert (cell, tip) == ("–", f"{place}nothing was changed here")
                 continue
-            moved = row.normalised - (direction == "noise")
+            told = row.normalised if direction == "denoise" else 1 - row.normalised  # for the answer
             assert cell == wording.number(row.normalised)
             assert f"{wording.number(row.value, 3, sign=True)} logits\n" in tip
             assert f"normalised {wording.number(row.normalised, 3)}" in tip
-            assert level == pytest.approx(min(1, abs(moved)), abs=6e-4)
-            assert ("neg" in classes) == (moved < 0)
+            assert level == pytest.approx(min(1, abs(told)), abs=6e-4)
+            assert ("neg" in classes) == (told < 0)
 
 
 def test_where_both_runs_agree_the_map_says_that_nothing_was_changed() -> None:
@@ -173,7 +173,7 @@ def test_the_largest_effects_are_listed_largest_first() -> None:
 def test_the_drawing_has_the_strongest_edges_from_their_sender_up_to_their_receivers(name: str) -> None:
     found = compared(name)
     table, graph = found.tables["edges"], EdgeGraph.of(found.config)
-    drawn = view_circuit.drawing(table, found.config)
+    drawn = view_circuit.drawing(table, found.tables["faithfulness"], found.config)
     nodes = {node.part: node for node in drawn.nodes}
     assert drawn.total == len(table)
     assert drawn.steps == [step for step in (10, 25, 50) if step < len(table)] + [min(100, len(table))]
@@ -185,38 +185,74 @@ def test_the_drawing_has_the_strongest_edges_from_their_sender_up_to_their_recei
         assert edge.ends.split() == [row.sender, *receivers]
         assert edge.width == pytest.approx(0.7 + 7.3 * abs(row.value) / strongest)
         lines = [[float(x) for x in re.findall(r"-?[\d.]+", line)] for line in edge.path.split("M")[1:]]
-        assert len(lines) == len(receivers)
+        assert len(lines) == (0 if edge.drawn is None else len(receivers))
+        if edge.drawn is None:
+            continue
         for line, receiver in zip(lines, receivers, strict=True):
             start, end = nodes[row.sender], nodes[receiver]
             part = row.receiver[-2:]
-            offset = {".q": -11, ".k": 0, ".v": 11}.get(part, 0)
+            offset = {".q": -15, ".k": 0, ".v": 15}.get(part, 0)
             assert line[:2] == pytest.approx([start.x, start.y - 10], abs=0.06)
             assert line[-2:] == pytest.approx([end.x + offset, end.y + 10], abs=0.06)
             assert line[-1] < line[1]
         assert f"{wording.number(row.value, 3, sign=True)} logits" in edge.tip
         assert edge.tip.startswith(f"{row.sender} → {row.receiver}")
-        assert (edge.source.name, edge.target.name) == (row.sender, row.receiver)
+        assert (edge.source.part, edge.target.part) == (
+            row.sender,
+            receivers[0] if len(receivers) == 1 else None,
+        )
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_drawn_are_the_edges_on_a_path_and_as_many_as_the_curve_counts(name: str) -> None:
+    found = compared(name)
+    curve = found.tables["faithfulness"]
+    drawn = view_circuit.drawing(found.tables["edges"], curve, found.config)
+    connected = dict(zip(curve.edges, curve.connected, strict=True))
+    for step in drawn.steps:
+        shown = [edge for edge in drawn.edges[:step] if edge.drawn is not None and edge.drawn <= step]
+        assert len(shown) == connected[step]
+    known = dict(zip(curve.edges, curve.value, strict=True))
+    enough = [step for step in drawn.steps if all(known[n] >= 0.9 for n in curve.edges if n >= step)]
+    assert drawn.opens == (enough or drawn.steps)[0 if enough else -1]
+    assert (
+        drawn.carried[drawn.opens] == f"Alone they carry {wording.number(known[drawn.opens])} of the answer."
+    )
+
+
+def test_lines_pass_beside_the_nodes_of_the_rows_between(planted: Report) -> None:
+    drawn = view_circuit.drawing(planted.tables["edges"], planted.tables["faithfulness"], planted.config)
+    boxes = [(node.x, node.y) for node in drawn.nodes]
+    passed = 0
+    for edge in drawn.edges:
+        for x, top in re.findall(r"([\d.]+) [\d.]+V([\d.]+)", edge.path):
+            near = [abs(float(x) - at) for at, y in boxes if abs(y - 10 - float(top)) < 0.06]
+            assert min(near) > view_circuit.SIDE
+            passed += 1
+    assert passed > 10
 
 
 def test_rows_of_the_drawing_go_up_layer_by_layer_heads_before_their_mlp() -> None:
     found = compared("gpt2")
-    nodes = {node.part: node for node in view_circuit.drawing(found.tables["edges"], found.config).nodes}
+    drawn = view_circuit.drawing(found.tables["edges"], found.tables["faithfulness"], found.config)
+    nodes = {node.part: node for node in drawn.nodes}
     order = ["L0.resid", "L0H0", "L0.mlp", "L1H0", "L1.mlp", "logits"]
     heights = [nodes[name].y for name in order]
     assert heights == sorted(heights, reverse=True) and len(set(heights)) == len(order)
     assert len({nodes[f"L1H{head}"].y for head in range(4)}) == 1
     across = [nodes[f"L1H{head}"].x for head in range(4)]
-    assert np.diff(across).min() >= 52
+    assert np.diff(across).min() >= 2 * view_circuit.SIDE
 
 
 def test_the_circuit_of_the_page_lists_the_edges_it_draws_and_counts_all(planted: Report) -> None:
     text = unescape(section(page_of(planted), "circuit"))
     table = planted.tables["edges"]
-    assert f"strongest of all {wording.count(len(table))} edges" in text
+    assert f"strongest of {wording.count(len(table))} edges" in text
     assert "first-order estimate" in text and "not a proof" in text
     scores = re.findall(r"<td>([+−]?[\d.]+)</td><td class=\"bar", text)
     assert scores == [wording.number(score, 3, sign=True) for score in table.value[:100]]
-    assert len(re.findall(r'<g class="edge', text)) == len(scores)
+    linked = re.findall(r"data-rank=\"\d+\" data-drawn=\"\d+\"", text)
+    assert len(re.findall(r'<g class="edge', text)) == len(linked) > 0
 
 
 # --- what is missing, and what is refused -------------------------------------------------------------------------

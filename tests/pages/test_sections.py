@@ -10,11 +10,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import interp
-from interp.pages import About, Question, Report, page, report_of, view_attribution, view_lens, wording
+from interp.pages import (
+    About,
+    Question,
+    Report,
+    findings,
+    page,
+    report_of,
+    view_attribution,
+    view_lens,
+    wording,
+)
 from interp.pages.folder import write_report
 from interp.pages.view_attribution import Step, Waterfall
 from tests.configs import CONFIGS, perturbed
@@ -212,7 +221,7 @@ def test_a_cell_names_the_end_that_is_read_and_lists_both(planted: Report) -> No
         side = "δ" if matrix == "W_O" else "x"
         tip = (
             f"least probable of {side}: {tips[0]}\nmost probable of {side}: {tips[1]}\n"
-            f"the answer d: rank {first.answer_rank}"
+            f"the answer d: rank {first.answer_rank + 1}"
         )
         panel = text.split(f'data-matrix="{matrix}"')[1]
         assert f'{tip}"><bdi>{wording.visible(first[f"{end}_word"])}</bdi>' in panel
@@ -266,7 +275,7 @@ def test_a_model_whose_mlps_cannot_be_shown_says_why(name: str, words: str | Non
 
 def test_a_model_without_an_unembedding_gives_a_page_that_says_what_it_leaves_out(tmp_path: Path) -> None:
     found = report_of(model_of({"unembed": False}), Question(PROMPT), About("headless"))
-    assert found.contrast is None
+    assert found.contrast is None and findings(found) == ()
     assert set(found.tables) == {"tokens", "heads", "composition", "attention"}
     assert found.tables["tokens"].loss_nats.isna().all()
     text = page(found)

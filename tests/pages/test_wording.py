@@ -4,8 +4,7 @@ import math
 import unicodedata
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from interp.pages import wording
 

@@ -13,8 +13,7 @@ from interp.families import from_hf_model
 from interp.model import Edit, Read, sites
 from interp.passes.observe import deepest, observe
 from tests.configs import CONFIGS, build, some_tokens
-from tests.families.oracle import hf_model, new_hf_model
-from tests.families.oracle import some_tokens as hf_tokens
+from tests.families.oracle import hf_model, new_hf_model, some_tokens as hf_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
 

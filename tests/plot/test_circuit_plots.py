@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch
 from interp.causal import EdgeGraph
 from interp.causal.contrast import Direction
 from interp.circuits import Circuit, CircuitProtocol
-from interp.plot.circuit import LOWERS, RAISES, THICK, THIN, circuit, circuit_curve
+from interp.plot.circuit import AGAINST, FOR, THICK, THIN, circuit, circuit_curve
 from tests.configs import CONFIGS
 
 HOW = CircuitProtocol("logit difference", "logits", "eap", "top_n", "resample", 8)
@@ -44,13 +44,21 @@ def test_every_node_is_named_and_rows_follow_the_pass() -> None:
     assert "small, nothing: 5 of" in ax.get_title() and "%" in ax.get_title()
 
 
-def test_every_edge_is_an_arrow_as_wide_as_its_score_and_coloured_by_its_sign() -> None:
-    found = {(round(a.get_linewidth(), 6), a.get_edgecolor()[:3]) for a in arrows(drawn(SCORES))}
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_every_edge_is_an_arrow_as_wide_as_its_score_and_blue_where_it_speaks_for_the_metric(
+    direction: Direction,
+) -> None:
+    how = replace(HOW, direction=direction)
+    made = arrows(circuit(Circuit(EdgeGraph.of(CONFIGS["gpt2"]), SCORES, protocol=how)))
+    found = {(round(a.get_linewidth(), 6), mpl.colors.to_hex(a.get_edgecolor())) for a in made}
+    speaks = {edge: score > 0 if direction == "denoise" else score < 0 for edge, score in SCORES.items()}
     expected = {
-        (round(THIN + (THICK - THIN) * abs(s) / 2, 6), (RAISES if s > 0 else LOWERS)[:3])
-        for s in SCORES.values()
+        (round(THIN + (THICK - THIN) * abs(s) / 2, 6), FOR if speaks[edge] else AGAINST)
+        for edge, s in SCORES.items()
     }
-    assert found == expected and len(arrows(drawn(SCORES))) == len(SCORES)
+    assert found == expected and len(made) == len(SCORES)
+    red, _, blue = mpl.colors.to_rgb(FOR)
+    assert blue > red
 
 
 def test_heads_are_entered_by_their_queries_keys_and_values() -> None:

@@ -27,6 +27,21 @@ def test_maps_can_share_their_colours() -> None:
     assert plot.patching(FOUND, reach=7.0).images[0].get_clim() == (-7.0, 7.0)
 
 
+@pytest.mark.parametrize("value", ["normalised", "value"])
+def test_a_clean_cell_that_speaks_for_the_metric_is_blue_in_both_directions(value: str) -> None:
+    how = {"metric": logit_difference(3, 4), "direction": "noise"}
+    taken = patch(HookedTransformer(build("gpt2"), None), CLEAN, CORRUPT, **how)
+    for found, sign in ((FOUND, 1), (taken, -1)):
+        image = plot.patching(found, value).images[0]
+        colours = image.to_rgba(np.asarray(image.get_array()))
+        effect = sign * found.value.to_numpy()
+        if value == "normalised":
+            effect = found.normalised.to_numpy() if sign == 1 else 1 - found.normalised.to_numpy()
+        for colour, one in zip(colours.reshape(-1, 4), effect.ravel(), strict=True):
+            assert (colour[2] > colour[0]) == (one > 0) or abs(one) < 0.05 * np.abs(effect).max()
+    assert plot.patching(taken, reach=0.5).images[0].get_clim() == (0.5, 1.5)
+
+
 def test_what_is_no_map_is_refused() -> None:
     with pytest.raises(KeyError, match="'recovery'"):
         plot.patching(FOUND, "recovery")

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from interp import HookedTransformer, Part
 from interp.model import MLP, MoE
-from interp.residual import ActivationCache, IncompleteSumError
-from interp.residual import decomposition as residual
+from interp.residual import ActivationCache, IncompleteSumError, decomposition as residual
 from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.model.observed import everything

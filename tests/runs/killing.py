@@ -21,8 +21,7 @@ from interp.data.stream import Stream
 from interp.model import Trace, Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Subject
-from interp.runs import Results
-from interp.runs import journal as journals
+from interp.runs import Results, journal as journals
 from tests.runs import killed
 from tests.runs.running import ASKED, ByPosition, Kept, Norms, _norms, agree, norms_by
 from tests.tiny import hooked

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
 import interp
@@ -23,8 +22,7 @@ from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.model import Trace, Transformer
 from interp.passes.analysis import Analysis
-from interp.runs import Results
-from interp.runs import journal as journals
+from interp.runs import Results, journal as journals
 from interp.runs.run import Asked
 from interp.runs.workers import Worker
 from tests.configs import build, some_tokens

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -17,8 +16,7 @@ from interp import Batch, HookedTransformer, Stream
 from interp.core import results
 from interp.data.sources import open_source
 from interp.model.tap import Read, Tap
-from interp.runs import folder, provenance
-from interp.runs import store as stores
+from interp.runs import folder, provenance, store as stores
 from interp.runs.store import TABLES, ActivationStore, store_activations
 from tests.configs import build
 from tests.tolerances import assert_close

@@ -30,9 +30,13 @@ from interp.compat.transformer_lens.generation import Generation
 from interp.compat.transformer_lens.hook_points import DeviceType, HookFunction, HookPoint, NamesFilter
 from interp.compat.transformer_lens.initialisation import initialise
 from interp.compat.transformer_lens.losses import lm_cross_entropy_loss
-from interp.compat.transformer_lens.pretrained import DTYPE_FROM_STRING, load_hooked, tokenizer_for
-from interp.compat.transformer_lens.pretrained import from_pretrained as load
-from interp.compat.transformer_lens.pretrained import from_pretrained_no_processing as load_unprocessed
+from interp.compat.transformer_lens.pretrained import (
+    DTYPE_FROM_STRING,
+    from_pretrained as load,
+    from_pretrained_no_processing as load_unprocessed,
+    load_hooked,
+    tokenizer_for,
+)
 from interp.compat.transformer_lens.processing import ProcessedWeights
 from interp.compat.transformer_lens.root_module import HookedRootModule, kept
 from interp.compat.transformer_lens.stacks import WeightStacks

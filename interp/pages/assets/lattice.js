@@ -21,8 +21,8 @@ const drawLattice = (lattice) => {
   one(".unlatticed").remove();
   one(".latticed").hidden = false;
   const field = one("#field");
-  const [high, left, top] = [layers > 6 ? 60 : 74, 58, 18];
-  const wide = Math.max(52, Math.min(84, Math.floor((field.parentElement.clientWidth - left - 14) / n)));
+  const [high, left, top] = [layers > 6 ? 64 : 80, 62, 18];
+  const wide = Math.max(58, Math.min(88, Math.floor((field.parentElement.clientWidth - left - 14) / n)));
   const x = (pos) => left + (pos + 0.5) * wide;
   const y = (depth) => top + (layers - depth) * high;
   const half = 10;
@@ -135,14 +135,14 @@ const drawLattice = (lattice) => {
     return kind === "mlp" ? lattice.mlps[layer] : data.moved[layer][head][key];
   };
   const effect = (value) => value === null ? "not at the last token: it reaches the answer through later parts alone" : `adds ${signed(value)} logits to the answer by itself`;
-  const meaning = { mlp: "", resid: ", the stream before it", resid_mid: ", the stream between attention and MLP" };
+  const meaning = { mlp: "MLP of layer", resid: "stream before layer", resid_mid: "stream between attention and MLP of layer" };
 
   const heads = (group) => group.map((move) => `${headName(move.layer, move.head)}: ${percent(move.share)} of the sum after attention\n${effect(added("head", move.layer, move.query, move.head, move.key))}`).join("\n");
   // A name only where no stronger line has its own: on hover every line says what it is.
   let placed = [];
-  const free = (at, up) => {
-    const clear = placed.every(([a, b]) => Math.abs(a - at) > 38 || Math.abs(b - up) > 11);
-    if (clear) placed.push([at, up]);
+  const free = (at, up, wide) => {
+    const clear = placed.every(([a, b, broad]) => Math.abs(a - at) > (wide + broad) / 2 + 4 || Math.abs(b - up) > 13);
+    if (clear) placed.push([at, up, wide]);
     return clear;
   };
   const drawMove = (group) => {
@@ -152,11 +152,11 @@ const drawLattice = (lattice) => {
     wire.moves = group;
     svg("path", { d: path(points), class: "grip" }, wire);
     svg("path", { d: path(points), "stroke-width": width(group.reduce((sum, move) => sum + move.share, 0)) }, wire);
-    const spot = [0.5, 0.65, 0.35, 0.8, 0.2].map((t) => onLine(points, t)).find(([at, up]) => free(at, up));
+    const label = headName(layer, group[0].head) + (group.length > 1 ? ` +${group.length - 1}` : "");
+    const spot = [0.5, 0.65, 0.35, 0.8, 0.2].map((t) => onLine(points, t)).find(([at, up]) => free(at, up, 6.5 * label.length));
     if (spot) {
       const [at, up] = spot;
-      const more = group.length > 1 ? ` +${group.length - 1}` : "";
-      svg("text", { x: at.toFixed(1), y: (up - 3).toFixed(1) }, wire).textContent = `${headName(layer, group[0].head)}${more}`;
+      svg("text", { x: at.toFixed(1), y: (up - 3).toFixed(1) }, wire).textContent = label;
     }
     explain(wire, `${name(key)} → ${name(query)}, layer ${layer}\n${heads(group)}`);
     wire.addEventListener("click", () => select({ layer, head: group[0].head, pos: query, depth: layer + 1 }));
@@ -167,14 +167,14 @@ const drawLattice = (lattice) => {
     svg("path", { d, class: "grip" }, wire);
     svg("path", { d, "stroke-width": width(share(kind, layer, pos)) }, wire);
     if (kind === "mlp") {
-      placed.push([x(pos) + 21, box(layer) + 3]);
-      svg("rect", { x: x(pos) + 5, y: box(layer) - 6, width: 32, height: 12, rx: 2 }, wire);
-      svg("text", { x: x(pos) + 21, y: box(layer) + 3 }, wire).textContent = `L${layer}.mlp`;
+      placed.push([x(pos) + 21, box(layer) + 4, 34]);
+      svg("rect", { x: x(pos) + 4, y: box(layer) - 7, width: 34, height: 14, rx: 2 }, wire);
+      svg("text", { x: x(pos) + 21, y: box(layer) + 4 }, wire).textContent = "MLP";
     }
     const after = kind === "resid" ? "attention" : "the MLP";
     const logits = added(kind, layer, pos);
     const tail = kind === "mlp" ? `\n${effect(logits)}` : "";
-    explain(wire, `L${layer}.${kind}${meaning[kind]}, at ${name(pos)}\n${percent(share(kind, layer, pos))} of the sum after ${own.resid_mid ? after : "the block"}${tail}`);
+    explain(wire, `${meaning[kind]} ${layer}, at ${name(pos)}\n${percent(share(kind, layer, pos))} of the sum after ${own.resid_mid ? after : "the block"}${tail}`);
     wire.addEventListener("click", () => select({ layer, pos, depth: layer + 1 }));
   };
 
@@ -220,15 +220,16 @@ const drawLattice = (lattice) => {
   // --- what the chosen node is made of
 
   const LISTED = 8;
+  const ownWords = { mlp: "MLP", resid: "stream before", resid_mid: "stream between" };
   const rowsOf = (pos, depth) => {
     const layer = depth - 1;
     const listed = moves[depth * n - n + pos];
     const shown = listed.slice(0, LISTED).map((move) => ({ part: headName(layer, move.head), from: move.key, head: move.head, share: move.share, adds: added("head", layer, pos, move.head, move.key) }));
-    const single = (kind) => ({ part: `L${layer}.${kind}`, from: pos, share: share(kind, layer, pos), adds: added(kind, layer, pos) });
+    const single = (kind) => ({ part: ownWords[kind], from: pos, share: share(kind, layer, pos), adds: added(kind, layer, pos) });
     const mlp = own.mlp ? [single("mlp")] : [];
     const first = [single("resid"), ...shown];
     const rest = Math.max(0, 1 - first.reduce((sum, row) => sum + row.share, share("attn_bias", layer, pos)) - (own.resid_mid || !own.mlp ? 0 : mlp[0].share));
-    first.push({ part: `L${layer}.attn_bias`, from: null, share: share("attn_bias", layer, pos), adds: null });
+    first.push({ part: "attention's bias", from: null, share: share("attn_bias", layer, pos), adds: null });
     first.push({ part: "other moves", from: null, share: rest, adds: null });
     if (!own.resid_mid) return [["", [...mlp, ...first]]];
     return [["after the MLP", [...mlp, single("resid_mid")]], ["after attention", first]];

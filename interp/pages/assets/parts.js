@@ -45,7 +45,7 @@ const showNext = () => {
   const rows = data.nexts[state.pos].map(([token, prob, logit], rank) => {
     const row = document.createElement("tr");
     row.classList.toggle("actual", rank === data.ranks[state.pos]);
-    for (const text of [rank, token, number(logit, 2), probability(prob), ""]) {
+    for (const text of [rank + 1, token, number(logit, 2), probability(prob), ""]) {
       row.append(Object.assign(document.createElement("td"), { textContent: text }));
     }
     row.children[1].className = "tok";
@@ -56,7 +56,7 @@ const showNext = () => {
   });
   one("#next tbody").replaceChildren(...rows);
   const what = ends ? `The answer asked about is ${data.answer}` : `The prompt goes on with ${data.names[state.pos + 1]}`;
-  one("#next-actual").textContent = `${what}, rank ${data.ranks[state.pos]}.`;
+  one("#next-actual").textContent = `${what}, rank ${data.ranks[state.pos] + 1}.`;
   for (const element of all("#losses .chip, .lens thead th, #patching thead th")) {
     element.classList.toggle("chosen", +element.dataset.pos === state.pos);
   }
@@ -77,16 +77,19 @@ const showMoved = () => {
   });
 };
 
-// As many of the strongest edges as wanted; those of the chosen part stand out, parts without any step back.
+// As many of the strongest edges as wanted, drawn where they are on a path to the logits; those of the chosen part stand
+// out, parts without any step back.
 const showCircuit = () => {
   const reached = new Set();
-  for (const element of all("[data-rank]")) {
-    const ends = element.dataset.ends.split(" ");
-    const shown = +element.dataset.rank < state.edges;
-    element.toggleAttribute("hidden", !shown);
-    element.classList.toggle("lit", ends.includes(state.part));
-    if (shown) ends.forEach((end) => reached.add(end));
+  for (const element of all("[data-drawn]")) {
+    const { ends, rank, drawn } = element.dataset;
+    const linked = drawn && +drawn <= state.edges;
+    element.toggleAttribute("hidden", rank ? +rank >= state.edges : !linked);
+    element.classList.toggle("apart", !linked);
+    element.classList.toggle("lit", ends.split(" ").includes(state.part));
+    if (linked) ends.split(" ").forEach((end) => reached.add(end));
   }
+  one("#carried").textContent = one("input[name=edges]:checked").dataset.carried;
   one(".graph").classList.toggle("focused", reached.has(state.part));
   for (const node of all(".node")) {
     const picked = node.dataset.part === state.part;
