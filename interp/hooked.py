@@ -274,8 +274,8 @@ class HookedTransformer(Shown):
         """The output and the activations of every matching site (None: all that are not on demand).
 
         names_filter: a site name, several, a glob such as `"blocks.*.hook_resid_post"`, a compiled regular expression,
-        or a predicate. With `stop_at_layer` the output is the residual stream entering that block. `pos_slice` keeps some
-        positions of every axis that counts queries. No gradients are kept.
+        or a predicate. With `stop_at_layer` the output is the residual stream entering that block. `pos_slice` keeps
+        some positions of every axis that counts queries. No gradients are kept.
         """
         if stop_at_layer is not None and not 0 <= stop_at_layer <= self.cfg.n_layers:
             raise ValueError(
