@@ -11,9 +11,9 @@ from interp.causal import batches
 from interp.circuits import circuit_curve, recovery, score_edges
 from interp.data.batch import Batch
 from interp.hooked import HookedTransformer
-from interp.metrics import Metric, logit_difference
 from interp.papers.claim import Claim, Measured, above
 from interp.papers.effort import Effort
+from interp.passes.metrics import Metric, logit_difference
 from interp.tasks import Facts, IndirectObjects
 from interp.zoo.planted import PLANTED
 

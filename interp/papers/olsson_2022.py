@@ -14,12 +14,12 @@ from interp.causal import ablate
 from interp.core.results import frame
 from interp.data.batch import Batch
 from interp.dynamics import in_context
-from interp.edits import Zero
 from interp.families.convert import AnyModel
-from interp.metrics import next_token_loss
 from interp.model import ModelConfig, Rotary, Softmax, Transformer
+from interp.model.edits import Zero
 from interp.papers.claim import Claim, Measured, above, below
 from interp.papers.effort import Effort
+from interp.passes.metrics import next_token_loss
 from interp.tasks import Place, RepeatedTokens, RepeatingChain
 from interp.training import Training, train
 

@@ -13,13 +13,13 @@ import xarray as xr
 from interp.causal import ablate, batches, path_patch
 from interp.core.results import frame
 from interp.data.batch import Batch
-from interp.edits import Mean
 from interp.hooked import HookedTransformer
-from interp.metrics import logit_difference
+from interp.model.edits import Mean
 from interp.model.tap import Read
 from interp.papers.claim import Claim, Measured, above, below
 from interp.papers.effort import Effort
 from interp.passes import observe
+from interp.passes.metrics import logit_difference
 from interp.tasks import IndirectObjects, TaskPairs
 
 MOVERS = 3
