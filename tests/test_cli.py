@@ -114,7 +114,7 @@ def test_without_options_the_trained_model_answers_its_own_question(tmp_path: Pa
     answer = run["parameters"]["contrast"]["answer"]
     assert (run["model"], answer["token"], answer["rank"]) == ("demo-4l", ANSWER, 0)
     page = (tmp_path / "out" / "index.html").read_text()
-    assert "Measured on held-out material" in page
+    assert "The model, measured" in page and "held-out material" in page
     assert len(page.encode()) < 3_000_000
 
 

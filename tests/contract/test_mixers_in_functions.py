@@ -112,7 +112,7 @@ def test_a_page_of_macaron_blocks_has_a_column_for_either_mlp() -> None:
     first = expected.value.sel(part="L1.mlp_before").item()
     assert float(table.set_index("part").value["L1.mlp_before"]) == pytest.approx(first)
     heads = re.findall(r"<th scope=\"col\">(.*?)</th>", page(found))
-    assert ["mlp_before", "mlp"] in [heads[i : i + 2] for i in range(len(heads))]
+    assert ["first MLP", "MLP"] in [heads[i : i + 2] for i in range(len(heads))]
     assert {"mlp_before_out", "mlp_out"} <= set(found.tables["patching"].site)
     assert "edges" not in found.tables and found.corrupted is not None
     assert "Macaron" in found.absent["edges"] and found.absent["edges"] in page(found)
