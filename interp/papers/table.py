@@ -170,5 +170,5 @@ def as_result(rows: Sequence[Row]) -> xr.Dataset:
 
 TEXTS = ("text", "published", "unit", "verdict", "note")
 """What a claim says in words."""
-RULE = "holds: the whole interval lies between lowest and highest, which were written down before"
+RULE = "holds: the whole interval lies between lowest and highest"
 """The one rule of verdicts, in words."""
