@@ -64,7 +64,7 @@ def nanda_2023(effort: Effort) -> Iterator[Claim]:
         over("lag"),
         above(0.0),
         "log of a ratio",
-        note=small,
+        note=f"{sum(not math.isnan(each.lag) for each in every)} of {len(every)} seeds got there, no number without all",
     )
     yield Claim(
         f"share of the embedding's power in its {KEYS} largest of {PRIME // 2} frequencies",

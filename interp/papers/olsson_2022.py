@@ -121,7 +121,7 @@ def watched(config: ModelConfig, seed: int, steps: int) -> Watched:
         ablate(deepcopy(model), rows, "head", change=Zero(), freeze_patterns=True, metric=next_token_loss())
     )
     best = _induction(model).reshape(-1).argmax()
-    effects = torch.from_numpy(lost.value.to_numpy(dtype=np.float64))
+    effects = torch.from_numpy(lost.value.to_numpy(dtype=np.float64, copy=True))
     rest = torch.cat((effects[:best], effects[best + 1 :]))
     return Watched(
         list(done.log.in_context), list(done.log.induction), float(effects[best]), float(rest.mean())

@@ -73,5 +73,5 @@ def _off(model: Transformer) -> float:
         attention, read = model.block(layer).attn, Read(f"blocks.{layer}.attn.hook_pattern")
         assert isinstance(attention, DifferentialAttention)
         sums = observe(model, rows, [read]).trace[read].sum(-1)
-        apart.append(float((sums - (1 - attention.share())).abs().max()))
+        apart.append(float((sums - (1 - attention.share().detach())).detach().abs().max()))
     return max(apart)

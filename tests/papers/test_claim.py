@@ -35,7 +35,11 @@ def test_what_is_not_measured_is_not_testable() -> None:
 
 
 def test_a_region_says_itself_and_is_not_empty() -> None:
-    assert [str(each) for each in (above(0.5), below(-1), near(3, 0.5))] == ["> 0.5", "< -1", "2.5 to 3.5"]
+    assert [str(each) for each in (above(0.5), below(-1.0), near(3.0, 0.5))] == [
+        "> 0.5",
+        "< -1",
+        "2.5 to 3.5",
+    ]
     with pytest.raises(ValueError, match=r"a region requires lowest < highest, got 1\.0 and 1\.0"):
         Region(1.0, 1.0)
 
