@@ -50,6 +50,7 @@ def nanda_2023(effort: Effort) -> Iterator[Claim]:
     def over(name: str) -> Measured:
         return Measured.mean([getattr(each, name) for each in every], "seeds")
 
+    there = sum(not math.isnan(each.lag) for each in every)
     small = f"modulus {PRIME}, {TRAINED:.0%} of all sums, width 64; the paper: 113, 30 %, 128"
     yield Claim(
         "accuracy on sums that were not trained on",
@@ -64,7 +65,7 @@ def nanda_2023(effort: Effort) -> Iterator[Claim]:
         over("lag"),
         above(0.0),
         "log of a ratio",
-        note=f"{sum(not math.isnan(each.lag) for each in every)} of {len(every)} seeds got there, no number without all",
+        note=f"{there} of {len(every)} seeds got there, no number unless all",
     )
     yield Claim(
         f"share of the embedding's power in its {KEYS} largest of {PRIME // 2} frequencies",
