@@ -129,11 +129,12 @@ def _writer(report: Report, contrast: Contrast) -> Finding | None:
     token, sign = _favoured(contrast)
     parts = report.tables["attribution"]
     best = _largest(parts, sign * parts.value)
-    if sign * best.value <= 0:
+    direct = sign * float(best.value)
+    if direct <= 0:
         return None
     without = _effects(report, best.part)
     lost = without.get("zero")
-    added = f"{number(sign * best.value, 2, sign=True)} logits directly"
+    added = f"{number(direct, 2, sign=True)} logits directly"
     cost = "" if lost is None else f", {number(sign * lost, 2, sign=True)} without it"
     copied = _copied(report, best.part, token, sign)
     does = (
@@ -142,7 +143,7 @@ def _writer(report: Report, contrast: Contrast) -> Finding | None:
         else f"adds most to {_quoted(token)} by itself"
     )
     words = f"{_started(in_words(best.part))} {does}: {added}{cost}."
-    return Finding(words, "attribution", _stands_alone(sign * best.value, without, sign))
+    return Finding(words, "attribution", _stands_alone(direct, without, sign))
 
 
 def _largest(table: pd.DataFrame, by: pd.Series[float]) -> pd.Series:
@@ -221,12 +222,12 @@ def _cause(report: Report, contrast: Contrast) -> Finding | None:
     if table is None:
         return None
     parts = table[table.site.isin(("z", "mlp_out", "mlp_before_out")) & table.changed]
-    sides = {name: rows.set_index(["site", "part", "pos"]) for name, rows in parts.groupby("direction")}
+    sides = {name: rows.set_index(["site", "part", "pos"], drop=False) for name, rows in parts.groupby("direction")}
     if "denoise" not in sides:
         return None
     back = sides["denoise"].sort_values("normalised", ascending=False, kind="stable")
     best, share = back.iloc[0], float(back.normalised.iloc[0])
-    name = _cell_in_words(back.index[0], best.token)
+    name = _cell_in_words(best)
     if share < LITTLE:
         words = f"No single head or MLP brings the answer back: the most is {number(share, 2)}, by {name}."
         return Finding(words, "patching", "Several have to act together.")
@@ -238,19 +239,18 @@ def _cause(report: Report, contrast: Contrast) -> Finding | None:
     spare = back.index[(back.normalised >= AMPLE) & (left >= AMPLE)]
     if not len(spare):
         return Finding(words, "patching", _more_than_all(share))
-    names = [_cell_in_words(index, back.loc[index].token) for index in spare]
+    names = [_cell_in_words(back.loc[index]) for index in spare]
     several = f"{_listed(names)} {'is' if len(names) == 1 else 'are each'} enough and"
     doubt = f"But {several} not needed: at least {number(float(left[spare].min()), 2)} is left without it."
     return Finding(words, "patching", doubt)
 
 
-def _cell_in_words(index: tuple[str, str, int], token: str | None) -> str:
+def _cell_in_words(cell: pd.Series) -> str:
     """A patched head, or the MLP that writes a patched cell and where that is."""
-    site, part, pos = index
-    if site == "z":
-        return in_words(part)
-    mlp = Part("mlp" if site == "mlp_out" else "mlp_before", Part.of(part).layer)
-    return f"{in_words(str(mlp))} at {_at(token or '', int(pos))}"
+    if cell.site == "z":
+        return in_words(cell.part)
+    mlp = Part("mlp" if cell.site == "mlp_out" else "mlp_before", Part.of(cell.part).layer)
+    return f"{in_words(str(mlp))} at {_at(cell.token or '', int(cell.pos))}"
 
 
 def _listed(names: Sequence[str]) -> str:
