@@ -222,7 +222,9 @@ def _cause(report: Report, contrast: Contrast) -> Finding | None:
     if table is None:
         return None
     parts = table[table.site.isin(("z", "mlp_out", "mlp_before_out")) & table.changed]
-    sides = {name: rows.set_index(["site", "part", "pos"], drop=False) for name, rows in parts.groupby("direction")}
+    sides = {
+        name: rows.set_index(["site", "part", "pos"], drop=False) for name, rows in parts.groupby("direction")
+    }
     if "denoise" not in sides:
         return None
     back = sides["denoise"].sort_values("normalised", ascending=False, kind="stable")
