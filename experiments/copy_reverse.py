@@ -98,7 +98,7 @@ def alignment(model: EncoderDecoder, examples: Examples, backwards: bool) -> xr.
     assert source is not None
     layers = range(model.config.decoder.n_layers)
     sites = [f"blocks.{layer}.cross_attn.hook_pattern" for layer in layers]
-    _, cache = interp.HookedEncoderDecoder(model).run_with_cache(source, batch, names=sites)
+    _, cache = interp.HookedEncoderDecoder(model).run_with_cache(source, batch, names_filter=sites)
     pattern = torch.stack([cache["decoder"][site] for site in sites], dim=1)
     lengths = source.lengths[:, None] - 1
     column = torch.arange(batch.tokens.shape[1])

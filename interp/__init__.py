@@ -29,6 +29,7 @@ Here stand the names of a first day. Everything else lives one level down, by qu
     interp.plot         the pictures
     interp.pages        the report page, and viewers for notebooks
     interp.training     training small models
+    interp.papers       published claims at toy scale, each with a verdict
     interp.verify       whether a model's numbers keep their contract
     interp.zoo          the demo models, planted models
     interp.families     which checkpoints are understood, one file each
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         metrics as metrics,
         model as model,
         pages as pages,
+        papers as papers,
         passes as passes,
         plot as plot,
         residual as residual,
@@ -156,6 +158,7 @@ WINGS = (
         "runs",
         "plot",
         "pages",
+        "papers",
         "training",
         "verify",
         "zoo",

@@ -102,7 +102,7 @@ class HookedEncoderDecoder(Shown):
 
     def __call__(self, source: Prompts, target: Prompts) -> Float[Tensor, "b p v"]:
         """Logits at every position of the target."""
-        return self.run_with_cache(source, target, names=())[0]
+        return self.run_with_cache(source, target, names_filter=())[0]
 
     def loss(self, source: Prompts, target: Prompts) -> Float[Tensor, ""]:
         """Teacher-forced loss: mean nats per target token after the start token; padding does not count."""
@@ -111,14 +111,14 @@ class HookedEncoderDecoder(Shown):
 
     @public()
     def run_with_cache(
-        self, source: Prompts, target: Prompts, names: Names = None
+        self, source: Prompts, target: Prompts, names_filter: Names = None
     ) -> tuple[Float[Tensor, "b p v"], dict[str, ActivationCache]]:
         """Logits, and the activations of either side: `cache["decoder"]["blocks.0.cross_attn.hook_pattern"]`.
 
-        names: which sites, as in `HookedTransformer.run_with_cache`; applied to both sides. The residual accessors of
-        each cache take that side apart. No gradients are kept.
+        names_filter: which sites, as in `HookedTransformer.run_with_cache`; applied to both sides. The residual
+        accessors of each cache take that side apart. No gradients are kept.
         """
-        wanted = self._sites(names)
+        wanted = self._sites(names_filter)
         given, read = self.to_source(source).to(self.model.device), self.to_target(target)
         read = read.to(self.model.device)
         tap = Tap([Read(f"{side}.{name}") for side in SIDES for name in wanted[side]])

@@ -263,7 +263,7 @@ class HookedTransformer(Shown):
     def run_with_cache(
         self,
         prompts: Prompts,
-        names: Names = None,
+        names_filter: Names = None,
         *,
         stop_at_layer: int | None = None,
         pos_slice: slice | int | None = None,
@@ -273,16 +273,16 @@ class HookedTransformer(Shown):
     ) -> tuple[Tensor, ActivationCache]:
         """The output and the activations of every matching site (None: all that are not on demand).
 
-        names: a site name, several, a glob such as `"blocks.*.hook_resid_post"`, a compiled regular expression, or a
-        predicate. With `stop_at_layer` the output is the residual stream entering that block. `pos_slice` keeps some
-        positions of every axis that counts queries. No gradients are kept.
+        names_filter: a site name, several, a glob such as `"blocks.*.hook_resid_post"`, a compiled regular expression,
+        or a predicate. With `stop_at_layer` the output is the residual stream entering that block. `pos_slice` keeps
+        some positions of every axis that counts queries. No gradients are kept.
         """
         if stop_at_layer is not None and not 0 <= stop_at_layer <= self.cfg.n_layers:
             raise ValueError(
                 f"stop_at_layer must be in [0, {self.cfg.n_layers}] or None, got {stop_at_layer}"
             )
         batch = self.to_batch(prompts, prepend_bos=prepend_bos, padding_side=padding_side)
-        wanted = matching(names, self.cfg, stop_at_layer)
+        wanted = matching(names_filter, self.cfg, stop_at_layer)
         reads = [Read(name, position_filter(name, self.cfg, pos_slice)) for name in wanted]
         seen = observe(self.transformer, batch, reads, stop=stop_at_layer)
         values = {read.site: value for read, value in seen.trace.items()}

@@ -198,7 +198,8 @@ def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iter
     yield from _against(model, reference, batch, plain)
     seen = _everything(model, batch)
     yield _parts(model, seen)
-    for mixer in ("attn", "cross_attn") if model.config.cross_attention else ("attn",):
+    mixers = ("attn", "cross_attn") if model.config.cross_attention else ("attn",)
+    for mixer in mixers if model.config.n_layers else ():
         if _splitting(model, mixer):
             yield _values(model, seen, mixer)
         yield _heads(model, seen, mixer)

@@ -127,6 +127,10 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
             "from disk.",
             "commands", "Graph",
         ),
+        "reproduce": _made(
+            "Measure claims of published papers at toy scale: their numbers, ours with intervals, a verdict for each.",
+            "papers", "Reproduce",
+        ),
         "run": _made(
             "Run an experiment file into a new folder, or go on with a run that was interrupted or failed.",
             "runs", "Run",

@@ -73,6 +73,7 @@ EARLIER: Mapping[str, Sequence[str]] = {
     **dict.fromkeys(("target", "targets", "answers"), ("answer",)),
     **dict.fromkeys(("block", "blocks"), ("layer", "layers")),
     "positions": ("pos",),
+    "names": ("names_filter",),
     "k": ("top", "count", "sizes"),
     "by_pos": ("by",),
     "what": ("parts",),

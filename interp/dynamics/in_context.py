@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -48,6 +48,8 @@ SHORTEST = 3
 class InContext(Question):
     """The loss at every token index, and what context does for it; `in_context` describes the result."""
 
+    of_layers: ClassVar[bool] = False
+
     early: int | None = None
     """The token index that the others are compared with; None = n / 8."""
     late: int | None = None
@@ -71,6 +73,8 @@ class InContext(Question):
 @dataclass(frozen=True)
 class OneTokenLosses(Question):
     """The loss of one token of every text, always the same one; `one_token_losses` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     seed: int = 0
     """Of the choice of tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from jaxtyping import Float
@@ -44,6 +44,8 @@ Where = Literal["last", "all"]
 @dataclass(frozen=True, eq=False)
 class ActivationDifference(Question):
     """The mean difference of two models' streams, as tokens; `activation_difference` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     tuned: Model
     """The other model, of the same config and tokenizer; taken in the dtype of this one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -47,6 +47,8 @@ _BOTH = " + number"
 @dataclass(frozen=True, eq=False)
 class ChangedTokens(Question):
     """The divergence of two models token by token, and where it is largest; `changed_tokens` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     tuned: Model
     """The other model, of the same config and tokenizer; taken in the dtype of this one."""

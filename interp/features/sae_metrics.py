@@ -50,6 +50,8 @@ NO_MEAN = "no reference data to take the mean of"
 class Reconstruction(Question):
     """How sparse and how exact an autoencoder is at a site; `reconstruction` describes the result."""
 
+    of_layers: ClassVar[bool] = False
+
     sae: SAE
     """The autoencoder, on the device of the model."""
     site: str
@@ -66,6 +68,8 @@ class Reconstruction(Question):
 @dataclass(frozen=True, eq=False)
 class SaeQuality(Question):
     """What an autoencoder is worth at a site, and what the model loses by it; `sae_quality` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     sae: SAE
     """The autoencoder, on the device of the model."""

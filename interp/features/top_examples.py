@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -58,6 +58,8 @@ IN_CONTEXT = ("tokens", "activation")
 @dataclass(frozen=True)
 class TopExamples(Question):
     """The places where each cell of a site is largest, with their contexts; `top_examples` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     site: str
     """The full name of a site, or a part that is a whole one, such as `L1.post`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -46,6 +46,8 @@ FEWEST_DIVERGENCES = 16
 @dataclass(frozen=True, eq=False)
 class CompareLenses(Question):
     """How far each of several lenses is from the model's answer; `compare_lenses` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     lenses: Mapping[str, Translators | None]
     """What states go through, by name; None = nothing, the logit lens."""

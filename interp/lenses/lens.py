@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -199,6 +199,8 @@ class Translators(Protocol):
 @dataclass(frozen=True)
 class LogitLens(Question):
     """What the model would answer at every depth and position; `logit_lens` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     answer: Answers | None = None
     """The target at every position, as text or id, one for all prompts or one for each; None = each position's next

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class OutputLens(Question):
     """What one part of the model says at every position; `output_lens` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     part: Named
     """A head, a neuron or a whole sublayer."""

@@ -181,9 +181,9 @@ class ModelConfig(Record):
             object.__setattr__(self, "n_kv_heads", self.n_heads)
         if self.d_vocab_out == self.d_vocab:
             object.__setattr__(self, "d_vocab_out", None)
-        for name in ("n_layers", "d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
+        for name in ("d_model", "n_heads", "n_ctx", "d_vocab", "d_head", "n_kv_heads"):
             requires(getattr(self, name) >= 1, f"{name} >= 1, got {getattr(self, name)}")
-        requires(self.n_layers <= MOST_LAYERS, f"n_layers <= {MOST_LAYERS}, got {self.n_layers}")
+        requires(0 <= self.n_layers <= MOST_LAYERS, f"n_layers in [0, {MOST_LAYERS}], got {self.n_layers}")
         positive(
             self,
             "attn_scale",
@@ -412,6 +412,8 @@ class EncoderDecoderConfig(Record):
         requires(encodes, "an encoder: not causal, no unembedding")
         attends = self.decoder.causal and self.decoder.cross_attention
         requires(attends, "a causal decoder with cross-attention")
+        depths = (self.encoder.n_layers, self.decoder.n_layers)
+        requires(min(depths) >= 1, f"n_layers >= 1 on both sides, got {depths[0]} and {depths[1]}")
         widths = (self.encoder.d_model, self.decoder.d_model)
         requires(widths[0] == widths[1], f"one d_model on both sides, got {widths[0]} and {widths[1]}")
         vocabularies = (self.encoder.d_vocab, self.decoder.d_vocab)

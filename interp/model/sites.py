@@ -182,6 +182,7 @@ MODEL_SITES: tuple[Site, ...] = (
     Site("hook_pos_embed", "b p d", "position embeddings", lambda c: c.position_embedded),
     Site("hook_type_embed", "b p d", "token type embeddings", lambda c: c.n_token_types > 0),
     *norm_sites("ln_embed", "after the embeddings", lambda c: c.embed_norm and c.normed),
+    Site("hook_stream", "b p d", "residual stream of a model without blocks", lambda c: c.n_layers == 0),
     *norm_sites("ln_final", "before the unembedding", lambda c: c.final_norm and c.normed),
     Site(
         "unembed.hook_uncapped", "b p v", "logits before their soft cap",
@@ -310,8 +311,15 @@ def embedding_parts(config: ModelConfig) -> tuple[str, ...]:
     return tuple(s.name for s in MODEL_SITES if s.name.endswith("embed") and s.present(config))
 
 
+def first_stream(config: ModelConfig) -> str:
+    """The site of the residual stream that the embeddings leave: what enters the first block, if there are blocks."""
+    return "blocks.0.hook_resid_pre" if config.n_layers else "hook_stream"
+
+
 def final_stream(config: ModelConfig) -> str:
-    """The site of the residual stream that leaves the last block."""
+    """The site of the residual stream that the final norm reads: what leaves the last block, if there are blocks."""
+    if config.n_layers == 0:
+        return "hook_stream"
     return stream_after(config, config.n_layers - 1)
 
 

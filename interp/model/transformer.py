@@ -402,7 +402,8 @@ class Transformer(nn.Module):
         if self.type_embed is not None:
             kinds = self.type_embed(torch.zeros_like(tokens) if types is None else types)
             resid = resid + at(tap, "hook_type_embed", kinds)
-        return resid if self.ln_embed is None else self.ln_embed(resid, tap)
+        resid = resid if self.ln_embed is None else self.ln_embed(resid, tap)
+        return resid if len(self.blocks) else at(tap, "hook_stream", resid)
 
     def _position_vectors(self, positions: Int[Tensor, "#b p"]) -> Float[Tensor, "#b p d"] | None:
         kind = self.config.position

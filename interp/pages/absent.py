@@ -8,6 +8,12 @@ from interp.tokens.flow_routes import why_no_routes
 
 OF_WEIGHTS = ("circuits", "composition")
 """The tables that are read off the matrices of attention."""
+OF_LAYERS = (
+    "attention", "heads", "attribution_sources", "value_norms", "head_tokens", *OF_WEIGHTS, "ablation", "backward_lens",
+    "flow_routes", "patching", "edges", "faithfulness",
+)  # fmt: skip
+"""The tables that a model without layers lacks."""
+NO_LAYERS = "this model has no layers"
 
 LACKS = {
     "bilinear": "QK circuit",
@@ -29,6 +35,8 @@ SITES = {
 
 def why_absent(config: ModelConfig) -> dict[str, str]:
     """The tables that a page about this model lacks, and why, but for those that need logits or a second prompt."""
+    if not config.n_layers:
+        return dict.fromkeys(OF_LAYERS, NO_LAYERS)
     unseen = no_patterns(config)
     unmoved = without("moves", config)
     edges = why_no_edges(config)
@@ -55,6 +63,8 @@ def why_unsplit(config: ModelConfig) -> str | None:
 
 def no_patterns(config: ModelConfig) -> str | None:
     """Why no layer has an attention pattern; None if one has."""
+    if not config.n_layers:
+        return NO_LAYERS
     if any(mixer.traits.patterned for mixer in config.mixers):
         return None
     return config.block.why_not("blocks.0.attn.hook_pattern") or without("patterned", config)

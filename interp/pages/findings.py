@@ -153,7 +153,9 @@ def _largest(table: pd.DataFrame, by: pd.Series[float]) -> pd.Series:
 
 def _effects(report: Report, part: str) -> dict[str, float]:
     """What replacing a part changes in all, by what stands in for it."""
-    table = report.tables["ablation"]
+    table = report.tables.get("ablation")
+    if table is None:
+        return {}
     rows = table[(table.part == part) & table.changed]
     return dict(zip(rows.change, rows.value.astype(float), strict=True))
 
@@ -220,7 +222,9 @@ def _cause(report: Report, contrast: Contrast) -> Finding | None:
     if table is None:
         return None
     parts = table[table.site.isin(("z", "mlp_out", "mlp_before_out")) & table.changed]
-    sides = {name: rows.set_index(["site", "part", "pos"], drop=False) for name, rows in parts.groupby("direction")}
+    sides = {
+        name: rows.set_index(["site", "part", "pos"], drop=False) for name, rows in parts.groupby("direction")
+    }
     if "denoise" not in sides:
         return None
     back = sides["denoise"].sort_values("normalised", ascending=False, kind="stable")
@@ -290,10 +294,10 @@ def _route(report: Report, contrast: Contrast) -> Finding | None:
 
 def _needed(report: Report, contrast: Contrast) -> Finding | None:
     """Without a corrupted prompt: the part whose silence costs the answer most."""
-    if report.corrupted is not None:
+    table = report.tables.get("ablation")
+    if report.corrupted is not None or table is None:
         return None
     token, sign = _favoured(contrast)
-    table = report.tables["ablation"]
     table = table[(table.change == "zero") & table.changed]
     if table.empty or (sign * table.value).min() >= 0:
         return None

@@ -130,7 +130,7 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         else {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
         "attribution": attribution,
         "grains": view_attribution.GRAINS,
-        "ablation": view_ablation.ablation(tables["ablation"]),
+        "ablation": {} if "ablation" in report.absent else view_ablation.ablation(tables["ablation"]),
         "ablation_unchanged": view_ablation.UNCHANGED,
         "ablation_side": view_ablation.SIDE,
         "ablation_room": view_ablation.ROOM,

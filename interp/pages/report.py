@@ -175,7 +175,7 @@ def report_of(
     batch = model.text.batch(question.prompt)
     check_aligned(model, question.prompt, question.corrupt)
     config = model.transformer.config
-    _check_model(config)
+    _check_model(config, question)
     _check_size(config, batch.tokens.shape[1])
     data = fitting_repeats(config, seed)
     output_p, pattern_lhqk = _pass(model, batch)
@@ -316,9 +316,11 @@ def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
     return RepeatedTokens(period=period, repeats=repeats, seed=seed)
 
 
-def _check_model(config: ModelConfig) -> None:
+def _check_model(config: ModelConfig, question: Question) -> None:
     """ValueError before any pass for a model that half the page could say nothing about."""
     config.require_tokens("a page")
+    if question.corrupt is not None and not config.n_layers:
+        raise ValueError("a corrupted prompt is for a model with layers, this one has none: leave it out")
     for layer in range(config.n_layers):
         if (site := f"blocks.{layer}.attn.hook_z") not in sites(config):
             why = config.block.why_not(site) or f"there is no {site}"

@@ -118,7 +118,7 @@ def attribution(table: pd.DataFrame) -> Attribution:
     left, width = 100 * (np.minimum(starts, ends) - low) / span, 100 * np.abs(ends - starts) / span
     bars = [Bar(parts[i], float(x), float(w)) for i, x, w in zip(order, left, width, strict=True)]
     placed = [part for part in parts if part.kind in ("head", *MLPS)]
-    reach = max(abs(part.value) for part in placed) or 1.0
+    reach = max((abs(part.value) for part in placed), default=0.0) or 1.0
     heads_first = sorted(placed, key=lambda part: part.kind != "head")
     cells = by_layer((part.layer, _cell(part, reach)) for part in heads_first)
     unplaced = sum(part.value for part in parts if part.kind not in ("head", *MLPS))
@@ -226,8 +226,10 @@ def round_ticks(low: float, high: float) -> list[tuple[str, float]]:
 
 
 def speaker(table: pd.DataFrame) -> list[int]:
-    """Layer and head of the head that adds most to the answer: the one that the page opens on."""
+    """Layer and head of the head that adds most to the answer: the one that the page opens on; 0, 0 without heads."""
     heads = table[table.kind == "head"].reset_index(drop=True)
+    if heads.empty:
+        return [0, 0]
     first = heads.loc[[heads.value.argmax()]]
     return [int(first.layer.iloc[0]), int(first["head"].iloc[0])]
 

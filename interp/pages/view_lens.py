@@ -106,7 +106,8 @@ def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
     cells: dict[str, list[Cell]] = {}
     for (depth, _), rows in groupby(ranked, key=attrgetter("depth", "pos")):
         cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
-    labels = ["embedding", *(f"after layer {i}" for i in range(len(cells) - 2)), "output"]
+    inner = [f"after layer {i}" for i in range(len(cells) - 2)]
+    labels = ["embedding", *inner, "output"] if len(cells) > 1 else ["output"]
     return [Depth(name, label, row) for (name, row), label in zip(cells.items(), labels, strict=True)]
 
 

@@ -125,6 +125,8 @@ class Question:
 
     of_weights: ClassVar[bool] = False
     """Whether it asks about the weights alone, which edits of activations do not concern."""
+    of_layers: ClassVar[bool] = True
+    """Whether it asks about layers, so that a model without any is refused."""
 
     def __post_init__(self) -> None:
         """ValueError, by its name, for a field of the wrong kind."""

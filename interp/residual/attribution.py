@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import torch
 from einops import einsum
@@ -70,6 +70,8 @@ _NEURONS = {"mlp_before_out": "neuron_before", "mlp_out": "neuron"}
 @dataclass(frozen=True, eq=False)
 class Attribute(Question):
     """How much each part adds to the answer's logit at one token of each prompt; `attribute` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None
     """The right next token, as text or id, one for all prompts or one for each, or a direction at the output of the

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
 from math import comb, log
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -38,7 +38,7 @@ from interp.model.edits import Edit, Scale, Span, Zero, edited
 from interp.model.loss import next_token_loss, predicted
 from interp.model.parts import Named, Part, as_part
 from interp.model.records import require
-from interp.model.sites import final_stream, names
+from interp.model.sites import final_stream, first_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 _FROZEN = "patterns and norm scales"
-_START = "blocks.0.hook_resid_pre"
 _GIVEN = ("attn.hook_pattern", "ln1.hook_scale", "ln1_post.hook_scale")
 _Z = "attn.hook_z"
 _RECORDED = (
@@ -67,6 +66,8 @@ _RECORDED = (
 @dataclass(frozen=True, eq=False)
 class Paths(Question):
     """How much every path through the heads adds to the answer's logit; `paths` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     answer: Answers | None = None
     """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
@@ -93,6 +94,8 @@ class Paths(Question):
 class Orders(Question):
     """The logits by the number of heads that they passed; `orders` describes the result."""
 
+    of_layers: ClassVar[bool] = False
+
     def asked(self, model: Subject) -> Analysis:
         """The patterns and scales of a pass."""
         check_expandable(model.transformer)
@@ -104,6 +107,8 @@ class Orders(Question):
 @dataclass(frozen=True)
 class TermImportance(Question):
     """What the terms of each order are worth in loss; `term_importance` describes the result."""
+
+    of_layers: ClassVar[bool] = False
 
     def asked(self, model: Subject) -> Analysis:
         """The patterns and scales of a pass."""
@@ -296,8 +301,9 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     check_sum(frozen.orders, frozen.final, "final stream by order", model.dtype)
     upto, first = frozen.orders.cumsum(0), frozen.first_order
     loss = torch.stack([_row_loss(frozen, batch, stream) for stream in upto], 1)
-    single = torch.stack([_row_loss(frozen, batch, upto[0] + part) for part in first], 1)
-    without = torch.stack([_row_loss(frozen, batch, upto[1] - part) for part in first], 1)
+    heads = [(upto[0] + part, upto[1] - part) for part in first]
+    alone = [torch.stack([_row_loss(frozen, batch, stream) for stream in pair], 1) for pair in heads]
+    single, without = torch.stack(alone, 1).unbind(2) if alone else (loss[:, :0], loss[:, :0])
     uniform = torch.full_like(loss[:, :1], log(model.config.d_vocab))
     reduction = torch.cat((uniform, loss[:, :-1]), 1) - loss
     return {
@@ -452,7 +458,12 @@ def check_expandable(model: Transformer) -> None:
     for edit in model.edits:
         inner = edit.site.partition("blocks.")[2].partition(".")[2]
         scales = inner == _Z and isinstance(edit.change, Zero | Scale) and "e" not in edit.cells
-        if inner and not scales and edit.site != _START and not inner.startswith(_RECORDED):
+        if (
+            inner
+            and not scales
+            and edit.site != first_stream(model.config)
+            and not inner.startswith(_RECORDED)
+        ):
             raise ValueError(
                 f"path expansion under an edit of {edit.name} ({type(edit.change).__name__}): that model is no sum of "
                 "paths; Zero or Scale of heads, and changes of patterns, queries, keys or embeddings leave it one"
@@ -480,7 +491,9 @@ def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
     """
     _check(config)
     mine = {site for site in names(config) if site.partition("blocks.")[2].partition(".")[2] in _GIVEN}
-    return tuple(Read(site) for site in (_START, *sorted(mine), final_stream(config)))
+    return tuple(
+        Read(site) for site in dict.fromkeys((first_stream(config), *sorted(mine), final_stream(config)))
+    )
 
 
 def _check(config: ModelConfig) -> None:
@@ -506,7 +519,7 @@ class Frozen:
         self.model, config = model, model.config
         check_expandable(model)
         seen = {read.site: wide(trace[read]) for read in frozen_reads(config)}
-        self.start: Float[Tensor, "b p d"] = seen[_START]
+        self.start: Float[Tensor, "b p d"] = seen[first_stream(config)]
         self.final: Float[Tensor, "b p d"] = trace[Read(final_stream(config))]
         """As the model left it, in the model's dtype."""
         self.ending = final_norm(model).of(wide(self.final))
@@ -537,7 +550,7 @@ class Frozen:
         for layer, x in zip(self.layers, self.direct[:-1], strict=True):
             new = layer.added(layer.mixed(x[None]))[0]
             found = [layer.sum.through(old) for old in (*found, new)]
-        return torch.stack(found)
+        return torch.stack(found) if found else self.start[None][:0]
 
     def logits(self, stream: Float[Tensor, "*n b p d"]) -> Float[Tensor, "*n b p v"]:
         """Logits of a whole stream (before a soft cap), the final norm at its frozen scale."""

@@ -353,6 +353,9 @@ def _asked(
 ) -> tuple[list[Analysis], dict[str, Alone]]:
     """What to do for each question over data, and for those that need none, by name."""
     given = _by_name(questions)
+    for name, question in given.items():
+        if not model.transformer.config.n_layers and getattr(question, "of_layers", False):
+            raise ValueError(f"{name} requires a model with layers, this one has none")
     made = {name: replace(question.asked(model), name=name) for name, question in given.items()}
     analyses = [each for each in made.values() if isinstance(each, Analysis)]
     if bootstrap:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class BigramTable(Question):
     """How well the direct path tells the next token of a corpus; `bigram_table` describes the result."""
 
+    of_layers: ClassVar[bool] = False
+
     folded: bool = True
     """Whether the final norm is part of the path, at each row's own scale."""
     embedding: Embedding = "token"

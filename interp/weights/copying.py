@@ -211,7 +211,7 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
         ov = circuits.ov(Part("attn", layer))
         cycled = FactoredMatrix(wide(ov.A), circuits.around(ov.B))
         scores.append(positivity(cycled.eigenvalues()))
-    return torch.stack(scores)
+    return torch.stack(scores) if scores else torch.empty(0, circuits.config.n_heads)
 
 
 @public()

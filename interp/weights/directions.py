@@ -56,6 +56,8 @@ _CONVENTIONS = {
 class Directions(Question):
     """Vectors of the residual stream as lists of tokens; `directions` describes the result."""
 
+    of_layers: ClassVar[bool] = False
+
     vectors: Shaped[Tensor, "*n d"]
     """One vector, or one per row."""
     side: Side = "written"

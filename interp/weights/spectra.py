@@ -54,6 +54,8 @@ class _Named:
 class Spectra(Question):
     """The singular values of every matrix of a model; `spectra` describes the result."""
 
+    of_layers: ClassVar[bool] = False
+
     top: int = 10
     """Of how many of the largest the share is given."""
     of_weights: ClassVar[bool] = True

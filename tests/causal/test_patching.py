@@ -33,7 +33,7 @@ def difference(logits: Tensor) -> Tensor:
 def by_hooks(model: HookedTransformer, site: str, index: tuple, direction: str) -> Tensor:
     """The effect of one cell `[prompt]`, from three whole passes."""
     own, other = (CORRUPT, CLEAN) if direction == "denoise" else (CLEAN, CORRUPT)
-    _, cache = model.run_with_cache(other, names=site)
+    _, cache = model.run_with_cache(other, names_filter=site)
     given = cache[site]
 
     def put(value: Tensor, hook: interp.passes.HookPoint) -> Tensor:

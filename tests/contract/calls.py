@@ -418,6 +418,18 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "edits.edit_from_json": {"held": lambda: interp.edits.edit_to_json(Edit("L1H2", Zero()))},
     "edits.edit_to_json": {"edit": lambda: Edit("L1H2", Zero())},
     "edits.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
+    **{f"papers.{name}": {"papers": lambda: ["su-2021"], "effort": lambda: 0.01} for name in ("measured", "reproduce")},
+    "papers.as_result": {"rows": lambda: list(interp.papers.measured(["su-2021"], effort=0.01))},
+    "papers.Claim": {
+        "text": lambda: "a slope", "published": lambda: "3", "ours": lambda: interp.papers.Measured.exact(3.0),
+        "region": lambda: interp.papers.Region(2.0, 4.0)},
+    "papers.Measured": {"value": lambda: 1.0, "low": lambda: 0.5, "high": lambda: 1.5, "n": lambda: 3,
+                        "over": lambda: "rows"},
+    "papers.Paper": {"citation": lambda: "A 2020", "measure": lambda: lambda effort: iter(())},
+    "papers.Region": {"lowest": lambda: 0.0, "highest": lambda: 1.0},
+    "papers.Row": {
+        "paper": lambda: "su-2021", "seconds": lambda: 0.0,
+        "claim": lambda: interp.papers.Claim("a slope", "3", None, interp.papers.Region())},
     "training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.tasks.RepeatedSequences()},

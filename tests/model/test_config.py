@@ -44,7 +44,7 @@ def test_unknown_keys_are_refused_by_name(extra: dict[str, object], message: str
         ({"n_heads": 3}, "n_heads to divide d_model when d_head is not given, got 3 and 8"),
         ({"n_kv_heads": 3, "n_heads": 4}, "n_kv_heads to divide n_heads, got 3 and 4"),
         ({"window": 0}, "window >= 1, got 0"),
-        ({"n_layers": 0}, "n_layers >= 1, got 0"),
+        ({"n_layers": -1}, "n_layers in [0, 10000], got -1"),
         ({"d_head": 0}, "d_head >= 1, got 0"),
         ({"d_vocab": -1}, "d_vocab >= 1, got -1"),
         (
@@ -58,7 +58,7 @@ def test_unknown_keys_are_refused_by_name(extra: dict[str, object], message: str
         ({"position": Rotary(dim=3)}, "an even rotary dim in [2, 4], got 3"),
         ({"position": Rotary(dim=6)}, "an even rotary dim in [2, 4], got 6"),
         ({"position": Rotary(), "d_head": 5}, "an even rotary dim in [2, 5], got 5"),
-        ({"n_layers": 10_001}, "n_layers <= 10000, got 10001"),
+        ({"n_layers": 10_001}, "n_layers in [0, 10000], got 10001"),
         ({"attn_scale": -1.0}, "attn_scale finite and above 0, got -1.0"),
         ({"attn_softcap": 0.0}, "attn_softcap finite and above 0, got 0.0"),
         ({"logit_softcap": -30.0}, "logit_softcap finite and above 0, got -30.0"),
