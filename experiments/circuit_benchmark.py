@@ -1,16 +1,13 @@
-"""Which method finds the edges that matter? Five of them against planted circuits, and against each other on demo-4l.
+"""Which method finds the edges that matter? Five of them against each other, on what demo-4l can do.
 
-Recovery: every method scores the edges of the five hand-built models of `zoo.planted`, whose circuits are known; AUROC
-is the chance that a planted edge scores higher than another one. The truth of `either` holds six edges whose loss alone
-changes nothing (its two branches do each other's work), and that of `backup` five: single ablation, "exact", cannot see
-them where they hide, so there its AUROC may be below that of a method which looks between the two prompts.
+Against circuits that are known by construction `interp benchmark` judges them.
 
-Tasks: what demo-4l can do, scored on one half of the pairs and judged on the other. CPR and CMD are MIB's (Mueller et
-al. 2025), CPR ranks by "helpful" and CMD by "magnitude". `spearman` and `overlap` compare an estimate with the exact
-effects on the same pairs; in the row "exact" they compare the exact effects on two random halves of all pairs with
-each other, for scale. Edges are corrupted in the clean run (direction "noise"), as in the truth of the planted models.
+The edges are scored on one half of the pairs and judged on the other. CPR and CMD are MIB's (Mueller et al. 2025), CPR
+ranks by "helpful" and CMD by "magnitude". `spearman` and `overlap` compare an estimate with the exact effects on the
+same pairs; in the row "exact" they compare the exact effects on two random halves of all pairs with each other, for
+scale. Edges are corrupted in the clean run (direction "noise").
 
-Run: `interp run experiments/circuit_benchmark.py -p models=10`
+Run: `interp run experiments/circuit_benchmark.py -p pairs=32`
 """
 
 from collections.abc import Callable
@@ -30,13 +27,12 @@ from torch import Tensor
 import interp
 from interp import tasks
 from interp.causal import agreement
-from interp.circuits import circuit_curve, recovery, score_edges
+from interp.circuits import circuit_curve, score_edges
 from interp.circuits.circuit_evaluation import KINDS
 from interp.circuits.edge_rankings import resampled
 from interp.data.batch import Prompts
 from interp.metrics import Metric, logit_difference
 from interp.runs.record import Record
-from interp.zoo.planted import PLANTED, Build, Planted
 
 Row = dict[str, str | float]
 """Cells of a table by column."""
@@ -58,10 +54,6 @@ class CircuitBenchmark:
     """Whose circuits of the tasks to find: demo name, local folder, safetensors file or hub name."""
     tasks: tuple[str, ...] = ()
     """Which of the four; none: all."""
-    models: int = 10
-    """Seeds of every planted model: noise in the weights and pairs are drawn anew."""
-    planted_pairs: int = 8
-    """Pairs that score the edges of a planted model."""
     pairs: int = 32
     """Pairs of a task that score the edges, and as many others that judge the circuits."""
     top: int = 40
@@ -71,7 +63,7 @@ class CircuitBenchmark:
     draws: int = 3
     """Random circuits of each kind beside those of a task."""
     resamples: int = 200
-    """Bootstrap resamples of the planted models, and of the pairs for `spearman` and `overlap`."""
+    """Bootstrap resamples of the pairs for `spearman` and `overlap`."""
     seed: int = 0
     """Seed of pairs, controls and resamples."""
 
@@ -86,49 +78,17 @@ class Half:
 
 
 def main(job: CircuitBenchmark, record: Record) -> None:
-    """Score, compare, judge; keep both tables and the figure; say the tables."""
+    """Score, compare, judge; keep the table and the figure; say the table."""
     model = interp.HookedTransformer.from_pretrained(job.model)
     record.model(model)
-    planted = [
-        record.step(f"planted-{name}", partial(planted_table, name, build, job))
-        for name, build in PLANTED.items()
-    ]
-    tasks = [
+    tables = [
         record.step(f"task-{name.replace(' ', '-')}", partial(task_table, name, model, job))
         for name in job.tasks or TASKS
     ]
-    found, judged = (pd.concat(tables, ignore_index=True) for tables in (planted, tasks))
-    for name, table in (("recovery", found), ("tasks", judged)):
-        record.table(name, table)
-        record.say(readable(table).to_string(index=False))
-    record.figure("benchmark", figure(found, judged, job))
-
-
-def planted_table(name: str, build: Build, job: CircuitBenchmark) -> pd.DataFrame:
-    """AUROC and recall (`recovery`) of every method on one planted model, means over its seeds, 95 % by bootstrap.
-
-    One row per method and score.
-    """
-    weights = resampled(job.models, job.resamples, np.random.default_rng(job.seed))
-    circuits = [build(seed, job.planted_pairs) for seed in range(job.models)]
-    found = [recovered(planted) for planted in circuits]
-    edges, hidden = len(circuits[0].edges), len(circuits[0].hidden)
-    rows = []
-    for method in METHODS:
-        row = {"model": name, "method": method, "planted": edges, "hidden": hidden}
-        for score in ("auroc", "recall"):
-            cells = [table.value.sel(attribution=method, score=score) for table in found]
-            rows.append(
-                row | interval(score, weights @ torch.tensor([float(cell) for cell in cells]).double())
-            )
-    return pd.DataFrame(rows)
-
-
-def recovered(planted: Planted) -> xr.Dataset:
-    """How well every method knows the circuit of one model."""
-    half = Half(planted.clean, planted.corrupt, logit_difference(planted.answer, planted.wrong))
-    model = interp.HookedTransformer(planted.model)
-    return recovery([scored(model, half, method) for method in METHODS], planted.edges)
+    judged = pd.concat(tables, ignore_index=True)
+    record.table("tasks", judged)
+    record.say(readable(judged).to_string(index=False))
+    record.figure("benchmark", figure(judged, job))
 
 
 def task_table(name: str, model: interp.HookedTransformer, job: CircuitBenchmark) -> pd.DataFrame:
@@ -231,33 +191,32 @@ def readable(table: pd.DataFrame) -> pd.DataFrame:
     return wide.fillna("-").reset_index().rename_axis(columns=None)
 
 
-def figure(found: pd.DataFrame, judged: pd.DataFrame, job: CircuitBenchmark) -> Figure:
-    """Six panels: recovery, and what a task says of every method. CMD is on a logarithmic axis."""
+def figure(judged: pd.DataFrame, job: CircuitBenchmark) -> Figure:
+    """Five panels: what a task says of every method. CMD is on a logarithmic axis."""
     picture, axes = plt.subplots(2, 3, figsize=(14, 7.2), layout="constrained")
     one = judged[judged.method.isin(METHODS)]
     panels = [
-        (found, "model", "auroc", "AUROC of planted edges"),
-        (judged, "task", "cpr", "CPR (whole model: 1)"),
-        (judged, "task", "cmd", "CMD (best: 0)"),
-        (judged, "task", "faithfulness", f"faithfulness of the best {100 * job.share:g} %"),
-        (one, "task", "spearman", "rank correlation with exact\n(exact: of two halves)"),
-        (one, "task", "overlap", f"overlap of the largest {job.top} with exact\n(exact: of two halves)"),
+        (judged, "cpr", "CPR (whole model: 1)"),
+        (judged, "cmd", "CMD (best: 0)"),
+        (judged, "faithfulness", f"faithfulness of the best {100 * job.share:g} %"),
+        (one, "spearman", "rank correlation with exact\n(exact: of two halves)"),
+        (one, "overlap", f"overlap of the largest {job.top} with exact\n(exact: of two halves)"),
     ]
-    for ax, (table, by, score, label) in zip(np.ravel(axes), panels, strict=True):
-        panel(ax, table[table.score == score], by)
+    for ax, (table, score, label) in zip(np.ravel(axes)[:5], panels, strict=True):
+        panel(ax, table[table.score == score])
         ax.set_ylabel(label)
-    axes[0, 2].set_yscale("log")
-    handles, labels = axes[0, 1].get_legend_handles_labels()
-    picture.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+    axes[0, 1].set_yscale("log")
+    axes[1, 2].axis("off")
+    axes[1, 2].legend(*axes[0, 0].get_legend_handles_labels(), loc="center", frameon=False)
     return picture
 
 
-def panel(ax: Axes, table: pd.DataFrame, by: str) -> None:
-    """One group of dots per model or task, one dot with its interval per method."""
-    groups = list(dict.fromkeys(table[by]))
+def panel(ax: Axes, table: pd.DataFrame) -> None:
+    """One group of dots per task, one dot with its interval per method."""
+    groups = list(dict.fromkeys(table.task))
     methods = [*METHODS, *KINDS[1:]]
     for i, method in enumerate(methods):
-        rows = table[table.method == method].set_index(by).reindex(groups)
+        rows = table[table.method == method].set_index("task").reindex(groups)
         x = np.arange(len(groups)) + (i - (len(methods) - 1) / 2) * 0.11
         ax.vlines(x, rows.low, rows.high, color=f"C{i}")
         ax.plot(x, rows.value, "o", markersize=4, color=f"C{i}", label=method)

@@ -29,6 +29,7 @@ Here stand the names of a first day. Everything else lives one level down, by qu
     interp.plot         the pictures
     interp.pages        the report page, and viewers for notebooks
     interp.training     training small models
+    interp.board        methods of circuit discovery judged on models with known circuits
     interp.papers       published claims at toy scale, each with a verdict
     interp.verify       whether a model's numbers keep their contract
     interp.zoo          the demo models, planted models
@@ -45,6 +46,7 @@ from interp.core import late
 if TYPE_CHECKING:
     from interp import (
         attention as attention,
+        board as board,
         causal as causal,
         circuits as circuits,
         compat as compat,
@@ -158,6 +160,7 @@ WINGS = (
         "runs",
         "plot",
         "pages",
+        "board",
         "papers",
         "training",
         "verify",

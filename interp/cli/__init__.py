@@ -131,6 +131,10 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
             "Measure claims of published papers at toy scale: their numbers, ours with intervals, a verdict for each.",
             "papers", "Reproduce",
         ),
+        "benchmark": _made(
+            "Judge methods of circuit discovery on models whose circuits are known by construction: a table of scores.",
+            "board", "Benchmark",
+        ),
         "run": _made(
             "Run an experiment file into a new folder, or go on with a run that was interrupted or failed.",
             "runs", "Run",

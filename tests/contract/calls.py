@@ -418,6 +418,12 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "edits.edit_from_json": {"held": lambda: interp.edits.edit_to_json(Edit("L1H2", Zero()))},
     "edits.edit_to_json": {"edit": lambda: Edit("L1H2", Zero())},
     "edits.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
+    **{f"board.{name}": {"programs": lambda: ["two_hop"], "seeds": lambda: 1, "pairs": lambda: 4}
+       for name in ("benchmark", "measured", "cases")},
+    "board.as_result": {"found": lambda: list(interp.board.measured(["two_hop"], seeds=1, pairs=4))},
+    "board.judged": {"case": lambda: next(interp.board.cases(["two_hop"], pairs=4))},
+    "board.Case": {"program": lambda: "two_hop", "seed": lambda: 0, 
+                   "planted": lambda: interp.zoo.planted.PLANTED["two_hop"](0, 4)},
     **{f"papers.{name}": {"papers": lambda: ["su-2021"], "effort": lambda: 0.01} for name in ("measured", "reproduce")},
     "papers.as_result": {"rows": lambda: list(interp.papers.measured(["su-2021"], effort=0.01))},
     "papers.Claim": {

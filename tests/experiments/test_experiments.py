@@ -20,9 +20,7 @@ SMALL = {
     "attribution_faithfulness": "model=demo-attn-2l prompts=2",
     "backward_lens": "prompts=3",
     "causal_tracing": "facts=3 samples=2",
-    "circuit_benchmark": (
-        "model=demo-attn-2l tasks=copy models=1 planted_pairs=2 pairs=2 draws=1 resamples=10"
-    ),
+    "circuit_benchmark": ("model=demo-attn-2l tasks=copy pairs=2 draws=1 resamples=10"),
     "circuit_stability": "model=demo-attn-2l sentences=4 edges=6 draws=1",
     "composition_null": "",
     "depth_diagnostics": "model=demo-attn-2l rows=2 length=12 repeats=2 steps=1",
