@@ -15,15 +15,12 @@ from torch import Tensor
 from interp.board.cases import Case, cases
 from interp.board.judge import METHODS, SCORES, Method, judged
 from interp.core.boundary import Count, public
-from interp.core.files import write_atomically
+from interp.core.files import json_object, made_folder, write_atomically
 from interp.core.results import labelled
 from interp.core.stats import t95
 
 if TYPE_CHECKING:
     import xarray as xr
-
-FEWEST = 8
-"""Programs below which a mean has no interval: shares that are mostly 1 need that many."""
 
 
 @public()
@@ -49,8 +46,8 @@ def measured(
     every = cases(programs, seeds=seeds, pairs=pairs)
     if folder is None:
         return (judged(case, methods) for case in every)
-    Path(folder).mkdir(parents=True, exist_ok=True)
-    return (_kept(Path(folder), case, methods, pairs) for case in every)
+    place = made_folder(folder)
+    return (_kept(place, case, methods, pairs) for case in every)
 
 
 def _kept(folder: Path, case: Case, methods: Mapping[str, Method], pairs: int) -> xr.Dataset:
@@ -60,7 +57,7 @@ def _kept(folder: Path, case: Case, methods: Mapping[str, Method], pairs: int) -
     file = folder / f"{case.program.replace(' ', '_')}-{case.seed}-{pairs}.json"
     if file.exists():
         try:
-            found = xr.Dataset.from_dict(json.loads(file.read_text(encoding="utf-8")))
+            found = xr.Dataset.from_dict(json_object(file))
             names = found.attribution.values.tolist()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -85,14 +82,16 @@ def benchmark(
     """How well methods of circuit discovery find circuits that are known by construction.
 
     Returns Dataset: `value` [attribution, score] (`SCORES` says what each is), the mean over programs of the means
-    over seeds, with `low` and `high`, its 95 % interval over programs (Student's t, NaN below 8), and `n`, how many;
-    `found` [attribution, mode], the share found of the circuits' edges of each kind (`MODES`: plain, or one of four
-    that make an edge hard to find), with `found_low`, `found_high`, and `programs` [mode], how many have such edges;
+    over seeds, with `low` and `high`, its 95 % interval over seeds (Student's t, the programs being these; NaN for one
+    seed); `found` [attribution, mode], the mean over programs of the share found of the circuits' edges of each kind
+    (`MODES`: plain, or one of four that make an edge hard to find), and `programs` [mode], how many have such edges;
     `each` [case, attribution, score], with `program` and `seed` of each case.
     programs: names out of `interp.board.PROGRAMS`; None: all. methods: name -> function (model, clean, corrupt,
     metric) -> scores of all edges, see `Method`. pairs: how many score the edges; as many others judge. folder: where
     results are kept to go on from, see `measured`.
-    Caveats: the models are written, not trained; the interval is over programs as if they had been drawn at random.
+    Caveats: the models are written, not trained. The interval knows the chance of basis, random heads and pairs, not
+    that of other programs: scores of single programs are mostly 1 or far below (`each`), and what is best on average
+    need not be best on one of them. `seconds` depend on the machine and on what else it does.
     Errors: KeyError for a program that the board lacks; ValueError for fewer than 1 seed or 2 pairs, or for methods
     whose scores are not finite numbers [sender, receiver].
 
@@ -114,19 +113,18 @@ def as_result(found: Sequence[xr.Dataset]) -> xr.Dataset:
         1
     """
     if not found:
-        raise ValueError("at least one judged model is required, got none")
+        raise ValueError("at least one of found is required, got none")
     names = [each.attrs["program"] for each in found]
     values = np.stack([each.value.values for each in found])
     shares = np.stack([each.found.values for each in found])
-    value, low, high, n = _over_programs(values, names)
-    share, share_low, share_high, programs = _over_programs(shares, names)
+    value, low, high = _over_seeds(_by_program(values, names))
+    share = torch.stack([rows.nanmean(0) for rows in _by_program(shares, names)])
     first, scored, kinds = found[0], ("attribution", "score"), ("attribution", "mode")
     return labelled(
         "benchmark",
         {
-            "value": (scored, value), "low": (scored, low), "high": (scored, high), "n": (scored, n.long()),
-            "found": (kinds, share), "found_low": (kinds, share_low), "found_high": (kinds, share_high),
-            "programs": (("mode",), programs[0].long()),
+            "value": (scored, value), "low": (scored, low), "high": (scored, high), "found": (kinds, share.nanmean(0)),
+            "programs": (("mode",), (~share[:, 0].isnan()).sum(0)),
             "each": (("case", *scored), torch.from_numpy(values)),
         },
         coords={
@@ -134,20 +132,31 @@ def as_result(found: Sequence[xr.Dataset]) -> xr.Dataset:
             "program": (("case",), names),
             "seed": (("case",), [int(each.attrs["seed"]) for each in found]),
         },
-        attrs={"interval": f"95 % over programs, from {FEWEST} on", **{f"score {k}": v for k, v in SCORES.items()}},
+        attrs={"interval": "95 % over seeds, these programs", **{f"score {k}": v for k, v in SCORES.items()}},
     )  # fmt: skip
 
 
-def _over_programs(
-    values: np.ndarray, names: Sequence[str]
-) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"], Float[Tensor, "*s"], Float[Tensor, "*s"]]:
-    """Mean over programs of the means over seeds that are numbers, the ends of its interval, and how many programs."""
+def _by_program(values: np.ndarray, names: Sequence[str]) -> list[Float[Tensor, "k *s"]]:
+    """The rows of every program: one for each of its seeds."""
     every = torch.from_numpy(values)
-    rows = torch.stack(
-        [every[[other == name for other in names]].nanmean(0) for name in dict.fromkeys(names)]
-    )
-    n = (~rows.isnan()).sum(0).double()
-    mean = rows.nanmean(0)
-    spread = ((rows - mean).square().nansum(0) / (n - 1).clamp_min(1)).sqrt()
-    half = t95(n, FEWEST) * spread / n.sqrt()
-    return mean, mean - half, mean + half, n
+    return [every[[other == name for other in names]] for name in dict.fromkeys(names)]
+
+
+def _over_seeds(
+    programs: Sequence[Float[Tensor, "_ *s"]],
+) -> tuple[Float[Tensor, "*s"], Float[Tensor, "*s"], Float[Tensor, "*s"]]:
+    """Mean over programs of the means over seeds, and the ends of its interval, the programs being these.
+
+    The variance is the sum of the programs' own, s^2 / k over k seeds, divided by their number squared; degrees of
+    freedom by Satterthwaite (1946). NaN where a program has a single seed.
+    """
+    mean = torch.stack([rows.mean(0) for rows in programs]).mean(0)
+    counts = torch.tensor([len(rows) for rows in programs], dtype=torch.float64)
+    if bool((counts < 2).any()):
+        return mean, torch.full_like(mean, torch.nan), torch.full_like(mean, torch.nan)
+    own = torch.stack([rows.var(0) / len(rows) for rows in programs])
+    free = (counts - 1).reshape(-1, *[1] * mean.ndim)
+    total = own.sum(0)
+    degrees = total.square() / (own.square() / free).sum(0)
+    width = t95(degrees.nan_to_num(1.0) + 1, 2) * total.sqrt() / len(programs)
+    return mean, mean - width, mean + width

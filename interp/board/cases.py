@@ -67,7 +67,7 @@ def cases(programs: Sequence[str] | None = None, *, seeds: Count = 3, pairs: Cou
     """The models one by one: every program with every seed, which draws the basis, the random heads and the pairs.
 
     programs: names out of `PROGRAMS`; None: all. pairs: how many score the edges; as many others judge.
-    Errors: KeyError for a program that the board lacks; ValueError for fewer than 1 seed or 2 pairs.
+    Errors: KeyError for a program that the board lacks; ValueError for no programs, or fewer than 1 seed or 2 pairs.
 
     Example:
         >>> next(interp.board.cases(["two_hop"], pairs=4)).planted.clean.shape[0]
@@ -79,6 +79,8 @@ def cases(programs: Sequence[str] | None = None, *, seeds: Count = 3, pairs: Cou
             raise KeyError(
                 f"unknown program {name!r}; {nearest(name, PROGRAMS)}; there are {', '.join(PROGRAMS)}"
             )
+    if not names:
+        raise ValueError("at least one of programs is required, got none")
     if seeds < 1 or pairs < 2:
         raise ValueError(f"at least 1 seed and 2 pairs are required, got {seeds} and {pairs}")
     return (Case(name, seed, PROGRAMS[name](seed, 2 * pairs)) for name in names for seed in range(seeds))

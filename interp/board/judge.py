@@ -115,7 +115,7 @@ def judged(case: Case, methods: Mapping[str, Method] = METHODS) -> xr.Dataset:
         True
     """
     if not methods:
-        raise ValueError("at least one method is required, got none")
+        raise ValueError("at least one of methods is required, got none")
     bench = _Bench.of(case)
     kinds = bench.kinds
     rows, found = [], []
