@@ -21,6 +21,8 @@ from interp.core.stats import t95
 
 if TYPE_CHECKING:
     import xarray as xr
+NO_INTERVAL = ("accuracy", "passes", "seconds")
+"""Scores without an interval: accuracy's would hold .82 of the time with three seeds, costs are no estimates."""
 
 
 @public()
@@ -82,10 +84,11 @@ def benchmark(
     """How well methods of circuit discovery find circuits that are known by construction.
 
     Returns Dataset: `value` [attribution, score] (`SCORES` says what each is), the mean over programs of the means
-    over seeds, with `low` and `high`, its 95 % interval over seeds (Student's t, the programs being these; NaN for one
-    seed); `found` [attribution, mode], the mean over programs of the share found of the circuits' edges of each kind
-    (`MODES`: plain, or one of four that make an edge hard to find), and `programs` [mode], how many have such edges;
-    `each` [case, attribution, score], with `program` and `seed` of each case.
+    over seeds, with `low` and `high`, its 95 % interval over seeds (Student's t, the programs being these; NaN for
+    accuracy and costs, and where a program has one seed); `found` [attribution, mode], the mean over programs of the
+    share found of the circuits' edges of each kind (`MODES`: plain, or one of four that make an edge hard to find),
+    and `programs` [mode], how many have such edges; `each` [case, attribution, score], with `program` and `seed` of
+    each case.
     programs: names out of `interp.board.PROGRAMS`; None: all. methods: name -> function (model, clean, corrupt,
     metric) -> scores of all edges, see `Method`. pairs: how many score the edges; as many others judge. folder: where
     results are kept to go on from, see `measured`.
@@ -119,6 +122,8 @@ def as_result(found: Sequence[xr.Dataset]) -> xr.Dataset:
     shares = np.stack([each.found.values for each in found])
     value, low, high = _over_seeds(_by_program(values, names))
     share = torch.stack([rows.nanmean(0) for rows in _by_program(shares, names)])
+    untold = torch.tensor([name in NO_INTERVAL for name in found[0].score.values.tolist()])
+    low, high = low.masked_fill(untold, torch.nan), high.masked_fill(untold, torch.nan)
     first, scored, kinds = found[0], ("attribution", "score"), ("attribution", "mode")
     return labelled(
         "benchmark",

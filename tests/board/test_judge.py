@@ -192,6 +192,8 @@ def test_means_are_over_programs_of_means_over_seeds() -> None:
     auroc = [float(each.value.sel(score="auroc")[0]) for each in found]
     expected = (sum(auroc[:2]) / 2 + sum(auroc[2:]) / 2) / 2
     assert float(result.value.sel(score="auroc")[0]) == pytest.approx(expected)
+    assert np.isnan(result.low.sel(score=["accuracy", "passes", "seconds"]).values).all()
+    assert not np.isnan(result.low.sel(score="restoration").values).any()
     assert np.isnan(as_result(found[:1]).low.values).all()
     assert np.isnan(as_result(found[:3]).low.values).all()
 
