@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.board.cases import Case, cases
-from interp.board.judge import METHODS, SCORES, Method, judged
+from interp.board.judge import METHODS, MODES, SCORES, Method, judged, judgement
 from interp.core.boundary import Count, public
 from interp.core.files import json_object, made_folder, write_atomically
 from interp.core.results import labelled
@@ -21,6 +21,8 @@ from interp.core.stats import t95
 
 if TYPE_CHECKING:
     import xarray as xr
+KEPT = ("value", "found", "edges")
+"""What a file of a folder holds of a model, beside what was asked."""
 NO_INTERVAL = ("accuracy", "passes", "seconds")
 """Scores without an interval: accuracy's would hold .82 of the time with three seeds, costs are no estimates."""
 
@@ -54,21 +56,20 @@ def measured(
 
 def _kept(folder: Path, case: Case, methods: Mapping[str, Method], pairs: int) -> xr.Dataset:
     """What the folder has of a model, or what is measured and then kept there."""
-    import xarray as xr
-
     file = folder / f"{case.program.replace(' ', '_')}-{case.seed}-{pairs}.json"
+    asked = {"methods": list(methods), "scores": list(SCORES), "modes": list(MODES)}
     if file.exists():
-        try:
-            found = xr.Dataset.from_dict(json_object(file))
-            names = found.attribution.values.tolist()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{file} is no result of this board ({error}); remove it to measure again"
-            ) from None
-        if names == list(methods) and found.score.values.tolist() == list(SCORES):
-            return found
+        held = json_object(file)
+        if {name: held.get(name) for name in asked} == asked:
+            try:
+                return judgement(case.program, case.seed, list(methods), *(held[name] for name in KEPT))  # type: ignore[arg-type]
+            except (ValueError, KeyError, TypeError, OverflowError, RuntimeError) as cause:
+                raise ValueError(
+                    f"{file} is no result of this board ({cause}); remove it to measure again"
+                ) from cause
     found = judged(case, methods)
-    write_atomically(file, lambda path: path.write_text(json.dumps(found.to_dict()), encoding="utf-8"))
+    text = json.dumps(asked | {name: found[name].values.tolist() for name in KEPT}, indent=1)
+    write_atomically(file, lambda path: path.write_text(text, encoding="utf-8"))
     return found
 
 

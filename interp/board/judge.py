@@ -124,16 +124,32 @@ def judged(case: Case, methods: Mapping[str, Method] = METHODS) -> xr.Dataset:
         rows.append([*_ranking(table, bench), *_circuits(table, bench), *cost])
         inside = expected_among(worth(table), int(bench.truth.sum()))
         found.append([float(inside[kinds == kind].mean()) for kind in range(len(MODES))])
-    return labelled(
-        "judged",
-        {
-            "value": (("attribution", "score"), torch.tensor(rows, dtype=torch.float64)),
-            "found": (("attribution", "mode"), torch.tensor(found, dtype=torch.float64)),
-            "edges": (("mode",), torch.tensor([int((kinds == kind).sum()) for kind in range(len(MODES))])),
-        },
-        coords={"attribution": list(methods), "score": list(SCORES), "mode": list(MODES)},
-        attrs={"program": case.program, "seed": case.seed},
-    )
+    counts = [int((kinds == kind).sum()) for kind in range(len(MODES))]
+    return judgement(case.program, case.seed, list(methods), rows, found, counts)
+
+
+def judgement(
+    program: str,
+    seed: int,
+    methods: Sequence[str],
+    value: Sequence[Sequence[float]],
+    found: Sequence[Sequence[float]],
+    edges: Sequence[int],
+) -> xr.Dataset:
+    """The labelled result of `judged` from its numbers; ValueError or TypeError for numbers of another shape."""
+    variables = {
+        "value": (("attribution", "score"), torch.tensor(value, dtype=torch.float64)),
+        "found": (("attribution", "mode"), torch.tensor(found, dtype=torch.float64)),
+        "edges": (("mode",), torch.tensor(edges, dtype=torch.int64)),
+    }
+    coords = {"attribution": list(methods), "score": list(SCORES), "mode": list(MODES)}
+    for name, (dims, numbers) in variables.items():
+        shape = tuple(len(coords[dim]) for dim in dims)
+        if tuple(numbers.shape) != shape:
+            raise ValueError(
+                f"{name} of shape {shape_text(shape)} is required, got {shape_text(numbers.shape)}"
+            )
+    return labelled("judged", variables, coords=coords, attrs={"program": program, "seed": seed})
 
 
 @dataclass(frozen=True, eq=False)

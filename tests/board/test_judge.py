@@ -236,9 +236,12 @@ def test_an_interrupted_board_goes_on(tmp_path: Path) -> None:
     assert len(calls) == 3
     scores = [name for name in first.score.values if name != "seconds"]
     np.testing.assert_array_equal(first.value.sel(score=scores), again.value.sel(score=scores))
-    next(tmp_path.glob("max*")).write_text("{")
-    with pytest.raises(ValueError, match="no result of this board"):
-        benchmark(["max"], methods={"mine": mine}, seeds=1, pairs=4, folder=tmp_path)
+    file = next(tmp_path.glob("max*"))
+    whole = file.read_text()
+    for text, said in (("{", "JSON"), (whole.replace('"edges"', '"edge"'), "no result of this board")):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=said):
+            benchmark(["max"], methods={"mine": mine}, seeds=1, pairs=4, folder=tmp_path)
 
 
 def test_the_command_prints_both_tables_and_writes_every_score(
