@@ -40,8 +40,8 @@ def measured(
 
     folder: where each model's result is kept as a file, to go on from after an interruption: one that is there, with
     the same names of methods and number of pairs, is not measured again. None: nothing is kept.
-    Errors: KeyError for a program that the board lacks; ValueError for fewer than 1 seed or 2 pairs, or for a file of
-    the folder that is not of this board.
+    Errors: KeyError for a program that the board lacks; ValueError for fewer than 1 seed or 2 pairs, or far too many,
+    or for a file of the folder that is not of this board.
 
     Example:
         >>> next(interp.board.measured(["two_hop"], pairs=4)).attrs["program"]
@@ -96,8 +96,8 @@ def benchmark(
     Caveats: the models are written, not trained. The interval knows the chance of basis, random heads and pairs, not
     that of other programs: scores of single programs are mostly 1 or far below (`each`), and what is best on average
     need not be best on one of them. `seconds` depend on the machine and on what else it does.
-    Errors: KeyError for a program that the board lacks; ValueError for fewer than 1 seed or 2 pairs, or for methods
-    whose scores are not finite numbers [sender, receiver].
+    Errors: KeyError for a program that the board lacks; ValueError for fewer than 1 seed or 2 pairs, or far too many,
+    or for methods whose scores are not finite numbers [sender, receiver].
 
     Example:
         >>> found = interp.board.benchmark(["two_hop", "either"], seeds=1, pairs=4)

@@ -24,6 +24,8 @@ INPUTS = 1000
 """How many inputs that is looked up on; all, where there are no more."""
 WITHOUT_PAIRS = ("length", "position_parity")
 """Programs whose answer is the same for all inputs of one length: no pair of prompts can show their circuit."""
+MOST_SEEDS, MOST_PAIRS = 1000, 10_000
+"""More are taken for a mistake."""
 Build = Callable[[int, int], Planted]
 """From a seed and a number of pairs to a model with its circuit and so many pairs."""
 
@@ -67,7 +69,8 @@ def cases(programs: Sequence[str] | None = None, *, seeds: Count = 3, pairs: Cou
     """The models one by one: every program with every seed, which draws the basis, the random heads and the pairs.
 
     programs: names out of `PROGRAMS`; None: all. pairs: how many score the edges; as many others judge.
-    Errors: KeyError for a program that the board lacks; ValueError for no programs, or fewer than 1 seed or 2 pairs.
+    Errors: KeyError for a program that the board lacks; ValueError for no programs, fewer than 1 seed or
+    2 pairs, or far too many.
 
     Example:
         >>> next(interp.board.cases(["two_hop"], pairs=4)).planted.clean.shape[0]
@@ -81,6 +84,8 @@ def cases(programs: Sequence[str] | None = None, *, seeds: Count = 3, pairs: Cou
             )
     if not names:
         raise ValueError("at least one of programs is required, got none")
-    if seeds < 1 or pairs < 2:
-        raise ValueError(f"at least 1 seed and 2 pairs are required, got {seeds} and {pairs}")
+    if not 1 <= seeds <= MOST_SEEDS or not 2 <= pairs <= MOST_PAIRS:
+        raise ValueError(
+            f"1 to {MOST_SEEDS} seeds and 2 to {MOST_PAIRS} pairs are required, got seeds={seeds} and pairs={pairs}"
+        )
     return (Case(name, seed, PROGRAMS[name](seed, 2 * pairs)) for name in names for seed in range(seeds))

@@ -85,7 +85,7 @@ class Row:
 def measured(papers: Sequence[str] | None = None, *, effort: float = 1.0) -> Iterator[Row]:
     """The lines of the table one by one, each as soon as it is measured; `reproduce` has the whole table.
 
-    Errors: KeyError for a paper that the table lacks; ValueError for an effort outside (0, 1].
+    Errors: KeyError for a paper that the table lacks; ValueError for no papers or an effort outside (0, 1].
 
     Example:
         >>> next(iter(interp.papers.measured(["su-2021"]))).claim.verdict
@@ -93,6 +93,8 @@ def measured(papers: Sequence[str] | None = None, *, effort: float = 1.0) -> Ite
     """
     scale = Effort(effort)
     names = list(PAPERS) if papers is None else list(papers)
+    if not names:
+        raise ValueError("at least one of papers is required, got none")
     for name in names:
         if name not in PAPERS:
             raise KeyError(f"unknown paper {name!r}; {nearest(name, PAPERS)}; there are {', '.join(PAPERS)}")
@@ -120,7 +122,7 @@ def reproduce(papers: Sequence[str] | None = None, *, effort: float = 1.0) -> xr
     for trying.
     Caveats: models of a few thousand to a million parameters, trained on made-up languages. That a claim holds here
     does not show it at scale, and that it fails does not refute it there.
-    Errors: KeyError for a paper that the table lacks; ValueError for an effort outside (0, 1].
+    Errors: KeyError for a paper that the table lacks; ValueError for no papers or an effort outside (0, 1].
 
     Example:
         >>> found = interp.papers.reproduce(["su-2021"])
@@ -139,7 +141,7 @@ def as_result(rows: Sequence[Row]) -> xr.Dataset:
         True
     """
     if not rows:
-        raise ValueError("at least one line of the table is required, got none")
+        raise ValueError("at least one of rows is required, got none")
     given = [row.claim.ours for row in rows]
     numbers = {
         name: [math.nan if ours is None else float(getattr(ours, name)) for ours in given]

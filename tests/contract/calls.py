@@ -418,7 +418,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "edits.edit_from_json": {"held": lambda: interp.edits.edit_to_json(Edit("L1H2", Zero()))},
     "edits.edit_to_json": {"edit": lambda: Edit("L1H2", Zero())},
     "edits.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
-    **{f"board.{name}": {"programs": lambda: ["two_hop"], "seeds": lambda: 1, "pairs": lambda: 4}
+    **{f"board.{name}": {"programs": lambda: ["two_hop"], "seeds": lambda: 1, "pairs": lambda: 4,
+                          **({} if name == "cases" else {"methods": lambda: {"eap": interp.board.METHODS["eap"]}})}
        for name in ("benchmark", "measured", "cases")},
     "board.as_result": {"found": lambda: list(interp.board.measured(["two_hop"], seeds=1, pairs=4))},
     "board.judged": {"case": lambda: next(interp.board.cases(["two_hop"], pairs=4))},

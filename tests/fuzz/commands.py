@@ -55,18 +55,20 @@ WORDS: Mapping[str, str] = {
 """What a required option of this name is in a line that is right; of another name, something of its kind."""
 OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e"}, "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
-    "jacobian-lens": {"skip": "1", "precision": "None"},
+    "jacobian-lens": {"skip": "1", "precision": "None"}, "reproduce": {"papers": "su-2021", "effort": "0.02"},
+    "benchmark": {"programs": "max", "methods": "eap", "seeds": "1", "pairs": "4"},
 }  # fmt: skip
-"""Options of one command: a trace requires a fact that the model knows, and that model says this; small numbers."""
+"""Options of one command: a trace requires a fact that the model knows, and that model says this; small numbers; one
+paper, one program."""
 OTHER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("data", "clean", "corrupt", "prompt"), "prompt|row"), "wrong": "an answer",
-    "out": "to write to|a folder that is there",
+    **dict.fromkeys(("out", "csv", "json"), "to write to|a folder that is there"),
     "part": "index of a head", "receivers": "index of a head", "by": "dims", "checkpoints": "revision",
     **dict.fromkeys(("first", "second", "name", "runs"), "folder of a run"), "reference": "prompt",
     "resume": "a run is required",
 }  # fmt: skip
 """What else messages call an option."""
-MEANT = frozenset({("runs", "../..")})
+MEANT = frozenset({("runs", "../.."), ("folder", "../..")})
 """An option and a text that asks for what it says: a run that is to be written to that folder is written there."""
 SLOW: Mapping[str, float] = {"report": 30.0}
 """Seconds of the processor for what takes some even for the smallest model."""

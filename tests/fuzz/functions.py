@@ -45,6 +45,8 @@ OTHER_WORDS = {
     "truth": "directions", "W_dec": "directions",
 }  # fmt: skip
 """What else messages call an argument."""
+WHOLE = {("papers", "None"), ("programs", "None")}
+"""Arguments that ask for everything there is, minutes of work, when they are left out."""
 
 
 def cases() -> Iterator[Case]:
@@ -66,6 +68,7 @@ def cases_of(name: str, draw: random.Random | None = None, each: int = 0) -> Ite
         usual = valid_of(name).get(parameter.name, parameter.default)
         values = [(KINDS, *every) for every in WRONG.items()]
         values += [(DOUBTS, *every) for every in (*DOUBTFUL.items(), *near(usual))]
+        values = [each for each in values if (parameter.name, each[1]) not in WHOLE]
         for family, what, make in values if draw is None else [draw.choice(values)]:
             yield case(name, parameter.name, what, make, family)
 

@@ -71,7 +71,7 @@ def test_errors_name_the_nearest_paper_and_the_range_of_effort() -> None:
         measured(["olson-2022"])
     with pytest.raises(ValueError, match=r"effort must be above 0 and at most 1, got 1\.5"):
         measured(effort=1.5)
-    with pytest.raises(ValueError, match="at least one line of the table is required, got none"):
+    with pytest.raises(ValueError, match="at least one of rows is required, got none"):
         as_result([])
 
 
