@@ -146,6 +146,8 @@ class Serve(OfModel):
     """Text that the page begins with."""
     second: str | None = None
     """Text that patches come from, to begin with; without it and `--prompt` the built-in corrupted prompt."""
+    direction: tuple[Path, ...] = ()
+    """Files of directions, as `Subspace.save` writes them: each gets a slider that adds it to the stream."""
     port: int = 0
     """Port of 127.0.0.1; 0 takes a free one."""
     open: bool = False
@@ -160,14 +162,18 @@ class Serve(OfModel):
             )
         if not 0 <= self.port < 65536:
             raise ValueError(f"--port requires a number from 0 to 65535, got {self.port}")
+        from interp.causal import Subspace
         from interp.serve.app import Subject, serve
         from interp.serve.session import Session
         from interp.serve.snippet import Origin
 
         second = self.second or (CORRUPT if self.prompt == PROMPT else "")
+        model = self.opened()
+        found = [Subspace.load(file, model) for file in self.direction]
+        files = {each.site: str(file) for each, file in zip(found, self.direction, strict=True)}
         subject = Subject(
-            Session(self.opened()),
-            Origin(self.model, self.device, self.revision, self.dtype),
+            Session(model, found),
+            Origin(self.model, self.device, self.revision, self.dtype, files),
             self.prompt,
             second,
         )

@@ -12,13 +12,14 @@ from torch import Tensor
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
+from interp.model.edits import Edit, Resample
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.pages.wording import harmless, visible
 from interp.passes.analysis import Analysis
 from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
+from interp.serve import directions
 from interp.serve.asks import Continue, Look, Token
 from interp.serve.changes import part_of, positions, said
 from interp.serve.session import Pair, Seen, Session
@@ -47,6 +48,7 @@ def look(session: Session, ask: Look, pair: Pair) -> dict[str, object]:
         "wrong": None if wrong is None else {"id": wrong, "token": name(session, wrong)},
         "next": _next(session, logits, probabilities),
         "kl": round(float((probabilities[0] * (log[0] - log[1])).sum()), 6),
+        "steered": _steered(pair.random, log, answer),
         "attribution": split,
         "moved": _moved(session, *rows),
         "pattern": _pattern(session, ask, *rows),
@@ -101,6 +103,24 @@ def _next(
         }
         for token in order[:TOP].tolist()
     ]
+
+
+def _steered(
+    random: Float[Tensor, "r v"] | None, log: Float[Tensor, "2 v"], answer: int
+) -> dict[str, object] | None:
+    """What the added directions do beside random ones of their length: the answer's probability, and KL from clean.
+
+    For each measure: what it is clean, with the edits, and the least and the most with random directions.
+    """
+    if random is None:
+        return None
+    others = random.cpu().double().softmax(-1).clamp_min(torch.finfo(torch.float64).tiny).log()
+    kl = (log[0].exp() * (log[0] - torch.cat((log, others)))).sum(-1)
+    probability = torch.cat((log, others))[:, answer].exp()
+    return {"random": len(random)} | {
+        name: _rounded(torch.stack((value[0], value[1], value[2:].min(), value[2:].max())))
+        for name, value in (("probability", probability), ("kl", kl))
+    }
 
 
 # --- direct attribution -----------------------------------------------------------------------------------------------
@@ -161,15 +181,21 @@ def _last(pair: Pair, edits: Sequence[Edit]) -> dict[str, Tensor]:
     """What both runs held at the position, by site.
 
     A stream taken from the second prompt there is the sum of what that prompt's parts wrote up to its layer: theirs
-    stand in.
+    stand in. A direction that is added to the stream counts with the embeddings, as a part that is in no map.
     """
     found = {site: torch.cat((value, pair.edited.at[site])) for site, value in pair.clean.at.items()}
-    here = [part_of(edit).layer or 0 for edit in edits if _covers(edit, "resid", pair)]
-    if not here or pair.donor is None:
-        return found
-    for site in found:
-        if _before(site, max(here)):
-            found[site] = torch.cat((pair.clean.at[site], pair.donor.at[site]))
+    patched = [edit for edit in edits if isinstance(edit.change, Resample)]
+    here = [part_of(edit).layer or 0 for edit in patched if _covers(edit, "resid", pair)]
+    since = max(here, default=0)
+    if here and pair.donor is not None:
+        for site in found:
+            if _before(site, since):
+                found[site] = torch.cat((pair.clean.at[site], pair.donor.at[site]))
+    steering = directions.added(pair.edits, pair.position, len(pair.tokens), since)
+    if steering is not None:
+        site = next(site for site in found if site in sites.EMBEDDING_SITES)
+        found[site] = found[site].clone()
+        found[site][1] += steering.to(found[site])
     return found
 
 

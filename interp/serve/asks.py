@@ -22,7 +22,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
-from interp.model.edits import Edit, Mean, Resample, Set
+from interp.model.edits import Add, Edit, Mean, Resample, Set
 from interp.model.parts import Part
 from interp.passes.edit_text import edit_from_json
 
@@ -86,9 +86,10 @@ class Written(Record):
     """An edit as `edit_to_json` writes it; of what is not required only what is given is handed on."""
 
     where: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
-    change: Literal["zero", "mean", "scale", "set", "resample"]
+    change: Literal["zero", "mean", "scale", "set", "resample", "add"]
     over: Literal["reference"] = "reference"
     factor: Finite = 1.0
+    scale: Finite = 1.0
     values: Finite | Literal["-inf"] = 0.0
     at: At = At()
 
@@ -96,6 +97,8 @@ class Written(Record):
         """The edit itself. ValueError for a part, change or dim that is not in the list."""
         try:
             part = Part.of(self.where)
+            if self.change == "add":
+                return self._steering(part)
             if part.kind not in MAY:
                 raise ValueError(f"edits act on {NAMES}, not on {part}")
             if self.change not in MAY[part.kind]:
@@ -105,6 +108,12 @@ class Written(Record):
             raise ValueError(cause.args[0]) from cause
         _check_values(edit, part)
         return edit
+
+    def _steering(self, part: Part) -> Edit:
+        """The direction of a site, so many times; which one that is, is looked up where it is known."""
+        if unknown := self.model_fields_set - {"where", "change", "scale", "at"}:
+            raise ValueError(f"'add' adds the direction of its site, scale times: it takes no {min(unknown)}")
+        return Edit(part, Add(1.0, self.scale), self.at.model_dump(exclude_unset=True))
 
 
 def _check_values(edit: Edit, part: Part) -> None:
@@ -159,6 +168,11 @@ class Ask(Record):
     def averaged(self) -> bool:
         """Whether any edit takes a mean of the clean run."""
         return any(isinstance(edit.change, Mean) for edit in self.edits)
+
+    @property
+    def steered(self) -> bool:
+        """Whether any edit adds a direction."""
+        return any(isinstance(edit.change, Add) for edit in self.edits)
 
 
 class Look(Ask):

@@ -1,6 +1,7 @@
 """The page's edits before a pass: whether model and prompts have what they name, and the values they stand for.
 
-A mean and a resampled value are looked up once, in the clean run and in that of the second prompt, and become `Set`.
+A mean and a resampled value are looked up once, in the clean run and in that of the second prompt, and become `Set`;
+the direction of a site is put into its `Add`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,9 +12,11 @@ from torch import Tensor
 
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit, Index, Mean, Resample, Scale, Set
+from interp.model.edits import Add, Edit, Index, Mean, Resample, Scale, Set
 from interp.model.parts import KINDS, Part
+from interp.serve import directions
 from interp.serve.asks import CUT, PATTERN, SCORES
+from interp.serve.directions import Directions
 
 Values = Mapping[str, Tensor]
 """Values by site, without the row of the batch."""
@@ -63,12 +66,13 @@ def renormalises(config: ModelConfig, layer: int) -> bool:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check(edits: Sequence[Edit], config: ModelConfig, lengths: Lengths) -> None:
+def check(edits: Sequence[Edit], config: ModelConfig, lengths: Lengths, given: Directions) -> None:
     """ValueError naming the first edit that this model or these prompts do not have, and what they have."""
     cut: dict[tuple[int, int, int], set[int]] = {}
     for number, edit in enumerate(edits, 1):
         try:
             part_of(edit).within(config)
+            directions.check(edit, given)
             _check_indices(edit, config, lengths)
             _check_cut(edit, config, cut)
             _check_second(edit, lengths)
@@ -125,13 +129,21 @@ def _check_second(edit: Edit, lengths: Lengths) -> None:
 # --- values -----------------------------------------------------------------------------------------------------------
 
 
-def resolved(edits: Sequence[Edit], means: Values, second: Values, columns: int) -> list[Edit]:
+def resolved(
+    edits: Sequence[Edit], means: Values, second: Values, given: Directions, columns: int
+) -> list[Edit]:
     """The same edits with the values that means and resampled parts stand for.
 
     means: what sites are on average over the clean run's positions. second: what they are on the second prompt
     `[p ...]`; its values are put at the prompt's `columns` only, since generated tokens have no counterpart in it.
+    given: the directions by site.
     """
-    return [_with_values(edit, means, second, columns) for edit in edits]
+    return [
+        directions.resolved(edit, given)
+        if isinstance(edit.change, Add)
+        else _with_values(edit, means, second, columns)
+        for edit in edits
+    ]
 
 
 def _with_values(edit: Edit, means: Values, second: Values, columns: int) -> Edit:
@@ -163,6 +175,8 @@ def said(edit: Edit) -> str:
             what = f"× {factor:g}"
         case Set(values=value):
             what = f"= {value:g}"
+        case Add(scale=scale):
+            what = f"+ {scale:g} × its direction"
         case Resample():
             what = "← second prompt"
         case _:

@@ -1,14 +1,16 @@
 """The page itself: our template with the model's shape; style and script joined from assets, pages' and our own."""
 
+from interp.model.parts import Part
 from interp.pages.templates import environment, joined, own
 from interp.pages.wording import count, harmless
 from interp.serve import asks
+from interp.serve.directions import RANDOM
 from interp.serve.session import Session
 
 SERVE = "interp.serve"
 SHARED = ("state", "keyboard")
 """Scripts of the report page that this one uses; then its own."""
-SCRIPTS = ("talk", "history", "tables", "patterns", "controls", "begin")
+SCRIPTS = ("talk", "history", "tables", "patterns", "controls", "steering", "begin")
 
 
 def page(session: Session, source: str, prompt: str, second: str) -> str:
@@ -21,10 +23,11 @@ def page(session: Session, source: str, prompt: str, second: str) -> str:
         "mlp": config.mlp is not None,
         "neurons": session.neurons,
         "most_edits": asks.MAX_EDITS,
+        "directions": _directions(session),
     }
     return environment(SERVE).get_template("serve.html").render(
         source=harmless(source), prompt=prompt, second=second, config=config, shape=shape, limits=asks,
-        facts=_facts(session),
+        facts=_facts(session), random=RANDOM,
     )  # fmt: skip
 
 
@@ -37,6 +40,14 @@ def code() -> str:
     """All scripts as one function."""
     parts = [*(own(f"{name}.js") for name in SHARED), *(own(f"{name}.js", SERVE) for name in SCRIPTS)]
     return joined(parts)
+
+
+def _directions(session: Session) -> list[dict[str, object]]:
+    """The directions that the page may add: the site as it writes it, and how long each is."""
+    return [
+        {"where": str(Part.of(site)), "length": round(float(each.double().norm()), 2)}
+        for site, each in session.directions.items()
+    ]
 
 
 def _facts(session: Session) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Event
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -27,9 +28,14 @@ from interp.passes.generate import Step, stream
 from interp.passes.observe import Subject, observe
 from interp.passes.sampling import Sampling
 from interp.residual.attribution import attribution
+from interp.serve import directions
 from interp.serve.asks import MAX_TOKENS, PATTERN, Ask, Continue
 from interp.serve.changes import AVERAGED, RESAMPLED, Lengths, Values, check, renormalises, resolved
 
+if TYPE_CHECKING:
+    from interp.causal import Subspace
+
+T = TypeVar("T")
 KEPT = 8
 """Rows kept: GPT-2 small with 128 tokens takes 12 MiB each."""
 
@@ -65,21 +71,26 @@ class Pair:
     """With the values that they stand for."""
     donor: Seen | None
     """The second prompt's row, where edits take something from it."""
+    random: Float[Tensor, "r v"] | None = None
+    """Logits with random directions in place of those that edits add, where they add any."""
 
 
 class Session:
     """Passes of one model for the page.
 
     Errors: ValueError for a model that the page cannot show: without logits or tokenizer, with cross-attention, or one
-    that sees both ways.
+    that sees both ways; and for directions that are not one per site. directions: what the page may add, as
+    `interp.causal.Subspace` holds it.
     """
 
-    def __init__(self, model: Subject) -> None:
+    def __init__(self, model: Subject, subspaces: Sequence["Subspace"] = ()) -> None:
         config = model.transformer.config
         if not config.unembed or config.cross_attention or not config.causal:
             raise ValueError("the live page requires a causal model with logits and without cross-attention")
         _ = model.text.tokenizer
         self.model = model
+        self.directions = directions.by_site(subspaces, config)
+        self._random: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._rows: OrderedDict[Hashable, Seen] = OrderedDict()
         self._donors: OrderedDict[Hashable, tuple[Seen, Values]] = OrderedDict()
 
@@ -127,7 +138,8 @@ class Session:
         position = len(tokens) - 1 if ask.position is None else ask.position
         if position >= len(tokens):
             raise ValueError(f"a position from 0 to {len(tokens) - 1} is required, got {position}")
-        check(ask.edits, self.config, Lengths(len(tokens), None if second is None else len(second)))
+        lengths = Lengths(len(tokens), None if second is None else len(second))
+        check(ask.edits, self.config, lengths, self.directions)
         return tokens, second, position
 
     def pair(self, ask: Ask, stop: Event) -> Pair:
@@ -144,7 +156,7 @@ class Session:
         if ask.averaged and clean is None:
             (clean,) = self._pass(tokens[None], position, [], stop)
         means = {} if clean is None else clean.means
-        edits = resolved(ask.edits, means, values, len(tokens))
+        edits = resolved(ask.edits, means, values, self.directions, len(tokens))
         todo = [clean is None, edited is None and bool(edits)]
         if any(todo):
             rows = (sum(todo) - 1,)
@@ -153,11 +165,27 @@ class Session:
             clean = seen[0] if todo[0] else clean
             edited = seen[-1] if todo[1] else edited
         assert clean is not None
-        self._keep(clean_key, clean)
+        _keep(self._rows, clean_key, clean)
         if edited is None:
             return Pair(tokens, second, position, clean, clean, edits, None)
-        self._keep(edited_key, edited)
-        return Pair(tokens, second, position, clean, edited, edits, donor)
+        _keep(self._rows, edited_key, edited)
+        random = None
+        if ask.steered:
+            random = self._random.get(edited_key)
+            random = self._beside(tokens, position, edits, stop) if random is None else random
+            _keep(self._random, edited_key, random)
+        return Pair(tokens, second, position, clean, edited, edits, donor, random)
+
+    @torch.no_grad()
+    def _beside(
+        self, tokens: Int[Tensor, "p"], position: int, edits: Sequence[Edit], stop: Event
+    ) -> Float[Tensor, "r v"]:
+        """The logits with random directions in place of those that edits add, one row for each."""
+        rows = tokens.expand(directions.RANDOM, -1)
+        columns = torch.full((len(rows), 1), position, device=self.model.transformer.device)
+        here = [*directions.at_random(edits, len(tokens)), *self._watches(stop)]
+        seen = observe(self.model.transformer, Batch(rows.clone()), [], here, logits_at=columns)
+        return seen.output[:, 0]
 
     def continuations(self, ask: Continue, stop: Event) -> tuple[list[int], list[int]]:
         """New tokens, clean and edited, drawn with the same random numbers.
@@ -256,11 +284,13 @@ class Session:
             names |= dict.fromkeys(f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in own)
         return tuple(names)
 
-    def _keep(self, key: Hashable, seen: Seen) -> None:
-        self._rows[key] = seen
-        self._rows.move_to_end(key)
-        while len(self._rows) > KEPT:
-            self._rows.popitem(last=False)
+
+def _keep(rows: OrderedDict[Hashable, T], key: Hashable, seen: T) -> None:
+    """Keep what was seen, as the newest, and let go of the oldest."""
+    rows[key] = seen
+    rows.move_to_end(key)
+    while len(rows) > KEPT:
+        rows.popitem(last=False)
 
 
 def _column(name: str, position: int) -> Callable[[Tensor], Tensor]:

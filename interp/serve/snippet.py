@@ -3,9 +3,10 @@
 It is written, never run here. What comes from a request enters as a literal (`repr`), so no text can become code.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from interp.model.edits import Edit, Mean, Resample
+from interp.model.edits import Add, Edit, Mean, Resample
 from interp.passes.edit_text import change_to_python, edit_to_python
 from interp.serve.asks import Ask
 from interp.serve.changes import part_of
@@ -22,6 +23,8 @@ class Origin:
     device: str = "cpu"
     revision: str | None = None
     dtype: str | None = None
+    directions: Mapping[str, str] = field(default_factory=dict)
+    """The file of the direction of each site that has one."""
 
     @property
     def call(self) -> str:
@@ -42,7 +45,7 @@ def python(ask: Ask, origin: Origin, position: int) -> str:
             f"second = {ask.second!r}",
             f"_, donor = model.run_with_cache(second, {_sites(ask, Resample)!r})",
         ]
-    edits = [f"    {_edit(edit)}," for edit in ask.edits]
+    edits = [f"    {_edit(edit, origin)}," for edit in ask.edits]
     lines += ["", "edits = [", *edits, "]"] if edits else ["", "edits = []"]
     return "\n".join([*lines, *_end(position)]) + "\n"
 
@@ -52,9 +55,13 @@ def _sites(ask: Ask, kind: type[Mean | Resample]) -> list[str]:
     return sorted({edit.site for edit in ask.edits if isinstance(edit.change, kind)})
 
 
-def _edit(edit: Edit) -> str:
+def _edit(edit: Edit, origin: Origin) -> str:
     """The edit, with values that are looked up in place of a change that stands for them."""
     text = edit_to_python(edit)
+    if isinstance(edit.change, Add):
+        file = origin.directions[edit.site]
+        values = f"interp.causal.Subspace.load({file!r}, model).directions[0], {edit.change.scale:g}"
+        return text.replace(change_to_python(edit.change), f"interp.edits.Add({values})")
     unit = part_of(edit).index
     if isinstance(edit.change, Mean):
         values = f"reference[{edit.site!r}][0].mean(0)" + ("" if unit is None else f"[{unit}]")

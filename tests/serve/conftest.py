@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
+import torch
 
 from interp import HookedTransformer
+from interp.causal import Subspace
 from interp.cli.commands import CORRUPT, PROMPT
 from tests.pages.visits import ARGS, BROWSER, NARROW, WIDE
 
@@ -66,7 +68,9 @@ def live() -> Iterator[Live]:
     from interp.serve.session import Session
     from interp.serve.snippet import Origin
 
-    session = Session(HookedTransformer.from_pretrained("demo-4l"))
+    model = HookedTransformer.from_pretrained("demo-4l")
+    vector = torch.randn(1, model.cfg.d_model, generator=torch.Generator().manual_seed(1))
+    session = Session(model, [Subspace("blocks.2.hook_resid_post", vector)])
     served = opened(Subject(session, Origin("demo-4l"), PROMPT, CORRUPT))
     thread = threading.Thread(target=served.run)
     thread.start()

@@ -17,10 +17,10 @@ from interp.cli.commands import Serve
 
 def test_options_of_the_command() -> None:
     assert parsed(["serve"]) == Serve()
-    asked = parsed(
-        ["serve", "--model", "demo-attn-2l", "--port", "8123", "--open", "--prompt", "a", "--second", "b"]
-    )
-    assert asked == Serve(model="demo-attn-2l", prompt="a", second="b", port=8123, open=True)
+    words = "serve --model demo-attn-2l --port 8123 --open --prompt a --second b --direction d e"
+    asked = parsed(words.split())
+    given = (Path("d"), Path("e"))
+    assert asked == Serve(model="demo-attn-2l", prompt="a", second="b", direction=given, port=8123, open=True)
 
 
 def test_without_the_extra_it_says_how_to_install_it(

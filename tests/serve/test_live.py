@@ -172,6 +172,29 @@ def test_both_runs_go_on_and_a_seed_repeats_them(visit: Opener) -> None:
     assert tab.texts("#continued dd") != first
 
 
+def test_a_slider_adds_a_direction_beside_random_ones_and_one_drag_is_one_step(tab: Tab, live: Live) -> None:
+    clean = expected(live)
+    assert tab.texts("#dosed-says") == ["Nothing is added yet."]
+    slider = tab.page.locator("#dose-0")
+    for dose in ("1.5", "-2.5"):  # a drag: two values, one change
+        tab.page.locator("#status").evaluate("element => { element.textContent = '' }")
+        slider.evaluate(f"it => {{ it.value = {dose}; it.dispatchEvent(new Event('input')) }}")
+        tab.settled()
+    slider.evaluate("it => it.dispatchEvent(new Event('change'))")
+    edit = {"where": "L2.resid_post", "change": "add", "scale": -2.5}
+    found = expected(live, edit)
+    assert tab.sent()["edits"] == [edit]
+    shows(tab, found)
+    steered = found["steered"]
+    for row, name in enumerate(("probability", "kl")):
+        texts = " ".join(tab.texts(f"#dosed tbody tr:nth-child({row + 1}) td")).replace("to", "")
+        assert numbers(texts.replace("<0.001", "0.0").split()) == pytest.approx(steered[name], abs=6e-3)
+    tab.act("#undo")
+    assert tab.sent()["edits"] == []
+    shows(tab, clean)
+    assert slider.input_value() == "0" and tab.texts("#dosed-says") == ["Nothing is added yet."]
+
+
 def test_cancel_stops_and_the_page_goes_on(
     visit: Opener, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,9 @@
 """Every kind of edit against hooks written as loops, in float64; attribution that sums; no pass twice."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from threading import Event
 
 import pytest
@@ -11,6 +13,7 @@ from torch import Tensor
 pytest.importorskip("pydantic", reason="no pydantic: the extra `serve` is not installed")
 
 from interp import HookedTransformer, Part
+from interp.causal import Subspace
 from interp.data.batch import Batch
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.lab import AdaptiveSoftmax
@@ -18,6 +21,7 @@ from interp.passes import Sampling
 from interp.passes.generate import stream
 from interp.serve import session as sessions
 from interp.serve.asks import Continue, Look, parsed
+from interp.serve.directions import RANDOM, at_random
 from interp.serve.session import Session, Stopped
 from interp.serve.snippet import Origin, python
 from tests.configs import CONFIGS, perturbed
@@ -230,6 +234,130 @@ def test_the_script_gives_the_same_numbers(
     assert_close(names["clean"], pair.clean.logits.softmax(-1))
     assert_close(names["edited"], pair.edited.logits.softmax(-1))
     assert bool(edits) == bool((names["clean"] != names["edited"]).any())
+
+
+# --- directions -------------------------------------------------------------------------------------------------------
+
+SITES = ("resid_pre", "resid_mid", "resid_post", "attn_out", "mlp_out")
+
+
+def steered(name: str, site: str) -> tuple[Session, Tensor]:
+    """A session with one direction in the second layer, and the direction."""
+    model = hooked(name)
+    vector = torch.randn(model.cfg.d_model, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    return Session(
+        model, [Subspace(f"blocks.1.hook_{site}", vector[None].to(model.transformer.dtype))]
+    ), vector
+
+
+def adding(
+    vector: Tensor, scale: float, at: tuple[int, ...] | None = None
+) -> Callable[[Tensor, object], Tensor]:
+    def hook(value: Tensor, hook: object) -> Tensor:
+        new = value.clone()
+        for pos in range(value.shape[1]) if at is None else at:
+            new[0, pos] += scale * vector.to(value)
+        return new
+
+    return hook
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
+@over("site", SITES)
+def test_a_direction_is_added_as_a_hook_would_and_counts_in_no_map(name: str, site: str) -> None:
+    session, vector = steered(name, site)
+    model, part = hooked(name), str(Part.of(f"blocks.1.hook_{site}"))
+    for at, position in ((None, 3), ((2, 5), 5)):
+        edit = {"where": part, "change": "add", "scale": 1.5, **({"at": {"pos": list(at)}} if at else {})}
+        found = asked(session, edits=[edit], position=position, answer=11, wrong=17)
+        clean = model(PROMPT)[0, position]
+        edited = model.run_with_hooks(PROMPT, [(f"blocks.1.hook_{site}", adding(vector, 1.5, at))])[
+            0, position
+        ]
+        shown = torch.tensor([row["edited"] for row in found["next"]], dtype=torch.float64)
+        torch.testing.assert_close(shown, probabilities(edited, found), rtol=0, atol=1e-6)
+        split = found["attribution"]
+        for run, logits in enumerate((clean, edited)):
+            assert split["total"][run] == pytest.approx(float(logits[11] - logits[17]), abs=2e-6)
+            parts = sum(sum(row) for row in split["cells"][run]) + split["rest"][run]
+            assert parts == pytest.approx(split["total"][run], abs=1e-4)
+
+
+def test_random_directions_have_its_length_and_stand_in_its_place() -> None:
+    session, vector = steered("gpt2", "resid_post")
+    model = hooked()
+    head = {"where": "L1H0", "change": "zero"}
+    edits = [head, {"where": "L1.resid_post", "change": "add", "scale": -2.0}]
+    ask = parsed(Look, body(edits=edits, position=4))
+    pair = session.pair(ask, Event())
+    drawn = at_random(pair.edits, len(pair.tokens))[1].change.values
+    torch.testing.assert_close(drawn[:, 0].norm(dim=-1), vector.norm().expand(len(drawn)))
+    assert bool((drawn == drawn[:, :1]).all()) and len({tuple(row) for row in drawn[:, 0].tolist()}) == RANDOM
+    clean = model(PROMPT)[0, 4].log_softmax(-1)
+    kls, probability = [], []
+    for row in drawn[:, 0]:
+        hooks = [*hooks_of([head], model, SECOND), ("blocks.1.hook_resid_post", adding(row, -2.0))]
+        log = model.run_with_hooks(PROMPT, hooks)[0, 4].log_softmax(-1)
+        kls.append(float((clean.exp() * (clean - log)).sum()))
+        probability.append(float(log[11].exp()))
+    found = asked(
+        session,
+        edits=edits,
+        position=4,
+        answer=11,
+    )
+    said = found["steered"]
+    assert said["random"] == RANDOM == 39
+    assert said["kl"] == pytest.approx([0.0, found["kl"], min(kls), max(kls)], abs=2e-6)
+    assert said["probability"][2:] == pytest.approx([min(probability), max(probability)], abs=1e-6)
+    assert asked(session, edits=[head], position=4)["steered"] is None
+
+
+def test_a_direction_goes_on_in_what_is_generated() -> None:
+    session, vector = steered("gpt2", "resid_post")
+    edit = {"where": "L1.resid_post", "change": "add", "scale": 3.0}
+    ask = parsed(Continue, body(edits=[edit], tokens=5, temperature=0.0))
+    _, new = session.continuations(ask, Event())
+    model = hooked()
+    text = model.to_tokens(PROMPT)
+    for token in new:
+        logits = model.run_with_hooks(text, [("blocks.1.hook_resid_post", adding(vector, 3.0))])
+        assert int(logits[0, -1].argmax()) == token
+        text = torch.cat((text, torch.tensor([[token]])), 1)
+
+
+def test_the_script_loads_the_direction_and_gives_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _ = steered("gpt2", "resid_pre")
+    model, file = hooked(), tmp_path / "a 'direction'.safetensors"
+    (direction,) = (Subspace(site, each[None]) for site, each in session.directions.items())
+    direction.save(file, model)
+    ask = parsed(Look, body(edits=[{"where": "L1.resid", "change": "add", "scale": 0.7, "at": {"pos": 2}}]))
+    pair = session.pair(ask, Event())
+    monkeypatch.setattr("interp.HookedTransformer.from_pretrained", lambda *given, **more: model)
+    names: dict[str, Tensor] = {}
+    script = python(ask, Origin("m", directions={"blocks.1.hook_resid_pre": str(file)}), pair.position)
+    exec(script, names)
+    assert_close(names["edited"], pair.edited.logits.softmax(-1))
+    assert bool((names["clean"] != names["edited"]).any())
+
+
+def test_a_direction_that_was_not_given_or_does_not_fit_is_refused() -> None:
+    model = hooked()
+    width = model.cfg.d_model
+    edit = {"where": "L0.resid_post", "change": "add", "scale": 1.0}
+    with pytest.raises(ValueError, match=r"edit 1 \(L0.resid_post .*start with --direction FILE"):
+        asked(session_of("gpt2"), edits=[edit])
+    with pytest.raises(ValueError, match=r"there are those of L1.resid_post"):
+        asked(steered("gpt2", "resid_post")[0], edits=[edit])
+    one = Subspace("blocks.0.hook_resid_post", torch.ones(1, width))
+    for wrong in (
+        [one, one], [replace(one, directions=torch.eye(width)[:2])], [replace(one, at={"pos": 2})],
+        [replace(one, directions=torch.zeros(1, width))], [replace(one, site="hook_embed")],
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=r"directions? .*is required|one direction"):
+            Session(model, wrong)
 
 
 def test_text_in_a_script_stays_text() -> None:
