@@ -1,9 +1,10 @@
 """Alignment search beside pyvene's, on the same weights, pairs, cells, ranks, steps and batches: IIA and CPU seconds.
 
 Usage: `alignment.py make FOLDER`, then `alignment.py interp FOLDER` and, in an environment with pyvene (0.1.8) and
-transformers 4, `alignment.py pyvene FOLDER`. `make` trains a GPT-2 of three layers to look a token up: of `x0 x1 x2 q s`
-the answer is x_q. The variable is the answer; a source prompt has the same q and another one. In the last position it
-arrives with depth, before that it is nowhere in one place: cells where the search should and should not find it.
+transformers 4, `alignment.py pyvene FOLDER`. `make` trains a GPT-2 of three layers to look a token up: of
+`x0 x1 x2 q s` the answer is x_q. The variable is the answer; a source prompt has the same q and another one. In the
+last position it arrives with depth, before that it is nowhere in one place: cells where the search should and should
+not find it.
 """
 
 import argparse
@@ -133,10 +134,12 @@ def main() -> None:
     torch.set_num_threads(1)
     if given.what == "make":
         given.folder.mkdir(parents=True, exist_ok=True)
-        return make(given.folder)
+        make(given.folder)
+        return
     pairs = torch.load(given.folder / "pairs.pt")
     if given.what == "interp":
-        return print(json.dumps(by_interp(given.folder, pairs)))
+        print(json.dumps(by_interp(given.folder, pairs)))
+        return
     for rate in RATES:
         print(json.dumps({"rate": rate} | by_pyvene(given.folder, pairs, rate)))
 

@@ -138,8 +138,17 @@ def as_result(found: Sequence[xr.Dataset]) -> xr.Dataset:
             "program": (("case",), names),
             "seed": (("case",), [int(each.attrs["seed"]) for each in found]),
         },
-        attrs={"interval": "95 % over seeds, these programs", **{f"score {k}": v for k, v in SCORES.items()}},
+        attrs={"interval": "95 % over seeds, these programs", **_meanings()},
     )  # fmt: skip
+
+
+def _meanings() -> dict[str, str]:
+    """What each score and each kind of edge is, for a reader of the result."""
+    return {
+        f"{kind} {name}": said
+        for kind, all_ in (("score", SCORES), ("mode", MODES))
+        for name, said in all_.items()
+    }
 
 
 def _by_program(values: np.ndarray, names: Sequence[str]) -> list[Float[Tensor, "k *s"]]:

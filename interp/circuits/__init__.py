@@ -19,6 +19,7 @@ from interp.circuits.graph_files import (
     write_attribution_graph,
 )
 from interp.circuits.interchange import Interchange, interchange
+from interp.circuits.mib_files import MibScores, read_mib, write_mib
 from interp.model.parts import Edge
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "GraphNode",
     "GraphPrompt",
     "Interchange",
+    "MibScores",
     "circuit_curve",
     "edge_attribution",
     "edge_effects",
@@ -42,7 +44,9 @@ __all__ = [
     "find_circuit",
     "interchange",
     "read_attribution_graph",
+    "read_mib",
     "recovery",
     "score_edges",
     "write_attribution_graph",
+    "write_mib",
 ]

@@ -9,9 +9,6 @@ import tyro
 if TYPE_CHECKING:
     import xarray as xr
 
-LESS = ("cmd", "passes", "seconds")
-"""The scores of which less is better."""
-
 
 @dataclass(frozen=True)
 class Benchmark:
@@ -29,6 +26,8 @@ class Benchmark:
     """Where results are kept model by model, to go on from after an interruption."""
     csv: Path | None = None
     """File to write every score of every model to."""
+    html: Path | None = None
+    """File to write the board's page to."""
     debug: bool = False
     """Show where an error was raised."""
 
@@ -38,8 +37,9 @@ class Benchmark:
         from interp.core.boundary import nearest
         from interp.core.files import check_replaceable, write_atomically
 
-        if self.csv is not None:
-            check_replaceable(self.csv)
+        for file in (self.csv, self.html):
+            if file is not None:
+                check_replaceable(file)
         for name in self.methods:
             if name not in METHODS:
                 raise KeyError(
@@ -59,11 +59,19 @@ class Benchmark:
         if self.csv is not None:
             table = result["each"].rename("value").to_dataframe().reset_index()
             write_atomically(self.csv, lambda path: table.to_csv(path, index=False))
+        if self.html is not None:
+            from interp.pages import board_page
+
+            text = board_page(result)
+            write_atomically(self.html, lambda path: Path(path).write_text(text, encoding="utf-8"))
+            print(self.html)
 
 
 def tables(result: "xr.Dataset") -> list[str]:
     """Both tables as lines: what each method scores, and which edges it finds."""
     import pandas as pd
+
+    from interp.pages.board_page import LESS
 
     order = result.value.sel(score="auroc").to_series().sort_values(ascending=False).index
     scores = {

@@ -34,7 +34,7 @@ def by_site(subspaces: Sequence["Subspace"], config: ModelConfig) -> Directions:
 
     Example:
         >>> from interp.causal import Subspace
-        >>> found = by_site([Subspace("blocks.1.hook_resid_post", torch.ones(1, model.cfg.d_model))], model.config)
+        >>> found = by_site([Subspace("blocks.1.hook_resid_post", torch.ones(1, model.cfg.d_model))], model.transformer.config)
         >>> list(found)
         ['blocks.1.hook_resid_post']
     """

@@ -152,6 +152,16 @@ def graph_file() -> Path:
 
 
 @once
+def mib_file() -> Path:
+    path = Path(tempfile.mkdtemp()) / "scores.json"
+    graph = interp.causal.EdgeGraph.of(model().transformer.config)
+    interp.circuits.write_mib(
+        path, model(), torch.arange(graph.exists.numel()).reshape(graph.exists.shape).double()
+    )
+    return path
+
+
+@once
 def folder() -> Path:
     """A model on disk."""
     path = Path(tempfile.mkdtemp()) / "model"
@@ -387,6 +397,10 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                 "tuning": lambda: interp.editing.FineTuning(1)},
     "circuits.write_attribution_graph": {"circuit": circuit, "path": lambda: "graph.json",
                                 "asked": lambda: interp.circuits.GraphPrompt("a b", ("a", " b"), " c", 0.5)},
+    "circuits.write_mib": {"path": lambda: "scores.json",
+                           "scores": lambda: interp.circuits.read_mib(mib_file(), model()).scores},
+    "circuits.read_mib": {"path": mib_file},
+    "circuits.MibScores": {"scores": lambda: torch.ones(2, 3), "kept": lambda: torch.ones(2, 3, dtype=torch.bool)},
     "lenses.late_layers": {"answer": lambda: 5}, "weights.singular_directions": {"count": lambda: 2},
     "causal.steering": KINDS, "causal.Steering": KINDS,
     "causal.steering_curve": METRIC | {"random": lambda: 2},

@@ -33,6 +33,7 @@ from tests.contract.calls import (
     TOKENS,
     directions,
     graph_file,
+    mib_file,
     model,
     sae_folder,
     state,
@@ -289,6 +290,17 @@ LOADERS: Mapping[str, Loader] = {
     "a graph of ours": Loader(lambda path: shutil.copy(graph_file(), path), _graph,
     ("circuits.read_attribution_graph",)),
     "a graph of others": Loader(_make_theirs, _theirs),
+    "scores of MIB": Loader(
+        lambda path: shutil.copy(mib_file(), path),
+        lambda path: interp.circuits.read_mib(path / "scores.json", model()),
+        ("circuits.read_mib",),
+    ),
+    "scores of MIB as tensors": Loader(
+        lambda path: interp.circuits.write_mib(
+            path / "scores.pt", model(), interp.circuits.read_mib(mib_file(), model()).scores
+        ),
+        lambda path: interp.circuits.read_mib(path / "scores.pt", model()),
+    ),
     "a circuit": Loader(
         lambda path: whole_circuit().save(path / "circuit.json"),
         lambda path: interp.circuits.Circuit.load(path / "circuit.json").nodes, ("circuits.Circuit.load",),

@@ -1,0 +1,275 @@
+"""Scores of edges in the files of the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151) and of the EAP-IG library.
+
+A file is JSON (`cfg`, `nodes`, `edges`) or a torch file (`cfg`, `src_nodes`, `dst_nodes`, `edges_scores`,
+`edges_in_graph`, `nodes_in_graph`). Their graph has an edge for the query, key and value of every head, and an MLP in
+every layer: what heads share here is spread there over the heads of the group, and a missing MLP has edges worth 0.
+Scores have the same sign: positive where corrupting the edge lowers the metric.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.causal.graph import EdgeGraph
+from interp.core.boundary import public, shape_text
+from interp.core.files import json_object, write_atomically
+from interp.model.config import ModelConfig
+from interp.model.parts import Part
+from interp.passes.observe import Model, as_network
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+KEYS = ("cfg", "src_nodes", "dst_nodes", "edges_scores", "edges_in_graph", "nodes_in_graph")
+"""What a torch file holds."""
+
+
+@public()
+@dataclass(frozen=True, eq=False)
+class MibScores:
+    """What a file says of every edge of a model, in the order of its `EdgeGraph`."""
+
+    scores: Float[Tensor, "sender receiver"]
+    kept: Bool[Tensor, "sender receiver"]
+    """Whether an edge is in the circuit that the file names."""
+
+
+@public()
+def write_mib(
+    path: Path | str,
+    model: Model,
+    scores: xr.Dataset | Float[Tensor, "sender receiver"],
+    kept: Bool[Tensor, "sender receiver"] | None = None,
+) -> None:
+    """Write scores of edges as MIB and the EAP-IG library read them: to `.json`, or to `.pt`.
+
+    scores: a table as `score_edges` gives it, or a matrix in the order of `EdgeGraph`. kept: the edges of a circuit,
+    such as `Circuit.mask()`; None: all. The score of an edge into keys or values that heads share is split evenly over
+    them, as their graph has one edge per head.
+    Errors: ValueError for another suffix, another shape or a score that is not finite; OSError.
+
+    Example:
+        >>> metric = interp.logit_difference(" Mary", " John")
+        >>> found = interp.circuits.score_edges(model, "The cat sat", "The dog sat", method="eap", metric=metric)
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     write_mib(f"{folder}/scores.json", model, found)
+        ...     again = read_mib(f"{folder}/scores.json", model)
+        >>> [tuple(each.shape) == found.value.shape for each in (again.scores, again.kept)]
+        [True, True]
+    """
+    kind, config = _suffix(path), as_network(model).config
+    layout = _Layout(EdgeGraph.of(config))
+    graph = layout.graph
+    given = scores if isinstance(scores, Tensor) else torch.from_numpy(scores.value.values)
+    values = given.detach().cpu().double()
+    chosen = graph.exists if kept is None else kept.cpu() & graph.exists
+    if values.shape != graph.exists.shape or chosen.shape != graph.exists.shape:
+        raise ValueError(
+            f"scores and kept must be {shape_text(graph.exists.shape)} of this model's edges, got "
+            f"{shape_text(values.shape)} and {shape_text(chosen.shape)}"
+        )
+    if not bool(values[graph.exists].isfinite().all()):
+        raise ValueError("scores must be finite numbers for every edge, some are NaN or infinite")
+    there = layout.spread(values.masked_fill(~graph.exists, 0.0)), layout.spread(chosen, split=False)
+    held = _as_json(layout, config, *there) if kind == ".json" else _as_tensors(layout, config, *there)
+    if kind == ".json":
+        text = json.dumps(held)
+        write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
+    else:
+        write_atomically(Path(path), lambda where: torch.save(held, where))
+
+
+@public()
+def read_mib(path: Path | str, model: Model) -> MibScores:
+    """The scores in a file of MIB or the EAP-IG library (`.json` or `.pt`), as they stand in this model's `EdgeGraph`.
+
+    The scores of heads that share keys or values are added up. A torch file is read without running what it may hold.
+    Errors: ValueError for a file of another format or another shape of model, an edge that this model lacks, a score
+    that is no finite number, or a circuit that has only some heads of a group; OSError.
+    """
+    kind, config = _suffix(path), as_network(model).config
+    layout = _Layout(EdgeGraph.of(config))
+    if kind == ".json":
+        held = json_object(path)
+        _check_shape(path, held, ("cfg", "nodes", "edges"), config)
+        scores, kept = _of_json(path, held["edges"], layout)
+    else:
+        try:
+            held = torch.load(path, weights_only=True, map_location="cpu")
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as cause:
+            raise ValueError(f"{path} is no torch file of tensors, numbers and names: {cause}") from cause
+        _check_shape(path, held, KEYS, config)
+        scores, kept = held["edges_scores"], held["edges_in_graph"]
+        for name, value in (("edges_scores", scores), ("edges_in_graph", kept)):
+            if not isinstance(value, Tensor) or value.shape != layout.whole.exists.shape:
+                raise ValueError(f"{path}: {name} of {shape_text(layout.whole.exists.shape)} is required")
+        scores, kept = scores.double(), kept.bool()
+    if not bool(scores[layout.whole.exists].isfinite().all()):
+        raise ValueError(f"{path}: a score is no finite number")
+    return layout.gathered(path, scores.masked_fill(~layout.whole.exists, 0.0), kept & layout.whole.exists)
+
+
+def _suffix(path: Path | str) -> str:
+    kind = Path(path).suffix
+    if kind not in (".json", ".pt"):
+        raise ValueError(f"a path that ends in .json or .pt is required, got {str(path)!r}")
+    return kind
+
+
+class _Layout:
+    """Which cell of their matrix is which of ours."""
+
+    def __init__(self, graph: EdgeGraph) -> None:
+        self.graph = graph
+        self.whole = EdgeGraph(graph.n_layers, graph.n_heads, graph.n_heads, True, graph.parallel)
+        """Their graph: MLPs everywhere, no groups."""
+
+    @cached_property
+    def senders(self) -> tuple[str, ...]:
+        """Their names of its senders."""
+        return tuple(_name(sender) for sender in self.whole.senders)
+
+    @cached_property
+    def receivers(self) -> tuple[str, ...]:
+        """Their names of its receivers."""
+        return tuple(_name(receiver) for receiver in self.whole.receivers)
+
+    @cached_property
+    def rows(self) -> Int[Tensor, "theirs"]:
+        """Our sender of each of theirs; -1 for an MLP that the model lacks."""
+        mine = {name: i for i, name in enumerate(self.graph.senders)}
+        return torch.tensor([mine.get(name, -1) for name in self.whole.senders])
+
+    @cached_property
+    def columns(self) -> Int[Tensor, "theirs"]:
+        """Our receiver of each of theirs; -1 for an MLP that the model lacks."""
+        mine = {name: i for i, name in enumerate(self.graph.receivers)}
+        size, found = self.graph.n_heads // self.graph.n_kv_heads, []
+        for name in self.whole.receivers:
+            part = Part.of(name)
+            if part.kind in ("key", "value") and size > 1:
+                assert part.index is not None
+                name = str(Part(f"group_{part.kind}", part.layer, part.index // size))
+            found.append(mine.get(name, -1))
+        return torch.tensor(found)
+
+    def spread(self, ours: Tensor, *, split: bool = True) -> Tensor:
+        """Our matrix in their cells; the scores of a group divided among its heads."""
+        found = ours[self.rows][:, self.columns]
+        found[self.rows < 0] = 0
+        found[:, self.columns < 0] = 0
+        if not split:
+            return found
+        counts = torch.bincount(self.columns[self.columns >= 0], minlength=len(self.graph.receivers))
+        return found / counts[self.columns].clamp_min(1)
+
+    def gathered(self, path: Path | str, scores: Tensor, kept: Tensor) -> MibScores:
+        """Their matrices in our cells. ValueError for edges of MLPs that the model lacks, or parts of a group."""
+        lacking = (self.rows < 0)[:, None] | (self.columns < 0)
+        if bool((scores[lacking] != 0).any()):
+            raise ValueError(f"{path} scores edges of MLPs, and this model has none")
+        real, rows, columns = ~lacking, self.rows.clamp_min(0), self.columns.clamp_min(0)
+        cells = (rows[:, None] * len(self.graph.receivers) + columns)[real]
+        size = self.graph.exists.numel()
+        total, count, chosen = (
+            torch.zeros(size, dtype=torch.float64).index_add_(0, cells, each[real].double())
+            for each in (scores, torch.ones_like(scores), kept)
+        )
+        if bool(((chosen > 0) & (chosen < count)).any()):
+            raise ValueError(
+                f"{path} keeps some heads of a group that shares keys and values, and not the others"
+            )
+        shape = self.graph.exists.shape
+        return MibScores(total.reshape(shape), (chosen > 0).reshape(shape) & self.graph.exists)
+
+
+def _name(node: str) -> str:
+    """Their name of a sender or receiver of ours."""
+    part = Part.of(node)
+    if part.kind == "resid":
+        return "input"
+    if part.kind == "mlp":
+        return f"m{part.layer}"
+    if part.layer is None:
+        return "logits"
+    letter = {"query": "<q>", "key": "<k>", "value": "<v>"}.get(part.kind, "")
+    return f"a{part.layer}.h{part.index}{letter}"
+
+
+def _cfg(config: ModelConfig) -> dict[str, object]:
+    """What their graph is made from."""
+    return {
+        "n_layers": config.n_layers, "n_heads": config.n_heads, "parallel_attn_mlp": config.parallel,
+        "d_model": config.d_model,
+    }  # fmt: skip
+
+
+def _active(layout: _Layout, kept: Tensor) -> list[bool]:
+    """Whether each sender is a node of the circuit: the input, and whatever an edge leads from or to."""
+    reads = {layout.receivers[i].partition("<")[0] for i in kept.any(0).nonzero()[:, 0].tolist()}
+    sends = kept.any(1).tolist()
+    return [name == "input" or sends[i] or name in reads for i, name in enumerate(layout.senders)]
+
+
+def _as_json(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tensor) -> dict[str, object]:
+    active = dict(zip(layout.senders, _active(layout, kept), strict=True)) | {"logits": True}
+    edges = {
+        f"{layout.senders[s]}->{layout.receivers[r]}": {
+            "score": float(scores[s, r]),
+            "in_graph": bool(kept[s, r]),
+        }
+        for s, r in layout.whole.exists.nonzero().tolist()
+    }
+    return {"cfg": _cfg(config), "nodes": {n: {"in_graph": on} for n, on in active.items()}, "edges": edges}
+
+
+def _as_tensors(layout: _Layout, config: ModelConfig, scores: Tensor, kept: Tensor) -> dict[str, object]:
+    values = (
+        _cfg(config), list(layout.senders), list(layout.receivers), scores.float(), kept.bool(),
+        torch.tensor(_active(layout, kept)),
+    )  # fmt: skip
+    return dict(zip(KEYS, values, strict=True))
+
+
+def _check_shape(path: Path | str, held: object, keys: tuple[str, ...], config: ModelConfig) -> None:
+    """ValueError unless the file holds these keys, and was made for a model of this shape."""
+    if not isinstance(held, Mapping) or any(key not in held for key in keys):
+        raise ValueError(f"{path} is no file of MIB: the keys {', '.join(keys)} are required")
+    given = held["cfg"]
+    for name, own in _cfg(config).items():
+        theirs = given.get(name, own) if isinstance(given, Mapping) else None
+        if theirs != own:
+            raise ValueError(f"{path} is of another model: its {name} is {theirs!r}, this one's {own!r}")
+
+
+def _of_json(path: Path | str, held: object, layout: _Layout) -> tuple[Tensor, Tensor]:
+    """Scores and circuit of the edges that a JSON file names; those it leaves out are worth 0 and not in it."""
+    rows, columns = (
+        {name: i for i, name in enumerate(names)} for names in (layout.senders, layout.receivers)
+    )
+    scores = torch.zeros(layout.whole.exists.shape, dtype=torch.float64)
+    kept = torch.zeros_like(layout.whole.exists)
+    if not isinstance(held, Mapping):
+        raise ValueError(f"{path} is no file of MIB: its edges must be named")
+    for edge, said in held.items():
+        sender, _, receiver = str(edge).partition("->")
+        place = rows.get(sender, -1), columns.get(receiver, -1)
+        if min(place) < 0 or not bool(layout.whole.exists[place]):
+            raise ValueError(f"{path} has the edge {str(edge)!r}, which this model lacks")
+        score = said.get("score") if isinstance(said, Mapping) else None
+        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+            raise ValueError(f"{path}: a finite number is required as the score of {edge!r}, got {score!r}")
+        scores[place], kept[place] = score, bool(said.get("in_graph"))
+    return scores, kept
