@@ -34,8 +34,8 @@ def by_site(subspaces: Sequence["Subspace"], config: ModelConfig) -> Directions:
 
     Example:
         >>> from interp.causal import Subspace
-        >>> found = by_site([Subspace("blocks.1.hook_resid_post", torch.ones(1, model.cfg.d_model))], model.transformer.config)
-        >>> list(found)
+        >>> one = Subspace("blocks.1.hook_resid_post", torch.ones(1, model.cfg.d_model))
+        >>> list(by_site([one], model.transformer.config))
         ['blocks.1.hook_resid_post']
     """
     found: dict[str, Tensor] = {}
