@@ -15,17 +15,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import interp
+from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks import IndirectObjects
 from interp.tokens.erasure import RANDOM, Measure, compare_methods
 
 
 @dataclass(frozen=True)
-class AttributionFaithfulness:
+class AttributionFaithfulness(OfModel):
     """Whose attributions to compare, and on how many prompts."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     prompts: int = 32
     """How many sentences; the two names were never together in training."""
     measure: Measure = "logits"
@@ -36,7 +35,7 @@ class AttributionFaithfulness:
 
 def main(job: AttributionFaithfulness, record: Record) -> None:
     """Compare all methods, and keep the numbers by comprehensiveness beside the figure."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     asked = IndirectObjects(job.prompts, job.seed, held_out=True).sentences()
     found = record.step(

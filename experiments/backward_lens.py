@@ -23,6 +23,7 @@ from interp import plot
 from interp.core.stats import Moments
 from interp.lenses import backward_lens, gradient_cosines, gradient_rank
 from interp.lenses.factors import Matrix
+from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks import HELD_OUT_PHRASINGS, FactPrompt, fact_prompts
 
@@ -31,11 +32,9 @@ SHOWN = {"last token": "C0", "subject": "C1", "other tokens": "C7"}
 
 
 @dataclass(frozen=True)
-class FalseFacts:
+class FalseFacts(OfModel):
     """Whose gradients to read, on how many prompts."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     prompts: int = 100
     """How many fact prompts, drawn at random."""
     seed: int = 0
@@ -53,7 +52,7 @@ class Found:
 
 def main(job: FalseFacts, record: Record) -> None:
     """Keep the table and the figure; say the table."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     asked, targets = drawn(model, job)
     prompts = [prompt.prompt for prompt in asked]

@@ -21,12 +21,13 @@ from matplotlib.figure import Figure
 import interp
 from interp import tasks
 from interp.causal.causal_trace import causal_trace
+from interp.opening import OfModel
 from interp.plot.causal_trace import causal_trace as draw_map, causal_trace_curves
 from interp.runs.record import Record
 
 
 @dataclass(frozen=True)
-class CausalTracing:
+class CausalTracing(OfModel):
     """How many facts, and how they are disturbed."""
 
     model: str = "demo-4l"
@@ -45,7 +46,7 @@ class CausalTracing:
 
 def main(job: CausalTracing, record: Record) -> None:
     """Trace, draw, and say what is seen."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     found = {
         name: record.step("-".join(name.replace(",", "").split()), trace)

@@ -32,6 +32,7 @@ from interp.circuits.circuit_evaluation import KINDS
 from interp.circuits.edge_rankings import resampled
 from interp.data.batch import Prompts
 from interp.metrics import Metric, logit_difference
+from interp.opening import OfModel
 from interp.runs.record import Record
 
 Row = dict[str, str | float]
@@ -47,7 +48,7 @@ TASKS: dict[str, Callable[..., tasks.Task]] = {
 
 
 @dataclass(frozen=True)
-class CircuitBenchmark:
+class CircuitBenchmark(OfModel):
     """How many models, pairs and resamples."""
 
     model: str = "demo-4l"
@@ -79,7 +80,7 @@ class Half:
 
 def main(job: CircuitBenchmark, record: Record) -> None:
     """Score, compare, judge; keep the table and the figure; say the table."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     tables = [
         record.step(f"task-{name.replace(' ', '-')}", partial(task_table, name, model, job))

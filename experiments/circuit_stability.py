@@ -30,6 +30,7 @@ from interp.circuits import (
 )
 from interp.circuits.edge_attribution import Method
 from interp.metrics import Metric, logit_difference
+from interp.opening import OfModel
 from interp.runs.record import Record
 
 ENDS = ("value", "low", "high")
@@ -37,11 +38,9 @@ METHODS: dict[str, Method] = {"EAP": "eap", "EAP-IG": "eap-ig-inputs"}
 
 
 @dataclass(frozen=True)
-class CircuitStability:
+class CircuitStability(OfModel):
     """How many sentences, and how large a circuit."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     sentences: int = 48
     """Pairs that score the edges, and as many others that judge the circuits."""
     edges: int = 40
@@ -83,7 +82,7 @@ class Found:
 
 def main(job: CircuitStability, record: Record) -> None:
     """Score, search, judge; keep tables, circuits and figures; say the summary."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     halves = tuple(Sentences.drawn(seed, job.sentences) for seed in (job.seed, job.seed + 1))
     every = {name: searched(name, model, halves, job, record) for name in METHODS}

@@ -14,15 +14,15 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-import interp
 from interp.core.results import labelled
+from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.weights import HeadCircuits
 from interp.weights.composition import Kind, Null, against_null
 
 
 @dataclass(frozen=True)
-class CompositionNull:
+class CompositionNull(OfModel):
     """Whose scores to draw, against which null."""
 
     model: str = "demo-attn-2l"
@@ -35,7 +35,7 @@ class CompositionNull:
 
 def main(job: CompositionNull, record: Record) -> None:
     """Q-, K- and V-composition of all pairs of heads with their null, and the figure."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     circuits = HeadCircuits(model, folded=True)
     kinds: tuple[Kind, ...] = get_args(Kind)

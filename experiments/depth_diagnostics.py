@@ -28,6 +28,7 @@ from interp import plot, tasks
 from interp.attention import attention_entropy, dispersion
 from interp.dynamics import consensus, rank_collapse
 from interp.editing import FineTuning, SingularValues, train_z
+from interp.opening import DType, OfModel
 from interp.runs.record import Record
 from interp.weights import spectra
 
@@ -35,11 +36,13 @@ TRAINED, RANDOM, UNMASKED = "trained", "random weights", "random weights, no cau
 
 
 @dataclass(frozen=True)
-class DepthDiagnostics:
+class DepthDiagnostics(OfModel):
     """Whose depth, over how much text."""
 
     model: str = "demo-4l"
     """A demo model."""
+    dtype: DType | None = "float64"
+    """Ranks and collapses are measured in double precision."""
     rows: int = 24
     """Rows of text; half as many again are kept for the test of singular-value scaling."""
     length: int = 128
@@ -56,7 +59,7 @@ class DepthDiagnostics:
 
 def main(job: DepthDiagnostics, record: Record) -> None:
     """Every diagnostic on every model, three figures, one table; say the numbers that answer the question."""
-    trained = interp.HookedTransformer.from_pretrained(job.model, dtype=torch.float64)
+    trained = job.opened()
     record.model(trained)
     tokens = rows_of_text(trained, job)
     models = {TRAINED: trained, RANDOM: untrained(trained, job.seed, causal=True)}

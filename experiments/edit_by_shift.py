@@ -39,6 +39,7 @@ from interp.editing import (
 )
 from interp.editing.edit_scores import Editor
 from interp.editing.rome import Keys
+from interp.opening import OfModel
 from interp.passes.observe import Model
 from interp.passes.sampling import Sampling
 from interp.runs.record import Record
@@ -61,7 +62,7 @@ OTHER_UNITS = {"n-gram": "entropy (bits)", "perplexity": "exp(nats per token)"}
 
 
 @dataclass(frozen=True)
-class EditByShift:
+class EditByShift(OfModel):
     """How many edits, on what."""
 
     edits: int = 200
@@ -85,7 +86,7 @@ class EditByShift:
 
 def main(job: EditByShift, record: Record) -> None:
     """Choose, edit, and keep tables and figure; say the table."""
-    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    model = job.opened()
     record.model(model)
     answers = record.step("answers", lambda: {"answer": asked(model)})
     cases = fact_cases(model, answers["answer"], job)

@@ -7,7 +7,7 @@ Run: `interp run experiments/framework_one_two_layers.py -p model=demo-attn-2l -
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -19,12 +19,13 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from interp import Batch, HookedTransformer, plot, tasks
+from interp.opening import OfModel
 from interp.residual import paths, term_importance
 from interp.runs.record import Record
 
 
 @dataclass(frozen=True)
-class Framework:
+class Framework(OfModel):
     """Which models, and how much data."""
 
     model: str = "demo-attn-2l"
@@ -60,7 +61,7 @@ class Found:
 
 def main(job: Framework, record: Record) -> None:
     """Take both models apart on their texts, and keep the figure and the numbers in words."""
-    trained, planted = (HookedTransformer.from_pretrained(name) for name in (job.model, job.planted))
+    trained, planted = (each.opened() for each in (job, replace(job, model=job.planted)))
     record.model(trained)
     record.model(planted)
     cases = {

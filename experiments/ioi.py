@@ -30,6 +30,7 @@ import interp
 from interp import plot, tasks
 from interp.causal import patch, path_patch
 from interp.core.stats import t95
+from interp.opening import OfModel
 from interp.plot.canvas import Scale, annotate, heat_map, name_cells
 from interp.runs.record import Record
 from interp.tasks.indirect_objects import NameCorruption
@@ -43,11 +44,9 @@ middle (7.3, 7.9, 8.6, 8.10) tell the name movers' queries which name to avoid; 
 
 
 @dataclass(frozen=True)
-class IndirectObjectCircuit:
+class IndirectObjectCircuit(OfModel):
     """Whom to ask, how often, what to corrupt."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     prompts: int = 48
     """Pairs, in both orders of the names (ABBA, BABA); the two names were never together in training."""
     corruption: NameCorruption = "swap_giver"
@@ -78,7 +77,7 @@ class Task:
 
 def main(job: IndirectObjectCircuit, record: Record) -> None:
     """Ask, draw, tabulate and tell."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     task = Task.of(model, job)
     labels = record.step("labels", lambda: interp.heads(model)).label

@@ -27,6 +27,7 @@ from interp.lenses import FittedJacobianLens, JacobianLens
 from interp.lenses.fitted_jacobian_lens import lens_ranks
 from interp.lenses.jacobian_lens import FEWEST
 from interp.model.sites import stream_after
+from interp.opening import OfModel
 from interp.passes import Sampling
 from interp.runs.record import Record
 
@@ -34,11 +35,9 @@ PERCENT = 0.05
 
 
 @dataclass(frozen=True)
-class JacobianLensRun:
+class JacobianLensRun(OfModel):
     """Whose lens to fit, on how much text."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     prompts: int = 96
     """Prompts of each corpus."""
     length: int = 64
@@ -57,7 +56,7 @@ class JacobianLensRun:
 
 def main(job: JacobianLensRun, record: Record) -> None:
     """Fit on both corpora, check the intervals; the figure, and the tables in words."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     corpora = {"sentences": sentences(model, job), "its own texts": written(model, job)}
     fits = {

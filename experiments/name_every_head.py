@@ -14,24 +14,23 @@ import interp
 from interp import plot
 from interp.attention import attention_kernel
 from interp.attention.labels import RULES
+from interp.opening import OfModel
 from interp.runs.record import Record
 
 MAPS = ("induction", "previous_token", "copying_weights", "name_mover")
 
 
 @dataclass(frozen=True)
-class NameEveryHead:
+class NameEveryHead(OfModel):
     """Whose heads to name."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     seed: int = 0
     """Seed of the repeated tokens and of the sentences."""
 
 
 def main(job: NameEveryHead, record: Record) -> None:
     """Keep both results and the figure; say the heads that have a label, and why scores are absent."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     data = interp.tasks.RepeatedTokens(seed=job.seed)
     table = record.step("heads", lambda: interp.heads(model, data))

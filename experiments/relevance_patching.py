@@ -26,6 +26,7 @@ from interp.circuits import edge_attribution, edge_effects
 from interp.core.stats import Moments
 from interp.data.batch import Batch
 from interp.model import MLP, LayerNorm, Learned, ModelConfig, Transformer
+from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks import IndirectObjects
 from interp.training import Sentences, Training, Vocabulary, train
@@ -39,7 +40,7 @@ TRAINING = Training(steps=3000)
 
 
 @dataclass(frozen=True)
-class RelevancePatching:
+class RelevancePatching(OfModel):
     """Whose estimates to judge, and on how many prompts."""
 
     model: str = "demo-4l"
@@ -59,7 +60,7 @@ class RelevancePatching:
 def main(job: RelevancePatching, record: Record) -> None:
     """Correlate, and keep the numbers as a table and a figure."""
     torch.set_num_threads(1)
-    model = deep(job, record) if job.model == DEEP else interp.HookedTransformer.from_pretrained(job.model)
+    model = deep(job, record) if job.model == DEEP else job.opened()
     record.model(model)
     clean, corrupt = one_length(model, job)
     found = [

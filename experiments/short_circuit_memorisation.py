@@ -25,6 +25,7 @@ from torch import Tensor
 import interp
 from interp import Batch, plot, tasks
 from interp.causal import continuations, recall
+from interp.opening import OfModel
 from interp.runs.record import Record
 
 MEMORISED = "memorised facts"
@@ -54,7 +55,7 @@ PROSE = (
 
 
 @dataclass(frozen=True)
-class ShortCircuit:
+class ShortCircuit(OfModel):
     """Whose memory to test, and on how much."""
 
     model: str = "demo-4l"
@@ -71,7 +72,7 @@ class ShortCircuit:
 
 def main(job: ShortCircuit, record: Record) -> None:
     """Short-circuit every range of layers, keep the table and the figure; say single layers and all of them."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     results = {
         name: record.step("-".join(name.replace(",", "").split()), partial(recited, model, name, *some))

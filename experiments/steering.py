@@ -24,6 +24,7 @@ import interp
 from interp import plot
 from interp.causal import Subspace, steering, steering_curve
 from interp.causal.steering import RANDOM, Method
+from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks.facts import TRAINED_PHRASINGS, load_facts
 
@@ -32,11 +33,9 @@ NULLS = ("random", "shuffled")
 
 
 @dataclass(frozen=True)
-class SteeringDose:
+class SteeringDose(OfModel):
     """Which relation is turned into which, by how much."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     towards: str = "capital"
     """The relation that is steered towards."""
     away: str = "language"
@@ -56,7 +55,7 @@ class SteeringDose:
 def main(job: SteeringDose, record: Record) -> None:
     """Find, steer, and keep the numbers as a table and a figure."""
     torch.set_num_threads(1)
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     curves = {
         (method, null): record.step(

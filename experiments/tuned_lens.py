@@ -18,16 +18,15 @@ from torch import Tensor
 import interp
 from interp import plot, tasks
 from interp.lenses import TunedLens, by_depth, train_tuned_lens
+from interp.opening import OfModel
 from interp.passes import Sampling
 from interp.runs.record import Record
 
 
 @dataclass(frozen=True)
-class TunedLensRun:
+class TunedLensRun(OfModel):
     """Whose lens to tune, and how long."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     steps: int = 400
     """Optimiser steps of 16 rows."""
     sampled: int = 256
@@ -42,7 +41,7 @@ class TunedLensRun:
 
 def main(job: TunedLensRun, record: Record) -> None:
     """Train, and compare on held-out prompts; the figure, and the curves in words."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     trained = record.step("lens", lambda: translators(model, job))
     tuned = replace(TunedLens.untrained(model), weight=trained["weight"], bias=trained["bias"])

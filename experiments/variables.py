@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 import interp
 from interp.causal import Descent, Subspace, align
 from interp.core.stats import wilson
+from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks import TRAINED_PHRASINGS, load_facts
 
@@ -34,11 +35,9 @@ NULLS = ("random subspace", "permuted variable")
 
 
 @dataclass(frozen=True)
-class VariablesRun:
+class VariablesRun(OfModel):
     """Whose directions, of how many dimensions."""
 
-    model: str = "demo-4l"
-    """Demo name, local folder, safetensors file or hub name."""
     only: tuple[str, ...] = ()
     """Attributes; empty = the four relations of the package's facts."""
     tokens: int = 4
@@ -87,7 +86,7 @@ class Asked:
 
 def main(job: VariablesRun, record: Record) -> None:
     """Learn, score; the table, and the figure."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     asked = {attribute: questions(model, attribute, job) for attribute in job.attributes}
     record.say(

@@ -28,13 +28,14 @@ from interp import Batch, plot, tasks
 from interp.editing import changed_tokens, diff, diff_interactions
 from interp.metrics import kl_divergence, logit_difference
 from interp.model import mean_next_token_loss
+from interp.opening import OfModel
 from interp.runs.record import Record
 
 RELATION = "capital"
 
 
 @dataclass(frozen=True)
-class WhatChanged:
+class WhatChanged(OfModel):
     """What is taught to which model, and for how long."""
 
     model: str = "demo-4l"
@@ -60,7 +61,7 @@ class Taught:
 
 def main(job: WhatChanged, record: Record) -> None:
     """Teach, exchange parts, keep the tables and the figure; say the shares."""
-    model = interp.HookedTransformer.from_pretrained(job.model)
+    model = job.opened()
     record.model(model)
     taught, unseen, control = material(job)
     state = record.step("taught", lambda: dict(tuned(model, taught, job).state_dict()))

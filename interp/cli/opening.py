@@ -1,48 +1,18 @@
 """The options that say which model a command is about, the same in every command. No torch until it is opened."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import tyro
 
-if TYPE_CHECKING:
-    from interp import HookedTransformer
-
-DType = Literal["float64", "float32", "bfloat16", "float16"]
+from interp.opening import OfModel as Opened
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfModel:
+class OfModel(Opened):
     """What every command about a model has."""
 
     model: Annotated[str, tyro.conf.arg(aliases=["-m"])] = "demo-4l"
     """Demo name (see `interp models`), local folder, file of weights or hub name."""
-    revision: str | None = None
-    """Branch, tag or training checkpoint."""
-    dtype: DType | None = None
-    """Precision to load in; without it the checkpoint's own."""
-    device: str = "cpu"
-    """Where to compute: cpu, cuda, cuda:1, ..."""
     debug: bool = False
     """Show where an error was raised."""
-
-    def opened(self, revision: str | None = None) -> "HookedTransformer":
-        """The model, or a checkpoint of it; ValueError before any weights are read if there is no such device here."""
-        from interp import HookedTransformer
-
-        return HookedTransformer.from_pretrained(
-            self.model,
-            revision=self.revision if revision is None else revision,
-            dtype=self.dtype,
-            device=self.available(),
-        )
-
-    def available(self) -> str:
-        """The device, if there is one of this name here; ValueError otherwise."""
-        import torch
-
-        try:
-            torch.empty(0, device=self.device)
-        except (RuntimeError, AssertionError) as cause:
-            raise ValueError(f"device {self.device!r} is not available: {cause}") from cause
-        return self.device

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from interp.cli.parameters import filled
+from interp.opening import OfModel
 from interp.runs.experiment import loaded
 from interp.runs.record import Drawing, Record
 
@@ -18,24 +19,24 @@ NO_RECORDS = {"train_zoo"}
 """It makes the weights of the package, and has a command line of its own."""
 SMALL = {
     "attribution_faithfulness": "model=demo-attn-2l prompts=2",
-    "backward_lens": "prompts=3",
-    "causal_tracing": "facts=3 samples=2",
+    "backward_lens": "prompts=3 dtype=float64",
+    "causal_tracing": "facts=3 samples=2 dtype=float64",
     "circuit_benchmark": ("model=demo-attn-2l tasks=copy pairs=2 draws=1 resamples=10"),
-    "circuit_stability": "model=demo-attn-2l sentences=4 edges=6 draws=1",
+    "circuit_stability": "model=demo-attn-2l sentences=4 edges=6 draws=1 dtype=float64",
     "composition_null": "",
     "depth_diagnostics": "model=demo-attn-2l rows=2 length=12 repeats=2 steps=1",
     "copy_reverse": (
         "d_vocab=6 low=2 high=3 d_model=16 n_heads=2 n_layers=1 test_rows=4 training.steps=4 training.log_every=2"
     ),
-    "edit_by_shift": "edits=2 tuning=1 neighbours=1 sentences=1 length=16 texts=2 steps=2",
+    "edit_by_shift": "edits=2 tuning=1 neighbours=1 sentences=1 length=16 texts=2 steps=2 dtype=float64",
     "every_decoder": "types=arcee,mamba",
-    "framework_one_two_layers": "rows=4",
+    "framework_one_two_layers": "rows=4 dtype=float64",
     "induction_phase_change": (
         "seeds=1 d_model=16 d_vocab=20 training.steps=2 training.rows=4 training.checkpoints=2"
         " training.evaluation_rows=4"
     ),
     "influence": "rows=8 queries=3 groups=3 seeds=2 d_vocab=8 width=6 training.steps=3 training.rows=4",
-    "ioi": "model=demo-attn-2l prompts=2",
+    "ioi": "model=demo-attn-2l prompts=2 dtype=float64",
     "jacobian_lens": "model=demo-attn-2l prompts=6 length=20 few=3 read=1 orders=3",
     "mixers_and_induction": (
         "seeds=2 only=softmax only=pooling d_vocab=43 training.steps=2 training.rows=4 training.evaluation_rows=4"
@@ -44,17 +45,19 @@ SMALL = {
     "phase_change": "",
     "relevance_patching": "model=deep layers=2 prompts=32 training.steps=3 training.rows=4 training.evaluation_rows=4",
     "short_circuit_memorisation": "model=demo-attn-2l facts=4 sentences=2 repeats=2",
-    "steering": "countries=12 draws=3 sentences=2",
+    "steering": "countries=12 draws=3 sentences=2 dtype=float64",
     "train": "task=recall d_vocab=20 training.steps=4 training.rows=4 training.evaluation_rows=4",
-    "what_changed": "model=demo-attn-2l facts=3 steps=2",
+    "what_changed": "model=demo-attn-2l facts=3 steps=2 dtype=float64",
     "tuned_lens": "model=demo-attn-2l steps=2 sampled=4 sentences=4 held_out=3",
-    "variables": "model=demo-attn-2l only=capital only=continent rank=1 pairs=5 steps=2",
+    "variables": "model=demo-attn-2l only=capital only=continent rank=1 pairs=5 steps=2 dtype=float64",
 }
 """What to say to `-p` so that an experiment takes seconds."""
 
 
 NO_MODEL = {"phase_change", "induction_phase_change", "influence", "mixers_and_induction", "every_decoder"}
 """The first reads a log; the others train their models themselves, from parameters and seeds alone."""
+TRAINED_HERE = {"copy_reverse", "train"}
+"""They train what they ask about too, and keep it."""
 TIMES = ("_seconds", "_ms")
 """Ends of columns that measure time, which no run repeats."""
 
@@ -116,6 +119,19 @@ def without_times(file: Path) -> bytes:
 
 def test_the_table_has_every_experiment() -> None:
     assert {path.stem for path in FOLDER.glob("*.py")} == SMALL.keys() | NO_RECORDS
+
+
+@pytest.mark.parametrize("name", sorted(SMALL.keys() - NO_MODEL - TRAINED_HERE))
+def test_an_experiment_about_a_model_takes_its_device_and_precision(name: str, tmp_path: Path) -> None:
+    file = FOLDER / f"{name}.py"
+    with loaded(file) as experiment:
+        assert issubclass(experiment.kind, OfModel)
+        job = filled(experiment, ["device=nowhere", "dtype=bfloat16"])
+        with (
+            pytest.raises(ValueError, match="device 'nowhere' is not available"),
+            Record.create(tmp_path, name, job, file=file) as record,
+        ):
+            experiment.main(job, record)
 
 
 @pytest.mark.books
