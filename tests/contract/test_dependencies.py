@@ -36,6 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "zoo": FAMILIES | {"tasks", "zoo"},
     "training": FAMILIES | RUNS | {"zoo", "training"},
     "hooked": WINGS | FAMILIES | {"zoo", "hooked"},
+    "opening": {"hooked", "opening"},
     "encoder_decoder": WINGS | FAMILIES | {"encoder_decoder"},
     "pages": WINGS | {"pages"},
     "serve": WINGS | {"pages", "serve"},
