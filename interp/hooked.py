@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -211,6 +211,30 @@ class HookedTransformer(Shown):
     def to_batch(self, prompts: Prompts, *, prepend_bos: bool = True, padding_side: Side = "right") -> Batch:
         """Prompts as a batch with its keep-mask; `batch.bos` says whether BOS was prepended."""
         return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
+
+    @public()
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> Int[Tensor, "1 p"]:
+        """A conversation as a prompt, in the chat template of the tokenizer: token ids, BOS where the template has one.
+
+        messages: `{"role": "user", "content": "..."}` and so on, in order. add_generation_prompt: end where the
+        assistant's answer begins. The ids go wherever a prompt goes, and nothing is prepended to them.
+        Errors: ValueError for no messages, a message without role or content, a tokenizer without a chat template, or
+        messages that its template refuses.
+
+        Example:
+            >>> model.chat([{"role": "user", "content": "Hi"}])
+            Traceback (most recent call last):
+            ...
+            ValueError: messages require a tokenizer with a chat template, this one has none
+        """
+        if not messages or any({"role", "content"} - set(each) for each in messages):
+            raise ValueError("messages must be at least one, each with a role and content")
+        tokenizer = self.text.tokenizer
+        if not isinstance(tokenizer, HuggingFaceTokenizer):
+            raise ValueError("messages require a tokenizer with a chat template, this one has none")
+        return torch.tensor([tokenizer.chat(messages, add_generation_prompt=add_generation_prompt)])
 
     @public()
     def to_string(

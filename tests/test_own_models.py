@@ -10,7 +10,9 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
+from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import MLP, ModelConfig, Transformer
+from tests.tiny import gpt2_tokenizer, hooked
 from tests.tolerances import assert_close
 
 PAGE = Path("docs/howto/six_models.md")
@@ -184,3 +186,46 @@ def test_repeats_fit_a_context_below_nine(n_ctx: int) -> None:
     assert (repeats.period >= 2) and (repeats.repeats >= 2)
     scores = interp.heads(HookedTransformer(Transformer(config)), repeats).value
     assert bool(scores.sel(score="induction").notnull().all())
+
+
+TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}{{ raise_exception('no system') }}"
+    "{% endif %}<{{ message.role[0] }}>{{ message.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<a>{% endif %}"
+)
+TALK = [{"role": "user", "content": "The cat sat"}, {"role": "assistant", "content": "on the mat"}]
+
+
+def talking() -> interp.HookedTransformer:
+    tokenizer = gpt2_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": tokenizer.eos_token})
+    tokenizer.chat_template = TEMPLATE
+    return interp.HookedTransformer(hooked().transformer, HuggingFaceTokenizer(tokenizer))
+
+
+@pytest.mark.parametrize("add_generation_prompt", [True, False])
+def test_a_conversation_becomes_the_tokens_that_transformers_gives(add_generation_prompt: bool) -> None:
+    model = talking()
+    theirs = gpt2_tokenizer()
+    theirs.add_special_tokens({"bos_token": theirs.eos_token})
+    theirs.chat_template = TEMPLATE
+    wanted = theirs.apply_chat_template(TALK, add_generation_prompt=add_generation_prompt, return_dict=True)
+    found = model.chat(TALK, add_generation_prompt=add_generation_prompt)
+    assert found.tolist() == [wanted["input_ids"]]
+    assert found[0, 0] == theirs.bos_token_id and (found[0, 1:] != theirs.bos_token_id).all()
+    assert model.to_batch(found).tokens.equal(found)  # nothing is prepended
+    assert model.to_string(found).endswith("<a>") is add_generation_prompt
+    assert model(found).shape[:2] == found.shape
+
+
+def test_a_conversation_that_no_template_takes_is_refused_with_the_reason() -> None:
+    with pytest.raises(ValueError, match="messages require a tokenizer with a chat template"):
+        hooked().chat(TALK)
+    with pytest.raises(ValueError, match="refuses these messages: no system"):
+        talking().chat([{"role": "system", "content": "a"}, *TALK])
+    for wrong in ([], [{"role": "user"}], [{"content": "a"}]):
+        with pytest.raises(ValueError, match="messages must be at least one, each with a role and content"):
+            talking().chat(wrong)
+    demo = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+    with pytest.raises(ValueError, match="messages require a tokenizer with a chat template"):
+        demo.chat(TALK)

@@ -128,6 +128,24 @@ class HuggingFaceTokenizer:
         """Ids of the text with every special token that the tokenizer itself adds."""
         return list(self._tokenizer.encode(_whole(text)))
 
+    def chat(self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True) -> list[int]:
+        """Ids of a conversation in the tokenizer's own template, special tokens as the template writes them.
+
+        The template is text of the checkpoint, which transformers runs in a sandbox. Errors: ValueError for a tokenizer
+        without a template, or a conversation that its template refuses.
+        """
+        if getattr(self._tokenizer, "chat_template", None) is None:
+            raise ValueError("messages require a tokenizer with a chat template, this one has none")
+        import jinja2
+
+        try:
+            text = self._tokenizer.apply_chat_template(  # type: ignore[attr-defined]
+                [dict(each) for each in messages], tokenize=False, add_generation_prompt=add_generation_prompt
+            )
+        except (jinja2.TemplateError, TypeError, KeyError) as cause:
+            raise ValueError(f"the tokenizer's chat template refuses these messages: {cause}") from cause
+        return self.encode(text)
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these ids, special tokens included, spaces as they are."""
         return str(self._tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False))

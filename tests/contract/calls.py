@@ -311,6 +311,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "editing.WeightEdit": {"name": lambda: "blocks.0.mlp.W_out", "change": lambda: numbers(40, 24)},
     # methods
     "HookedTransformer.from_pretrained": {"source": folder},
+    "HookedTransformer.chat": {"messages": lambda: [{"role": "user", "content": "a"}]},
     "HookedTransformer.to_single_token": {"text": lambda: "a"},
     "HookedTransformer.to_str_tokens": {"prompt": lambda: TEXT},
     "HookedTransformer.to_texts": {"batch": lambda: model().text.batch(TOKENS)},
@@ -490,8 +491,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
 }  # fmt: skip
 """What is special about the valid call of a public name; those that are not here have nothing special."""
 
-REFUSES = ("compat.from_bridge", "compat.load_llama2c")
-"""What requires objects of other programs: its smallest call is refused, by name."""
+REFUSES = ("compat.from_bridge", "compat.load_llama2c", "HookedTransformer.chat")
+"""What requires objects of other programs, or a chat template: its smallest call is refused, by name."""
 NOT_RUN = ("report", "editing.finetune_edit", "features.probe", "training.leave_out", "training.train")
 """What takes long even for the smallest call: whether a value is let in is asked of its annotation alone."""
 ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serve")
@@ -500,7 +501,7 @@ ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serv
 
 METHODS = (
     "from_pretrained", "edited", "to_tokens", "to_batch", "to_string", "to_str_tokens", "to_single_token",
-    "run_with_cache", "run_with_hooks", "hooks", "generate", "stream", "to_texts",
+    "run_with_cache", "run_with_hooks", "hooks", "generate", "stream", "to_texts", "chat",
 )  # fmt: skip
 """What is called on a model first."""
 
