@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.files import write_atomically
+from interp.core.viewer import Brief
 from interp.model.edits import Add, Edit, Index, Project, Swap, orthonormal
 from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.sites import find
@@ -28,8 +29,8 @@ FORMAT = "interp subspace 1"
 
 
 @public(unchecked=("at", "about"))
-@dataclass(frozen=True, eq=False)
-class Subspace:
+@dataclass(frozen=True, eq=False, repr=False)
+class Subspace(Brief):
     """Directions at one site, as a method found them: to add, to remove, to swap between two runs.
 
     site: the full name of the site, whose last axis is as wide as the directions.

@@ -24,6 +24,7 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.boundary import public, shape_text
 from interp.core.files import json_object, write_atomically
+from interp.core.viewer import Brief
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.passes.observe import Model, as_network
@@ -36,8 +37,8 @@ KEYS = ("cfg", "src_nodes", "dst_nodes", "edges_scores", "edges_in_graph", "node
 
 
 @public()
-@dataclass(frozen=True, eq=False)
-class MibScores:
+@dataclass(frozen=True, eq=False, repr=False)
+class MibScores(Brief):
     """What a file says of every edge of a model, in the order of its `EdgeGraph`."""
 
     scores: Float[Tensor, "sender receiver"]

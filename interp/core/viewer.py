@@ -5,13 +5,15 @@ matplotlib and `interp.plot`, which `core` knows nothing of. `interp` says how t
 """
 
 import textwrap
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sized
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 
 from interp.core import late
 
 WIDTH = 80
 """Columns of a plain text form."""
+LONG = 60
+"""Characters of a value in the text of a record."""
 ANALYSIS = "interp_analysis"
 """The attribute of a labelled result that names what gave it."""
 Draw = Callable[..., object]
@@ -56,6 +58,40 @@ class Viewable(Shown):
         The function takes the options, `ax` among them.
         """
         return drawn(self, *args, **options)
+
+
+class Brief:
+    """A record whose text is short whatever it holds: tensors by kind and shape, what is at its default left out.
+
+    The dataclass is declared with `repr=False`.
+    """
+
+    def __repr__(self) -> str:
+        assert is_dataclass(self)
+        given = ((each, getattr(self, each.name)) for each in fields(self) if each.repr)
+        said = (f"{each.name}={_brief(value)}" for each, value in given if not _usual(each, value))
+        return f"{type(self).__name__}({', '.join(said)})"
+
+
+def _usual(each: Field[object], value: object) -> bool:
+    """Whether a value is the field's default: the same object, or as empty as what its factory makes."""
+    made = each.default_factory is not MISSING and isinstance(value, Sized)
+    return value is each.default or (made and not value)
+
+
+def _brief(value: object) -> str:
+    """A value in at most a line."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+    if hasattr(value, "named_modules"):
+        return type(value).__name__
+    named_so = is_dataclass(value) and type(value).__str__ is not object.__str__
+    text = repr(str(value)) if named_so else repr(value)
+    if len(text) <= LONG and "\n" not in text:
+        return text
+    if isinstance(value, Sized) and not isinstance(value, str):
+        return f"{type(value).__name__} of {len(value)}"
+    return f"{text[:LONG].splitlines()[0]}..."
 
 
 def fitted(lines: Iterable[str]) -> str:

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from interp.core.boundary import MOST, Required, public, shape_text, shown
+from interp.core.viewer import Brief
 from interp.model.attention import Layout, Memory
 from interp.model.transformer import ID_TYPES
 
@@ -28,8 +29,8 @@ Side = Literal["left", "right"]
 
 
 @public(unchecked=("tokens",))
-@dataclass(frozen=True, eq=False)
-class Batch:
+@dataclass(frozen=True, eq=False, repr=False)
+class Batch(Brief):
     """Token rows `[b p]` and which of them are real."""
 
     tokens: Int[Tensor, "b p"]

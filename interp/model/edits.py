@@ -19,6 +19,7 @@ from torch import Tensor
 
 from interp.core.boundary import describe, nearest, public, shape_text, shown
 from interp.core.stats import wide
+from interp.core.viewer import Brief
 from interp.model import sites
 from interp.model.parts import Part
 
@@ -32,8 +33,8 @@ ANSWERS = "answers"
 
 
 @public()
-@dataclass(frozen=True, eq=False)
-class Set:
+@dataclass(frozen=True, eq=False, repr=False)
+class Set(Brief):
     """Put these values in place of the cells.
 
     values: a number, or a tensor that broadcasts against the cells; or a whole value of the site, `[1 or example,
@@ -88,8 +89,8 @@ class Resample:
 
 
 @public()
-@dataclass(frozen=True, eq=False)
-class Add:
+@dataclass(frozen=True, eq=False, repr=False)
+class Add(Brief):
     """Add `scale` times a vector (or a number, or whatever broadcasts against the cells): steering, for one."""
 
     values: Shaped[Tensor, "..."] | float
@@ -114,8 +115,8 @@ class Scale:
 
 
 @public()
-@dataclass(frozen=True, eq=False)
-class Project:
+@dataclass(frozen=True, eq=False, repr=False)
+class Project(Brief):
     """Remove what lies along some directions (rows `[k, d]`, or one vector), or with `keep` everything else.
 
     x - x Q^T Q, or x Q^T Q, for an orthonormal basis Q of the directions' span.
@@ -134,8 +135,8 @@ class Project:
 
 
 @public()
-@dataclass(frozen=True, eq=False)
-class Swap:
+@dataclass(frozen=True, eq=False, repr=False)
+class Swap(Brief):
     """Put these values inside a subspace, and leave the rest: x + (values - x) Q^T Q (an interchange intervention).
 
     directions: rows that span the subspace. values and first: as in `Set`.
@@ -186,8 +187,8 @@ Change = Closed | Function | Placed
 
 
 @public(renamed={"site": "where"}, unchecked=("where", "change", "at", "rows"))
-@dataclass(frozen=True, eq=False)
-class Edit:
+@dataclass(frozen=True, eq=False, repr=False)
+class Edit(Brief):
     """Change some cells of a part or site in a pass.
 
     where: a part (`"L3H5"`, `"L2.mlp"`, `(3, 5)`) or the full name of a site.
@@ -225,6 +226,10 @@ class Edit:
         if self.rows is not None and not (isinstance(self.rows, tuple) and all(map(_is_index, self.rows))):
             raise ValueError(f"rows must be a tuple of the rows' numbers or None, got {shown(self.rows)}")
         object.__setattr__(self, "_cells", self._named_cells())
+
+    def __reduce__(self) -> tuple[type[Edit], tuple[object, ...]]:
+        """How it travels to other processes: the view of an empty `at` cannot be pickled."""
+        return type(self), (self.where, self.change, dict(self.at), self.rows)
 
     @property
     def site(self) -> str:

@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.viewer import Brief
 from interp.model.config import MLP, ModelConfig, NoNorm, NoPosition
 from interp.model.parts import Edge, Part
 from interp.model.transformer import Transformer
@@ -38,8 +39,8 @@ LENGTH = 9
 """Symbols of a prompt."""
 
 
-@dataclass(frozen=True, eq=False)
-class Planted:
+@dataclass(frozen=True, eq=False, repr=False)
+class Planted(Brief):
     """A model with a known circuit, and aligned pairs of prompts on which the circuit shows.
 
     Built by hand in this file, or compiled from a program (`interp.zoo.Compiled.planted`).

@@ -1,0 +1,52 @@
+"""Records that hold tensors say what they are in a line or two, and travel to other processes."""
+
+import pickle
+
+import pytest
+import torch
+
+from interp import Batch, Edit
+from interp.causal import Subspace
+from interp.circuits import MibScores
+from interp.edits import Add, Project, Set, Swap, Zero
+from interp.zoo import PROGRAMS, compile
+
+WIDE = torch.arange(4096.0)
+RECORDS = {
+    "a batch": Batch(torch.arange(4096).reshape(8, 512)).with_answers(torch.arange(8), None),
+    "directions": Subspace("blocks.0.hook_resid_post", WIDE[None], {"pos": -1}, {"method": "das"}),
+    "scores": MibScores(torch.ones(64, 64), torch.ones(64, 64, dtype=torch.bool)),
+    "an addition": Edit("L3.resid", Add(WIDE, 2.0)),
+    "values": Edit("L3.resid", Set(WIDE), at={"pos": 3}, rows=(0, 1)),
+    "a projection": Edit("L3.resid", Project(WIDE)),
+    "an exchange": Edit("L3.resid", Swap(WIDE, WIDE)),
+    "nothing else": Edit("L3H5", Zero()),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_a_record_of_tensors_is_short_and_comes_back(name: str) -> None:
+    record = RECORDS[name]
+    text = repr(record)
+    assert text.startswith(type(record).__name__) and "\n" not in text and len(text) < 250
+    assert repr(pickle.loads(pickle.dumps(record))) == text
+
+
+def test_what_is_said_is_what_is_there() -> None:
+    assert repr(RECORDS["a batch"]) == "Batch(tokens=int64[8, 512], answer=int64[8])"
+    assert repr(RECORDS["an addition"].change) == "Add(values=float32[4096], scale=2.0)"
+    assert repr(Edit((3, 5), Zero())) == "Edit(where='L3H5', change=Zero())"
+    assert repr(Add(0.5)) == "Add(values=0.5)"
+    text = repr(compile(PROGRAMS["shift"]()).planted())
+    assert "\n" not in text and len(text) < 500 and text.startswith("Planted(name='shift'")
+
+
+def test_an_edit_that_travelled_does_the_same() -> None:
+    edit = pickle.loads(pickle.dumps(RECORDS["values"]))
+    assert (
+        edit.site == "blocks.3.hook_resid_pre"
+        and edit.cells == RECORDS["values"].cells
+        and edit.rows == (0, 1)
+    )
+    assert edit.change.values.equal(WIDE)
+    assert pickle.loads(pickle.dumps(RECORDS["nothing else"])).cells == {"h": 5}
