@@ -224,10 +224,8 @@ class HookedTransformer(Shown):
         messages that its template refuses.
 
         Example:
-            >>> model.chat([{"role": "user", "content": "Hi"}])
-            Traceback (most recent call last):
-            ...
-            ValueError: messages require a tokenizer with a chat template, this one has none
+            >>> model.to_string(model.chat([{"role": "user", "content": "The cat"}]))
+            'u:The cat '
         """
         if not messages or any({"role", "content"} - set(each) for each in messages):
             raise ValueError("messages must be at least one, each with a role and content")

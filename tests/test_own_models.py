@@ -219,8 +219,10 @@ def test_a_conversation_becomes_the_tokens_that_transformers_gives(add_generatio
 
 
 def test_a_conversation_that_no_template_takes_is_refused_with_the_reason() -> None:
+    without = gpt2_tokenizer()
+    without.chat_template = None
     with pytest.raises(ValueError, match="messages require a tokenizer with a chat template"):
-        hooked().chat(TALK)
+        interp.HookedTransformer(hooked().transformer, HuggingFaceTokenizer(without)).chat(TALK)
     with pytest.raises(ValueError, match="refuses these messages: no system"):
         talking().chat([{"role": "system", "content": "a"}, *TALK])
     for wrong in ([], [{"role": "user"}], [{"content": "a"}]):

@@ -38,7 +38,9 @@ def backend() -> tokenizers.Tokenizer:
 
 def gpt2_tokenizer() -> PreTrainedTokenizerFast:
     """Like GPT-2's: an end of text and nothing else, neither a beginning nor padding."""
-    return PreTrainedTokenizerFast(tokenizer_object=backend(), eos_token=END)
+    found = PreTrainedTokenizerFast(tokenizer_object=backend(), eos_token=END)
+    found.chat_template = "{% for one in messages %}{{ one.role[0] }}:{{ one.content }} {% endfor %}"
+    return found
 
 
 @functools.cache

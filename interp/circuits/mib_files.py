@@ -9,8 +9,8 @@ Scores have the same sign: positive where corrupting the edge lowers the metric.
 from __future__ import annotations
 
 import json
-import math
 import pickle
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
 from interp.core.boundary import public, shape_text
-from interp.core.files import json_object, write_atomically
+from interp.core.files import json_object, regular, write_atomically
 from interp.core.viewer import Brief
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -73,14 +73,18 @@ def write_mib(
     kind, config = _suffix(path), as_network(model).config
     layout = _Layout(EdgeGraph.of(config))
     graph = layout.graph
+    if not isinstance(scores, Tensor) and "value" not in scores:
+        raise ValueError(
+            "scores must be a matrix, or a table as score_edges gives it; this one has no 'value'"
+        )
     given = scores if isinstance(scores, Tensor) else torch.from_numpy(scores.value.values)
-    values = given.detach().cpu().double()
-    chosen = graph.exists if kept is None else kept.cpu() & graph.exists
+    values, chosen = given.detach().cpu().double(), graph.exists if kept is None else kept.cpu()
     if values.shape != graph.exists.shape or chosen.shape != graph.exists.shape:
         raise ValueError(
             f"scores and kept must be {shape_text(graph.exists.shape)} of this model's edges, got "
             f"{shape_text(values.shape)} and {shape_text(chosen.shape)}"
         )
+    chosen = chosen & graph.exists
     if not bool(values[graph.exists].isfinite().all()):
         raise ValueError("scores must be finite numbers for every edge, some are NaN or infinite")
     there = layout.spread(values.masked_fill(~graph.exists, 0.0)), layout.spread(chosen, split=False)
@@ -108,8 +112,10 @@ def read_mib(path: Path | str, model: Model) -> MibScores:
         scores, kept = _of_json(path, held["edges"], layout)
     else:
         try:
-            held = torch.load(path, weights_only=True, map_location="cpu")
-        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as cause:
+            held = torch.load(regular(path), weights_only=True, map_location="cpu")
+        except FileNotFoundError:
+            raise
+        except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, OSError) as cause:
             raise ValueError(f"{path} is no torch file of tensors, numbers and names: {cause}") from cause
         _check_shape(path, held, KEYS, config)
         scores, kept = held["edges_scores"], held["edges_in_graph"]
@@ -270,7 +276,11 @@ def _of_json(path: Path | str, held: object, layout: _Layout) -> tuple[Tensor, T
         if min(place) < 0 or not bool(layout.whole.exists[place]):
             raise ValueError(f"{path} has the edge {str(edge)!r}, which this model lacks")
         score = said.get("score") if isinstance(said, Mapping) else None
-        if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
+        if (
+            isinstance(score, bool)
+            or not isinstance(score, int | float)
+            or not abs(score) <= sys.float_info.max
+        ):
             raise ValueError(f"{path}: a finite number is required as the score of {edge!r}, got {score!r}")
         scores[place], kept[place] = score, bool(said.get("in_graph"))
     return scores, kept

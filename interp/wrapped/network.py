@@ -47,7 +47,7 @@ from interp.wrapped.search import Plan
 
 Matrix = tuple[Tensor, Tensor | None]
 """A matrix `[h e d]` and its bias `[h e]`."""
-PASTS = ("past_key_values", "cache_params", "state")
+PASTS = ("cache", "past_key_values", "cache_params", "state")  # the first from transformers 5.24 on
 """What networks call the memory of the tokens before."""
 
 

@@ -491,8 +491,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
 }  # fmt: skip
 """What is special about the valid call of a public name; those that are not here have nothing special."""
 
-REFUSES = ("compat.from_bridge", "compat.load_llama2c", "HookedTransformer.chat")
-"""What requires objects of other programs, or a chat template: its smallest call is refused, by name."""
+REFUSES = ("compat.from_bridge", "compat.load_llama2c")
+"""What requires objects of other programs: its smallest call is refused, by name."""
 NOT_RUN = ("report", "editing.finetune_edit", "features.probe", "training.leave_out", "training.train")
 """What takes long even for the smallest call: whether a value is let in is asked of its annotation alone."""
 ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serve")

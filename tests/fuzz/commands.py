@@ -62,10 +62,10 @@ OF: Mapping[str, Mapping[str, str]] = {
 paper, one program."""
 OTHER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("data", "clean", "corrupt", "prompt"), "prompt|row"), "wrong": "an answer",
-    **dict.fromkeys(("out", "csv", "json"), "to write to|a folder that is there"),
+    **dict.fromkeys(("out", "csv", "json", "html"), "to write to|a folder that is there"),
     "part": "index of a head", "receivers": "index of a head", "by": "dims", "checkpoints": "revision",
     **dict.fromkeys(("first", "second", "name", "runs"), "folder of a run"), "reference": "prompt",
-    "resume": "a run is required",
+    "resume": "a run is required", "direction": "subspace|a regular file",
 }  # fmt: skip
 """What else messages call an option."""
 MEANT = frozenset({("runs", "../.."), ("folder", "../..")})

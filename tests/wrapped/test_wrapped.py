@@ -135,7 +135,7 @@ def test_what_was_not_proven_is_refused_by_name_with_the_reason() -> None:
     with pytest.raises(ValueError, match="takes no start: it was measured to give other numbers"):
         wrapped("gemma4_text")(stream, start=2)
     with pytest.raises(ValueError, match="takes no documents"):
-        wrapped("falcon")(tokens(), documents=torch.zeros_like(tokens()))
+        wrapped("mamba")(tokens(), documents=torch.zeros_like(tokens()))
     with pytest.raises(KeyError, match=r"hook_pattern.*takes no softmax over keys"):
         sites.find("blocks.0.attn.hook_pattern", wrapped("mamba").config)
     with pytest.raises(KeyError, match=r"hook_v.*asks no attention of the registry"):
