@@ -468,6 +468,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "training.train": {"config": lambda: interp.training.attention_only(1, 8, 12),
                        "data": lambda: interp.tasks.RepeatedSequences(8, 12, 3, 4),
                        "training": lambda: interp.training.Training(steps=1, rows=2)},
+    "training.xavier": {"model": lambda: interp.model.build(interp.training.attention_only(1, 8, 12))},
     "verify.contract": {"reference": lambda: "none"},
     "verify.pair_contract": {"model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
                              "reference": lambda: "none"},
