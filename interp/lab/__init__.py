@@ -5,6 +5,7 @@ line here is what makes configs with it readable; a record of your own is readab
 """
 
 from interp.lab.conv_mlp import ConvMLP
+from interp.lab.cost import cost, costs
 from interp.lab.differential import Differential
 from interp.lab.dual_chunk import DualChunk
 from interp.lab.lightning import Lightning
@@ -23,5 +24,5 @@ from interp.lab.temperature import AdaptiveTemperature, LogN
 __all__ = [
     "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Differential", "Dilated", "DualChunk",
     "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory", "Longformer",
-    "Macaron", "Polar", "Pool", "Reformer", "Strided", "Synthesizer",
+    "Macaron", "Polar", "Pool", "Reformer", "Strided", "Synthesizer", "cost", "costs",
 ]  # fmt: skip

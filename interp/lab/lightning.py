@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.lab.linear import Decay, LinearMixer, OfSums
+from interp.lab.linear import Decay, LinearMixer, OfSums, sums_flops
 from interp.model.attention import Attention, Pass
 from interp.model.config import ModelConfig, RMSNorm
 from interp.model.norm import HeadNorm
 from interp.model.position import alibi_slopes
-from interp.model.records import Traits
+from interp.model.records import Traits, maps_flops
 from interp.model.sites import GATE, Site, norm_sites
 from interp.model.tap import Scope, at
 
@@ -62,6 +62,12 @@ class Lightning(OfSums):
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
         """The norm of z, and the gate if there is one."""
         return self.own_sites if self.gate else self.own_sites[:-1]
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps, a gate if there is one, and sums in chunks."""
+        h, e = config.n_heads, config.head_width
+        gate = 2 * n * config.d_model * h * e if self.gate else 0
+        return maps_flops(config, n) + gate + h * sums_flops(n, self.chunk, e, e)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.model.attention import Attention, Mask, Pass, picked
 from interp.model.config import ModelConfig
-from interp.model.records import Mixer, Traits, at_least_one
+from interp.model.records import Mixer, Traits, at_least_one, maps_flops
 from interp.model.tap import Scope, at
 
 
@@ -43,6 +43,11 @@ class Linear(OfSums):
     """Positions computed at once by the fused form."""
 
     traits = Traits(scaled=False, distribution=True, keyed=False, stateful=True)
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps and sums in chunks, the values with a column of ones."""
+        e = config.head_width
+        return maps_flops(config, n) + config.n_heads * sums_flops(n, self.chunk, e, e + 1)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
@@ -243,6 +248,12 @@ def causal_sums(
         states = _through(sums, state, by.step)
     found = scores @ v + q @ states[:, :, :-1]
     return found.flatten(2, 3)[:, :, :n], states[:, :, -1]
+
+
+def sums_flops(n: int, chunk: int, r: int, f: int) -> int:
+    """What `causal_sums` costs for a head and n tokens."""
+    c = min(chunk, n)
+    return -(-n // c) * (2 * c * c * (r + f) + 4 * c * r * f)
 
 
 def _cut(x: Float[Tensor, "b h p f"], c: int) -> Float[Tensor, "b h t c f"]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from interp.model.attention import Attention, Pass, picked
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
-from interp.model.records import Mixer, Traits, at_least_one
+from interp.model.records import Mixer, Traits, at_least_one, maps_flops
 from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
 
@@ -93,6 +93,16 @@ class LongTermMemory(Mixer):
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
         """Those of the memory and of its attention, and the gate if there is one."""
         return self.own_sites[:-1] if self.arrangement == "layer" else self.own_sites
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Maps, attention to two segments, and the chunks in which the memory is read and learns."""
+        h, e, c, depth = config.n_heads, config.head_width, self.chunk, self.depth
+        filled = -(-n // self.segment) * self.segment
+        chunk = (12 * depth - 2) * c * e * e + 4 * depth * c * c * e + 2 * c * c * (c + 1)
+        attended = 4 * filled * (self.n_persistent + 2 * self.segment) * e
+        inner = {"gate": 0, "layer": 6 * n * e * e, "context": (2 * depth + 10) * filled * e * e}
+        own = -(-n // c) * chunk + attended + inner[self.arrangement]
+        return maps_flops(config, n) + 6 * n * config.d_model * h + h * own
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

@@ -44,6 +44,13 @@ class AdaptiveSoftmax(Output):
         narrowest = config.d_model // self.div_value ** len(self.cutoffs)
         requires(narrowest >= 1, f"d_model >= div_value^{len(self.cutoffs)} under {self}")
 
+    def flops(self, config: ModelConfig, n: int) -> int:
+        """The head and every cluster; a loss computes those of its targets alone."""
+        widths = [int(config.d_model // self.div_value ** (i + 1)) for i in range(len(self.cutoffs))]
+        ends = (*self.cutoffs, config.d_vocab)
+        tails = sum(w * (config.d_model + ends[i + 1] - ends[i]) for i, w in enumerate(widths))
+        return 2 * n * (config.d_model * (self.cutoffs[0] + len(widths)) + tails)
+
     def build(self, config: ModelConfig) -> OutputLayer:
         """The module."""
         return AdaptiveOutput(self, config.d_model, config.d_vocab, bias=config.unembed_bias)
@@ -79,6 +86,10 @@ class HierarchicalSoftmax(Output):
     def check(self, config: ModelConfig) -> None:
         """ValueError for what only an unembedding has."""
         _check_alone(self, config)
+
+    def flops(self, config: ModelConfig, n: int) -> int:
+        """Every node; a loss computes those on the way to its targets alone."""
+        return 2 * n * config.d_model * (config.d_vocab - 1)
 
     def build(self, config: ModelConfig) -> OutputLayer:
         """The module."""

@@ -138,9 +138,18 @@ class Mixer(Record):
         """Width of a head's z: `d_head`, but in layers that are wider or narrower than attention."""
         return config.head_width
 
+    def flops(self, config: "ModelConfig", layer: int, n: int) -> int:
+        """What `interp.lab.cost` counts of a layer and a row of n tokens: 2 a b c for a product [a b] @ [b c]."""
+        raise ValueError(f"{type(self).__name__} does not say what it costs: it has no method flops")
+
     def build(self, config: "ModelConfig", layer: int) -> "Attention":
         """The module of a layer: an `Attention` with its own `_mix`, matrices (`_build`) or `_project`."""
         raise NotImplementedError
+
+
+def maps_flops(config: "ModelConfig", n: int) -> int:
+    """Of W_Q, W_K, W_V and W_O, every head as wide as the config says, for n tokens."""
+    return 2 * n * config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
 
 
 class AnyMLP(Record):
@@ -163,6 +172,10 @@ class AnyMLP(Record):
         """What a layer has, where layers differ."""
         return self
 
+    def flops(self, d_model: int, layer: int, n: int) -> int:
+        """What `interp.lab.cost` counts of a layer and n tokens: products of matrices alone."""
+        return 2 * n * d_model * self.at_layer(layer).width
+
     def build(self, d_model: int, layer: int, name: str) -> nn.Module:
         """The module, whose sites begin with `name`."""
         raise NotImplementedError
@@ -183,6 +196,10 @@ class OutputLayer(nn.Module):
 class Output(Record):
     """How the final stream becomes probabilities."""
 
+    def flops(self, config: "ModelConfig", n: int) -> int:
+        """What `interp.lab.cost` counts for n rows of logits."""
+        raise ValueError(f"{type(self).__name__} does not say what it costs: it has no method flops")
+
     def build(self, config: "ModelConfig") -> OutputLayer | None:
         """The output layer of a model that has another one than an unembedding."""
         raise NotImplementedError
@@ -191,6 +208,10 @@ class Output(Record):
 @dataclass(frozen=True)
 class FullSoftmax(Output):
     """A logit for each token: one matrix, the unembedding."""
+
+    def flops(self, config: "ModelConfig", n: int) -> int:
+        """One matrix."""
+        return 2 * n * config.d_model * config.n_outputs
 
     def build(self, config: "ModelConfig") -> None:
         """Nothing: the unembedding is the model's."""

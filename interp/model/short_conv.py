@@ -51,6 +51,10 @@ class ShortConv(Mixer):
         whole = config.n_heads * config.head_width == config.d_model
         requires(whole, "n_heads * d_head = d_model under ShortConv")
 
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps; the convolution is no product of matrices."""
+        return 8 * n * config.d_model**2
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
         return ShortConvMixer(config, layer, self)

@@ -28,7 +28,8 @@ from interp.model.attention import (
     visible,
 )
 from interp.model.norm import Heads, Norm, Normalize, RMSNorm
-from interp.model.records import Mixer, Record, Traits, at_least_one, positive, requires
+from interp.model.position import Alibi, Buckets
+from interp.model.records import Mixer, Record, Traits, at_least_one, maps_flops, positive, requires
 from interp.model.rules import constant, halves, held, secant
 from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
@@ -187,6 +188,25 @@ class Softmax(Mixer):
         """Smeared keys, the pattern before a refinement, and a gate."""
         has = (self.smeared_keys, self.refinement is not None, self.gate)
         return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps and two products with every pair; a sparse pattern saves those of long texts, a window none."""
+        h, e, width = config.n_heads, config.head_width, config.d_model
+        found = maps_flops(config, n) + (2 * n * width * h * e if self.gate else 0)
+        if self.refinement is not None:
+            found += h * (6 * n**2 * e + (2 * n**3 if self.refinement == "value" else 0))
+        return found + 4 * h * e * self._pairs(config, layer, n)
+
+    def _pairs(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Pairs of query and key whose product is computed."""
+        by_row = self.temperature is not None and self.temperature.by_row
+        explicit = by_row or self.score == "additive" or self.refinement is not None or config.attn_softcap
+        hidden = config.window is not None and config.window < n and config.is_local(layer)
+        dense = explicit or hidden or config.sinks or isinstance(config.position, Alibi | Buckets)
+        if self.sparsity is None or dense or n < PIECES_FROM:
+            return n * (n + (1 if config.sinks and not config.attn_softcap else 0))
+        found = pieces(self.sparsity, n, n, torch.device("cpu"), causal=config.causal)
+        return sum(len(piece.allowed) * len(piece.keys) for piece in found)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """`Attention`, or `SoftmaxAttention` if anything was done to it."""

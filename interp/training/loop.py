@@ -77,9 +77,9 @@ def train(
 
     AdamW (Loshchilov and Hutter 2019) with decay of matrices only, linear warm-up and a falling rate, clipped
     gradients; mean cross-entropy in nats. Dropout acts in the updates alone: held-out losses, `evaluate` and the
-    finished model have none. out: a folder for checkpoints, log and finished model (`training.state`); None keeps nothing.
-    resume: go on with the run of that folder, if there is one: the same bits as without the interruption, on one
-    machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`). evaluate: columns of the
+    finished model have none. out: a folder for checkpoints, log and finished model (`training.state`); None keeps
+    nothing. resume: go on with the run of that folder, if there is one: the same bits as without the interruption, on
+    one machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`). evaluate: columns of the
     log besides `held_out_loss` and `accuracy` (`examples.scores`); it is called at every row of the log, checkpoints
     included. In the log `loss` and `gradient_norm` (before clipping) are means over the updates since the last row.
     The global random state is left as it is.

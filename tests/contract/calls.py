@@ -452,6 +452,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "papers.Row": {
         "paper": lambda: "su-2021", "seconds": lambda: 0.0,
         "claim": lambda: interp.papers.Claim("a slope", "3", None, interp.papers.Region())},
+    "lab.cost": {"config": lambda: interp.training.attention_only(1, 8, 12), "length": lambda: 4},
+    "lab.costs": {"configs": lambda: {"one": interp.training.attention_only(1, 8, 12)}, "lengths": lambda: [4, 8]},
     "training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.tasks.RepeatedSequences()},
