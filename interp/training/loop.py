@@ -79,10 +79,10 @@ def train(
     gradients; mean cross-entropy in nats. Dropout acts in the updates alone: held-out losses, `evaluate` and the
     finished model have none. out: a folder for checkpoints, log and finished model (`training.state`); None keeps
     nothing. resume: go on with the run of that folder, if there is one: the same bits as without the interruption, on
-    one machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`). evaluate: columns of the
-    log besides `held_out_loss` and `accuracy` (`examples.scores`); it is called at every row of the log, checkpoints
-    included. In the log `loss` and `gradient_norm` (before clipping) are means over the updates since the last row.
-    The global random state is left as it is.
+    one machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`). evaluate: columns of
+    the log besides `held_out_loss` and `accuracy` (`examples.scores`); it is called at every row of the log,
+    checkpoints included. In the log `loss` and `gradient_norm` (before clipping) are means over the updates since the
+    last row. The global random state is left as it is.
     Errors: ValueError for data that does not fit the model, for a folder of another run or in which another process
     trains, and for a kept state that is damaged; NotFiniteError, naming the step, for a loss that is not finite;
     OSError, with what to do, for a full disk or a place that may not be written to: `resume=True` goes on from what was

@@ -89,8 +89,7 @@ def _losses(
     labels are smoothed.
     """
     batch = examples.batch
-    pair = isinstance(model, EncoderDecoder) or examples.source is not None
-    if pair or model.output is None or smoothing:
+    if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None or smoothing:
         found = logits(model, examples, edits)
         return next_token_loss(found, batch.tokens, batch.keep, batch.documents, label_smoothing=smoothing)
     tap = Tap(edits=edits) if edits else None

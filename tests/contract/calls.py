@@ -303,6 +303,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.TopK": {"k": lambda: 2},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},
+    "passes.speculate": {"draft": model, "prompts": lambda: TOKENS, "max_new_tokens": lambda: 3},
     "passes.Sweep": {"batch": lambda: model().text.batch(TOKENS),
                      "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
     "lenses.TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
