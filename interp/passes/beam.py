@@ -103,13 +103,13 @@ class _Search:
 
     def __init__(self, b: int, k: int, n: int, penalty: float, stops: Int[Tensor, "s"]) -> None:
         self.k, self.n, self.penalty, self.stops = k, n, penalty, stops
-        here = {"device": stops.device}
-        self.log_probs = torch.full((b, k), -torch.inf, dtype=torch.float64, **here)
+        here = stops.device
+        self.log_probs = torch.full((b, k), -torch.inf, dtype=torch.float64, device=here)
         self.log_probs[:, 0] = 0.0  # one beam for now: the others would be its copies
-        self.tokens = torch.zeros(b, k, n, dtype=torch.long, **here)
-        self.ended_scores = torch.full((b, k), -torch.inf, dtype=torch.float64, **here)
+        self.tokens = torch.zeros(b, k, n, dtype=torch.long, device=here)
+        self.ended_scores = torch.full((b, k), -torch.inf, dtype=torch.float64, device=here)
         self.ended_log_probs, self.ended_tokens = self.ended_scores.clone(), self.tokens.clone()
-        self.ended_lengths = torch.zeros(b, k, dtype=torch.long, **here)
+        self.ended_lengths = torch.zeros(b, k, dtype=torch.long, device=here)
         self.length = 0
 
     def divisor(self, length: int) -> float:

@@ -135,7 +135,9 @@ def continued_row(
     judge, guesser = (_Reader(each, end, sampling) for each in (large, small))
     drafted = accepted = passes = 0
     while len(tokens) < end:
-        start, guesses, q = len(tokens), [], []
+        start = len(tokens)
+        guesses: list[int] = []
+        q: list[Float[Tensor, "v"]] = []
         for _ in range(min(lookahead, end - start - 1)):
             q.append(guesser.after(tokens + guesses, 1)[0])
             guesses.append(draws.token(q[-1]))

@@ -317,6 +317,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "HookedTransformer.to_str_tokens": {"prompt": lambda: TEXT},
     "HookedTransformer.to_texts": {"batch": lambda: model().text.batch(TOKENS)},
     "HookedTransformer.generate": {"max_new_tokens": lambda: 1},
+    "HookedTransformer.beam_search": {"max_new_tokens": lambda: 1},
     "HookedTransformer.stream": {"prompt": lambda: TEXT, "max_new_tokens": lambda: 1},
     # functions
     "ablate": METRIC,
@@ -505,7 +506,7 @@ ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serv
 
 METHODS = (
     "from_pretrained", "edited", "to_tokens", "to_batch", "to_string", "to_str_tokens", "to_single_token",
-    "run_with_cache", "run_with_hooks", "hooks", "generate", "stream", "to_texts", "chat",
+    "run_with_cache", "run_with_hooks", "hooks", "generate", "beam_search", "stream", "to_texts", "chat",
 )  # fmt: skip
 """What is called on a model first."""
 
