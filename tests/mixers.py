@@ -69,6 +69,17 @@ _LINEAR_FAMILY = {
     "polar": replace(_BASE, mixer=Polar(chunk=4), d_head=10),
     "polar-rotary": replace(_ROTARY, mixer=(Polar(), Softmax())),
     "sana": replace(_ROTARY, mixer=Linear("relu", chunk=4), mlp=ConvMLP(16)),
+    "linear-bidirectional": replace(_ROTARY, mixer=(Linear(chunk=2), Softmax()), causal=False),
+    "lightning-bidirectional": replace(
+        _BASE, mixer=Lightning(chunk=4), d_head=10, n_kv_heads=2, causal=False
+    ),
+    "lightning-gated-bidirectional": replace(
+        _BASE, mixer=Lightning(gate=True, decay=False), causal=False, mlp=None
+    ),
+    "polar-bidirectional": replace(_BASE, mixer=Polar(), d_head=10, causal=False),
+    "sana-bidirectional": replace(
+        _ROTARY, mixer=Linear("relu"), mlp=ConvMLP(16, kernel=5, centred=True), causal=False
+    ),
     "gated-delta": replace(
         _ROTARY, d_head=12, mixer=(GatedDelta(2, 4, 5, 12, chunk=4), Softmax(gate=True)), qk_norm="head"
     ),

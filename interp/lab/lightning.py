@@ -67,7 +67,8 @@ class Lightning(OfSums):
         """Four maps, a gate if there is one, and sums in chunks."""
         h, e = config.n_heads, config.head_width
         gate = 2 * n * config.d_model * h * e if self.gate else 0
-        return maps_flops(config, n) + gate + h * sums_flops(n, self.chunk, e, e)
+        sums = sums_flops(n, self.chunk, e, e, causal=config.causal, decays=self.decay)
+        return maps_flops(config, n) + gate + h * sums
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
@@ -75,7 +76,9 @@ class Lightning(OfSums):
 
 
 class LightningMixer(LinearMixer):
-    """z_i = RMSNorm(sum_j exp(-s_h (p_i - p_j)) silu(q_i) . silu(k_j) v_j), j the kept tokens up to i.
+    """z_i = RMSNorm(sum_j exp(-s_h |p_i - p_j|) silu(q_i) . silu(k_j) v_j), j the kept tokens up to i.
+
+    In a bidirectional model j are all kept tokens (TransNormer has both; the decay to both sides is ours).
 
     s_h: ALiBi's slope of the head times 1 - l / (L - 1 + 1e-5) + 1e-5 in layer l of L, as MiniMax-01's released code
     has it (TransNormerLLM's text: 1 - l / L). SiLU stands on queries and keys, as in TransNormerLLM; MiniMax-01 has it

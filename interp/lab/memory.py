@@ -49,7 +49,13 @@ class LongTermMemory(Mixer):
     """Tokens whose gradients are taken at the same network, that before the first of them; 1 = each at its own."""
 
     traits = Traits(
-        reads_by_qkv=False, patterned=False, additive=False, grouped=False, keyed=False, stateful=True
+        reads_by_qkv=False,
+        patterned=False,
+        additive=False,
+        grouped=False,
+        keyed=False,
+        stateful=True,
+        ordered=True,
     )
     own_sites = (
         Site(

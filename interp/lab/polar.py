@@ -52,7 +52,8 @@ class Polar(OfSums):
         """Five maps, and sums in chunks of two streams: twice as wide features, half of the values."""
         h, e = config.n_heads, config.head_width
         gate = 2 * n * config.d_model * h * e
-        return maps_flops(config, n) + gate + 2 * h * sums_flops(n, self.chunk, 2 * e, e // 2 + 1)
+        sums = sums_flops(n, self.chunk, 2 * e, e // 2 + 1, causal=config.causal)
+        return maps_flops(config, n) + gate + 2 * h * sums
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

@@ -47,7 +47,7 @@ class GatedDelta(Mixer):
 
     traits = Traits(
         queries=False, values=False, valued=False, reads_by_qkv=False, rotated=False, scaled=False, patterned=False,
-        additive=False, keyed=False, stateful=True,
+        additive=False, keyed=False, stateful=True, ordered=True,
     )  # fmt: skip
     own_sites = (
         *MEMORY,

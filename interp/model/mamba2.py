@@ -56,7 +56,7 @@ class Mamba2(Mixer):
 
     traits = Traits(
         queries=False, values=False, valued=False, reads_by_qkv=False, rotated=False, scaled=False, patterned=False,
-        additive=False, keyed=False, stateful=True,
+        additive=False, keyed=False, stateful=True, ordered=True,
     )  # fmt: skip
     own_sites = (
         Site("attn.hook_channels_in", "b p u", "x, B and C before their convolution", before="attn.hook_z"),

@@ -105,6 +105,8 @@ class Traits:
     of the query decides: parts on both sides sum to it."""
     stateful: bool = False
     """It keeps a state of the past, so that a pass cannot go on from an arbitrary column of an earlier one."""
+    ordered: bool = False
+    """It is defined by what comes after what: there is no bidirectional form."""
 
     @property
     def moves(self) -> bool:

@@ -31,7 +31,7 @@ class ShortConv(Mixer):
 
     traits = Traits(
         queries=False, values=False, valued=False, reads_by_qkv=False, rotated=False, scaled=False, patterned=False,
-        additive=False, keyed=False, stateful=True,
+        additive=False, keyed=False, stateful=True, ordered=True,
     )  # fmt: skip
     own_sites = (
         Site("attn.hook_conv_in", "b p h e", "channels after the first gate", before="attn.hook_z"),
