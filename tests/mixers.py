@@ -23,8 +23,10 @@ from interp.lab import (
     Polar,
     Pool,
     Reformer,
+    SpatialGating,
     Strided,
     Synthesizer,
+    TokenMixing,
 )
 from interp.model import (
     MLP,
@@ -196,6 +198,15 @@ _LATENTS = {
 
 MIXERS: dict[str, ModelConfig] = (
     {
+        "spatial-gating": replace(_BASE, mixer=SpatialGating(), d_head=10),
+        "spatial-gating-softmax": replace(_ROTARY, mixer=(SpatialGating(), Softmax()), n_kv_heads=None),
+        "spatial-gating-bidirectional": replace(
+            _BASE, mixer=SpatialGating(), norm=NoNorm(), causal=False, mlp=None
+        ),
+        "token-mixing": replace(_BASE, mixer=TokenMixing(7), causal=False),
+        "token-mixing-softmax": replace(
+            _BASE, mixer=(TokenMixing(5), Softmax()), norm=RMSNorm(), position=Rotary(), causal=False
+        ),
         "pool": replace(_BASE, mixer=Pool()),
         "pool-softmax": replace(_BASE, mixer=(Pool(), Softmax())),
         "dilated": replace(_ROTARY, mixer=Softmax(sparsity=Dilated(2, 3))),

@@ -18,11 +18,13 @@ from interp.lab.polar import Polar
 from interp.lab.pool import Pool
 from interp.lab.reformer import Reformer
 from interp.lab.sparsity import BigBird, Dilated, FixedBlocks, Longformer, Strided
+from interp.lab.spatial import SpatialGating, TokenMixing
 from interp.lab.synthesizer import Synthesizer
 from interp.lab.temperature import AdaptiveTemperature, LogN
 
 __all__ = [
     "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Differential", "Dilated", "DualChunk",
     "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory", "Longformer",
-    "Macaron", "Polar", "Pool", "Reformer", "Strided", "Synthesizer", "cost", "costs",
+    "Macaron", "Polar", "Pool", "Reformer", "SpatialGating", "Strided", "Synthesizer", "TokenMixing",
+    "cost", "costs",
 ]  # fmt: skip
