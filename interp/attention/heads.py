@@ -32,6 +32,7 @@ from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part
+from interp.model.records import why_not_additive
 from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -607,7 +608,7 @@ def _why_not_copied(config: ModelConfig) -> str | None:
             return None
         why = config.block.why_not(f"blocks.{bare}.attn.W_V") or str(config.mixers[bare])
         return f"there is no W_V in layer {bare}: {why}"
-    return "a mixer of this model makes no pattern of the values, or clips them"
+    return why_not_additive(next(mixer for mixer in config.mixers if not mixer.traits.additive))
 
 
 def _reduced(

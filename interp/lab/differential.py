@@ -37,7 +37,7 @@ class Differential(Mixer):
 
     eps: float = 1e-5
 
-    traits = Traits(additive=False)
+    traits = Traits(additive=False, beside="a norm of each head's z follows it")
     own_sites = (
         Site(
             "attn.hook_pattern_1",

@@ -55,6 +55,7 @@ class Lightning(OfSums):
             rotated=False,
             scaled=False,
             additive=False,
+            beside=f"a norm {'and a gate follow' if self.gate else 'of z follows'} it",
             keyed=False,
             stateful=True,
         )

@@ -32,7 +32,13 @@ class Polar(OfSums):
     chunk: int = 64
 
     traits = Traits(
-        reads_by_qkv=False, scaled=False, patterned=False, additive=False, keyed=False, stateful=True
+        reads_by_qkv=False,
+        scaled=False,
+        patterned=False,
+        additive=False,
+        keyed=False,
+        stateful=True,
+        halves="attn.hook_polar_pattern",
     )
     own_sites = (
         Site(

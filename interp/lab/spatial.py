@@ -33,6 +33,7 @@ class SpatialGating(Mixer):
         rotated=False,
         scaled=False,
         additive=False,
+        beside="GELU and a norm stand before it, and a gate after it",
         grouped=False,
     )
     own_sites = (

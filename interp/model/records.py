@@ -96,6 +96,10 @@ class Traits:
     """Rows of the pattern are shares: never negative, of sum 1 (with sinks less, without any similarity 0)."""
     additive: bool = True
     """z = pattern @ values and nothing before or after it, so that heads split by source."""
+    beside: str = "a norm or a gate stands beside it"
+    """What else there is, of a mixer with a pattern that is not additive."""
+    halves: str = ""
+    """The site `[b c h q k]` of two patterns, one for either half of the values, where there is no single one."""
     grouped: bool = True
     """Heads may share keys and values."""
     keyed: bool = True
@@ -220,7 +224,6 @@ class FullSoftmax(Output):
 
 
 _LACKS = {
-    "additive": "z = pattern @ values; {} makes no pattern of the values, or clips them",
     "values": "a matrix W_V that makes values of the normed stream; there is none in {}",
     "separable": "scores that are one product of queries and keys, linear in the normed stream; not so of {}",
     "distribution": "weights that are shares; those of {} may be negative or sum to anything",
@@ -234,7 +237,15 @@ def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
     """
     for mixer in mixers:
         if not getattr(mixer.traits, trait):
-            raise ValueError(f"{what} requires {_LACKS[trait].format(mixer)}")
+            why = why_not_additive(mixer) if trait == "additive" else _LACKS[trait].format(mixer)
+            raise ValueError(f"{what} requires {why}")
+
+
+def why_not_additive(mixer: Mixer) -> str:
+    """What a mixer lacks, or has beside it, whose z is not its pattern times the values."""
+    if mixer.traits.patterned:
+        return f"z = pattern @ values alone; {mixer} has a pattern, but {mixer.traits.beside}"
+    return f"z = pattern @ values; {mixer} makes no pattern of the values"
 
 
 def requires(condition: object, what: str) -> None:

@@ -260,7 +260,7 @@ def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, parts
     model, answer, wrong = build_mixed(name), torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
     splits = layers_with(name, "additive")
     if parts == "source" and not splits:
-        with pytest.raises(ValueError, match="no pattern of the values"):
+        with pytest.raises(ValueError, match="z = pattern @ values"):
             interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, parts=parts)
         return
     found = interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, parts=parts)  # type: ignore[arg-type]
