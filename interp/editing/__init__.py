@@ -7,6 +7,7 @@ from interp.editing.edit_scores import Continuation, EditCase, edit_table, ngram
 from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shift_edit
 from interp.editing.rome import Rome, key_moment, rome_edit
 from interp.editing.singular_values import SingularValues, interpolated, train_z
+from interp.editing.two_passes import Dispatch, TwoPasses, adapted, reinforce_z, two_passes
 from interp.editing.weight_edit import WeightEdit
 
 __all__ = [
@@ -15,12 +16,15 @@ __all__ = [
     "Continuation",
     "Diff",
     "DiffInteractions",
+    "Dispatch",
     "EditCase",
     "FineTuning",
     "Rome",
     "SingularValues",
+    "TwoPasses",
     "WeightEdit",
     "activation_difference",
+    "adapted",
     "changed_tokens",
     "diff",
     "diff_interactions",
@@ -30,7 +34,9 @@ __all__ = [
     "interpolated",
     "key_moment",
     "ngram_entropy",
+    "reinforce_z",
     "rome_edit",
     "shift_edit",
     "train_z",
+    "two_passes",
 ]

@@ -396,6 +396,13 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     **{f"lenses.{name}": {"target": lambda: TOKENS[0]} for name in ("patchscope", "Patchscope")},
     "lenses.jacobian_lens": {"skip": lambda: 1}, "lenses.JacobianLens": {"skip": lambda: 1},
     "lenses.train_tuned_lens": {"steps": lambda: 1},
+    "editing.adapted": {"vectors": lambda: {}},
+    "editing.reinforce_z": {
+        "data": lambda: TOKENS, "reward": lambda: lambda new: new[:, 0].double(), "samples": lambda: 1,
+        "names": lambda: ["blocks.0.mlp.W_out"], "tuning": lambda: interp.editing.FineTuning(steps=1)},
+    "editing.two_passes": {
+        "prompts": lambda: TOKENS, "vectors": lambda: {},
+        "dispatch": lambda: interp.editing.Dispatch((1,), {"a": 5, "b": 6})},
     "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
                 "tuning": lambda: interp.editing.FineTuning(1)},
     "circuits.write_attribution_graph": {"circuit": circuit, "path": lambda: "graph.json",
