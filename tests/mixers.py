@@ -161,6 +161,7 @@ _SCORES = {
         mixer=Softmax("cosine", Dilated(2, 3), LogN(4), smeared_keys=True, refinement="additive"),
         mlp=None,
     ),
+    "refined-stochastic": replace(_ROTARY, mixer=(Softmax(refinement="stochastic"), Softmax())),
     "refined-alibi": replace(_BASE, mixer=Softmax(refinement="value"), position=Alibi()),
     "synthesizer": replace(_BASE, mixer=Synthesizer(), d_head=10),
     "synthesizer-alibi": replace(_BASE, mixer=(Synthesizer(), Softmax()), position=Alibi(), norm=RMSNorm()),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
 Score = Literal["dot", "cosine", "additive"]
-Refinement = Literal["simple", "value", "additive"]
+Refinement = Literal["simple", "value", "additive", "stochastic"]
 PIECES_FROM = 512
 """Keys from which runs of queries with gathered keys are quicker than one dense mask."""
 BLOCK = 1 << 24
@@ -195,7 +195,8 @@ class Softmax(Mixer):
         h, e, width = config.n_heads, config.head_width, config.d_model
         found = maps_flops(config, n) + (2 * n * width * h * e if self.gate else 0)
         if self.refinement is not None:
-            found += h * (6 * n**2 * e + (2 * n**3 if self.refinement == "value" else 0))
+            wide = 8 if self.refinement == "stochastic" else 6
+            found += h * (wide * n**2 * e + (2 * n**3 if self.refinement == "value" else 0))
         return found + 4 * h * e * self._pairs(config, layer, n)
 
     def _pairs(self, config: ModelConfig, layer: int, n: int) -> int:
@@ -450,15 +451,18 @@ class RowAttention(nn.Module):
     b_i = A_i W, with U and W trained, `query` and `key` `[head, position, d_head]`. Then, over the rows j that i sees,
         B_ij = softmax_j(a_i . b_j / sqrt(d_head));
     simple: B; value: B A, the mean of rows; additive: (A + B) / 2.
+    stochastic: a row is a normal distribution of mean A_i U and variances elu(A_i W) + 1, and rows are compared by the
+    squared 2-Wasserstein distance, as STOSA compares items (Fan et al. 2022):
+        B_ij = softmax_j(-(|m_i - m_j|^2 + |s_i - s_j|^2) / sqrt(d_head)), s the standard deviations.
     Rows of each sum to 1, and nothing after i enters row i. This is our reading for causal models: the paper's refined
-    weights come from trained matrices and are used in these three ways; its formulas we have not seen.
+    weights come from trained matrices and are used in these ways; its formulas we have not seen.
 
     The rows b_j of the past are kept in the cache, and with `value` those of A.
     """
 
     def __init__(self, config: ModelConfig, layer: int, kind: Refinement) -> None:
         super().__init__()
-        self.kind, self.state = kind, (layer, "refinement")
+        self.kind, self.state, self.scale = kind, (layer, "refinement"), config.head_width**-0.5
         shape = (config.n_heads, config.n_ctx, config.head_width)
         self.query, self.key = (nn.Parameter(torch.randn(shape)) for _ in range(2))
 
@@ -469,16 +473,22 @@ class RowAttention(nn.Module):
         n, total = pattern.shape[2:]
         places = shared.once("key positions", lambda: shared.layout.positions(total, 0, pattern.device))
         left, right = (pattern @ table[:, places].movedim(1, 0) for table in (self.query, self.key))
+        if self.kind == "stochastic":
+            left = right = torch.cat((left, (F.elu(right) + 1).sqrt()), -1)
         mask = Mask(mask.causal, mask.allowed)
         right, rows = self._with_past(right, pattern, shared)
         if only is not None:
             mask, columns = mask.queries(only, n, total), only[:, None, :, None]
             left, pattern = left.take_along_dim(columns, 2), pattern.take_along_dim(columns, 2)
-        scores = (left * left.shape[-1] ** -0.5) @ right.mT
+        if self.kind == "stochastic":
+            lengths = left.square().sum(-1, keepdim=True) + right.square().sum(-1)[..., None, :]
+            scores = (2 * left @ right.mT - lengths) * self.scale
+        else:
+            scores = (left * self.scale) @ right.mT
         higher = row_softmax(hidden_scores(scores, mask), mask).to(pattern.dtype)
         if self.kind == "value":
             return higher @ rows
-        return higher if self.kind == "simple" else (pattern + higher) / 2
+        return (pattern + higher) / 2 if self.kind == "additive" else higher
 
     def _with_past(
         self, right: Float[Tensor, "b h q r"], pattern: Float[Tensor, "b h q k"], shared: Pass
