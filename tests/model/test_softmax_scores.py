@@ -21,7 +21,7 @@ from tests.tolerances import assert_close
 
 NAMES = [
     "cosine", "cosine-adaptive", "additive", "additive-log-n", "log-n", "log-n-sparse", "log-n-bidirectional",
-    "adaptive", "chunks", "log-steps", "refined-simple", "refined-value", "refined-alibi",
+    "adaptive", "chunks", "log-steps", "refined-simple", "refined-value", "refined-stochastic", "refined-alibi",
 ]  # fmt: skip
 POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)
 
