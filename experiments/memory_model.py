@@ -17,11 +17,13 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import tokenizers
 import torch
 from jaxtyping import Bool, Int
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 import interp
@@ -71,6 +73,7 @@ def main(job: MemoryModel, record: Record) -> None:
     table = record.step("recall", lambda: asked(hooked, strings, job))
     record.table("recall", table)
     record.say(table.round(3).to_string(index=False))
+    record.figure("recall", figure(table))
     keep(record.folder / "demo-memory", model, strings, table, job)
 
 
@@ -157,6 +160,21 @@ def asked(model: interp.HookedTransformer, strings: Int[Tensor, "n p"], job: Mem
         kept = interp.frame(found.sel(score=["exact_match", "token_accuracy", "loss"]))
         tables.append(kept.assign(material=name))
     return pd.concat(tables, ignore_index=True)
+
+
+def figure(table: pd.DataFrame) -> Figure:
+    """The share of tokens predicted, without attention in each layer."""
+    picture, ax = plt.subplots(figsize=(6, 3.6), layout="constrained")
+    for shift, (name, rows) in zip(
+        (-0.1, 0.1), table[table.score == "token_accuracy"].groupby("material"), strict=True
+    ):
+        at, value = np.arange(len(rows)) + shift, rows.value.astype(float)
+        errors = np.maximum(0, [value - rows.low.astype(float), rows.high.astype(float) - value])
+        ax.errorbar(at, value, yerr=errors, fmt="o", capsize=3, label=str(name))
+    ax.set_xticks(range(len(rows)), ["nothing", *rows.part[1:]], rotation=20)
+    ax.set(xlabel="attention that was short-circuited", ylabel="tokens predicted (share)", ylim=(-0.03, 1.03))
+    ax.legend(loc="center left", bbox_to_anchor=(0.0, 0.6))
+    return picture
 
 
 def keep(
