@@ -224,7 +224,7 @@ class _Tables:
             return torch.tensor(index, dtype=torch.long, device=device)
 
         at_levels = [(there(a), there(b), there(c)) for a, b, c in levels]
-        return cls(*filled.unbind(-1), at_levels, there(tokens).argsort())
+        return cls(filled[..., 0], filled[..., 1], at_levels, there(tokens).argsort())
 
 
 def _check_alone(kind: Output, config: ModelConfig) -> None:
