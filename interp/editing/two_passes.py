@@ -20,6 +20,7 @@ from interp.editing.editors import FineTuning
 from interp.editing.singular_values import SingularValues
 from interp.editing.weight_edit import changed
 from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import generate
 from interp.passes.observe import Model, as_model, as_network
 from interp.passes.sampling import Sampling
@@ -153,10 +154,13 @@ def two_passes(
 
 @torch.no_grad()
 def _last_logits(network: Transformer, batch: Batch) -> Float[Tensor, "b v"]:
-    """At the last column of prompts that are padded on the left."""
+    """At the last column of prompts that are padded on the left; NotFiniteError, a ValueError, for NaN."""
     batch = batch.to(network.device).left_aligned()
     last = torch.full((len(batch), 1), batch.tokens.shape[1] - 1, device=network.device)
-    return network(batch.tokens, keep=batch.keep, logits_at=last)[:, 0]
+    logits = network(batch.tokens, keep=batch.keep, logits_at=last)[:, 0]
+    if not bool(logits.amax(-1).isfinite().all()):
+        raise NotFiniteError("two passes require finite logits, the model's are NaN or infinite")
+    return logits
 
 
 @public()

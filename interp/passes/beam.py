@@ -13,6 +13,7 @@ from interp.core.stats import wide
 from interp.data.batch import Batch
 from interp.model.tap import Edit
 from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import Decoder, check_generation
 
 
@@ -88,7 +89,7 @@ def beam_search(
         for step in range(max_new_tokens):
             logits = wide(decoder.next_logits()[0])
             if not bool(logits.amax(-1).isfinite().all()):
-                raise ValueError("a beam search requires finite logits, the model's are NaN or infinite")
+                raise NotFiniteError("a beam search requires finite logits, the model's are NaN or infinite")
             rows, tokens = search.extended(logits.log_softmax(-1), step)
             if search.settled(step + 1):
                 break

@@ -20,6 +20,7 @@ from interp.core.stats import wide
 from interp.data.batch import Batch, Prompts
 from interp.model.kv_cache import KVCache
 from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import check_generation
 from interp.passes.observe import Model, as_model
 from interp.passes.sampling import Sampling
@@ -180,7 +181,7 @@ class _Reader:
         new = torch.tensor([tokens[self._cache.length :]], device=self._model.device)
         logits = wide(self._model(new, cache=self._cache)[0, -count:])
         if not bool(logits.amax(-1).isfinite().all()):
-            raise ValueError("speculative decoding requires finite logits, a model's are NaN or infinite")
+            raise NotFiniteError("speculative decoding requires finite logits, a model's are NaN or infinite")
         if self._sampling is None:
             best = torch.zeros_like(logits).scatter(1, logits.argmax(-1, keepdim=True), 1.0)
             return list(best.unbind(0))

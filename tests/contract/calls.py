@@ -396,7 +396,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     **{f"lenses.{name}": {"target": lambda: TOKENS[0]} for name in ("patchscope", "Patchscope")},
     "lenses.jacobian_lens": {"skip": lambda: 1}, "lenses.JacobianLens": {"skip": lambda: 1},
     "lenses.train_tuned_lens": {"steps": lambda: 1},
-    "editing.adapted": {"vectors": lambda: {}},
+    "editing.adapted": {"vectors": lambda: {"blocks.0.mlp.W_out": torch.ones(24)}},
     "editing.reinforce_z": {
         "data": lambda: TOKENS, "reward": lambda: lambda new: new[:, 0].double(), "samples": lambda: 1,
         "names": lambda: ["blocks.0.mlp.W_out"], "tuning": lambda: interp.editing.FineTuning(steps=1)},
