@@ -183,6 +183,12 @@ _MEMORIES = {
     ),
 }
 
+_MEMORIES |= {
+    "memory-gate-bidirectional": replace(_MEMORIES["memory-gate"], causal=False),
+    "memory-layer-bidirectional": replace(_MEMORIES["memory-layer"], causal=False),
+    "memory-context-bidirectional": replace(_MEMORIES["memory-context"], causal=False, mlp=None),
+}
+
 _GATED = MLP(20, act="silu", gated=True, bias=False)
 _LATENTS = {
     "latent": replace(
