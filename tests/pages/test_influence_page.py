@@ -62,10 +62,10 @@ def test_each_query_has_the_rows_that_helped_and_harmed_it_most_in_order(
 
 
 def test_texts_stay_texts_and_padding_is_left_out(model: HookedTransformer, rows: Examples) -> None:
-    page = influence_page(result(VALUES), model, rows, rows.rows(torch.tensor([4, 0])))
-    assert (
-        "<b>" not in page and "\u202e" not in page and "&lt;b&gt;x&lt;/b&gt;&amp;⟨U+202E⟩ came home." in page
-    )
+    values = [*VALUES[:3], [0.1, 0.1], VALUES[4]]
+    page = influence_page(result(values), model, rows, rows.rows(torch.tensor([4, 0])))
+    assert "<b>" not in page and "\u202e" not in page
+    assert "&lt;b&gt;x&lt;/b&gt;&amp;⟨U+202E⟩ came home." in page
     text = next(line for line in re.findall(r'class="text">(.*?)</span>', page) if "He came" in line)
     assert unescape(text) == "<|bos|>He came home."
 
