@@ -71,7 +71,7 @@ def mean_loss(
     Errors: ValueError if the data does not say which are determined; NaN if there are none.
     """
     batch = examples.batch
-    losses = _losses(model, examples, label_smoothing, edits)
+    losses = _losses(model, examples, label_smoothing, edits).contiguous()  # sums of views have other bits
     if examples.weight is not None:
         losses = losses * examples.weight[:, None]
     if determined_only:
