@@ -31,6 +31,7 @@ from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.influence import influence
 from interp.plot.learning_coefficient import learning_coefficient
 from interp.plot.lens import lens_comparison, lens_curve, logit_lens, patchscope
+from interp.plot.particles import particles, trajectories
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
@@ -80,6 +81,7 @@ __all__ = [
     "loss_by_index",
     "loss_by_order",
     "loss_map",
+    "particles",
     "patching",
     "patchscope",
     "probing",
@@ -90,6 +92,7 @@ __all__ = [
     "spectra_map",
     "steering_curve",
     "token_attribution",
+    "trajectories",
 ]
 
 PICTURES.card = card
@@ -140,6 +143,7 @@ PICTURES.draws |= {
     "steering_curve": steering_curve,
     "term_importance": loss_by_order,
     "token_attribution": token_attribution,
+    "trajectories": trajectories,
     # results with a `step` dim, those of `over_checkpoints`
     "heads over training": heads_over_training,
     "in_context over training": loss_map,

@@ -413,6 +413,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "compat.load_hooked": {"path": state_file, "config": lambda: state()[1]}, "compat.load_llama2c": {"path": folder},
     "dynamics.flow": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
                       "ov": lambda: torch.eye(2).double(), "steps": lambda: 2},
+    "dynamics.trajectories": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
+                              "ov": lambda: torch.eye(2).double(), "steps": lambda: 2},
     "dynamics.switched_off": {"off": lambda: ["skip"]},
     "families.any_from_folder": {"path": folder}, "families.from_folder": {"path": folder},
     "families.is_encoder_decoder": {"path": folder}, "families.tokenizer_of": {"folder": folder},

@@ -6,14 +6,16 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp import HookedTransformer
+from interp import HookedTransformer, plot
 from interp.attention import attention_rows as rows
-from interp.dynamics import consensus, rank_collapse
+from interp.dynamics import consensus, rank_collapse, trajectories
 from interp.dynamics.rank_collapse import LINES
 from interp.plot import attention_rows, depth
+from interp.plot.particles import WORDS, _surface
 from interp.plot.spectra import singular_values, spectra_map
 from interp.weights import spectra
 from tests.configs import build, some_tokens
@@ -39,6 +41,7 @@ def results(model: HookedTransformer) -> dict[str, xr.Dataset]:
         "consensus": consensus(model, tokens, repeats=3),
         "entropy": rows.attention_entropy(model, tokens),
         "dispersion": rows.dispersion(model, tokens),
+        "trajectories": trajectories(torch.eye(3), qk=torch.eye(3), ov=torch.eye(3), steps=40),
         "spectra": spectra(model, top=3),
     }
 
@@ -48,6 +51,7 @@ PLOTS: dict[str, Callable[[dict[str, xr.Dataset], Axes | None], Axes]] = {
     "consensus": lambda r, ax: depth.consensus(r["consensus"], label="x", ax=ax),
     "attention_entropy": lambda r, ax: attention_rows.attention_entropy(r["entropy"], ax=ax),
     "dispersion": lambda r, ax: attention_rows.dispersion(r["dispersion"], heads=["L1H2"], ax=ax),
+    "trajectories": lambda r, ax: plot.trajectories(r["trajectories"], label="x", ax=ax),
     "singular_values": lambda r, ax: singular_values(r["spectra"], "OV", ax=ax),
     "spectra_map": lambda r, ax: spectra_map(r["spectra"], ax=ax),
     "spectra_heads": lambda r, ax: spectra_map(r["spectra"], "top_share", kind="QK", ax=ax),
@@ -79,11 +83,34 @@ def test_curves_are_the_numbers_of_the_results(results: dict[str, xr.Dataset]) -
     for score in depth.LABELS:
         drawn = lines(depth.consensus(results["consensus"], score, label="x"))
         np.testing.assert_array_equal(drawn["x"], results["consensus"].value.sel(score=score))
+    for score in WORDS:
+        drawn = lines(plot.trajectories(results["trajectories"], score, label="x"))
+        np.testing.assert_array_equal(drawn["x"], results["trajectories"].value.sel(score=score))
     found = lines(PLOTS["dispersion"](results, None))
     wanted = results["dispersion"].value.sel(layer=1, head=2, score="max_weight")
     np.testing.assert_array_equal(found["L1H2"], wanted)
     np.testing.assert_allclose(found["even attention"], 1 / np.arange(1, 10))
     assert len(found) == 2 + 7  # even attention, one named head, all others in grey
+
+
+def test_particles_are_drawn_from_where_they_begin_to_where_they_end() -> None:
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    for width in (2, 3):
+        one = torch.eye(width)
+        way = trajectories(x[:, :width], qk=one, ov=one, ellipsoid=3 * one, steps=40)
+        ax = plot.particles(way)
+        paths = [line for line in ax.lines if len(np.asarray(line.get_data()[0])) == way.sizes["time"]]
+        drawn = [line.get_data_3d() if width == 3 else line.get_data() for line in paths]  # type: ignore[attr-defined]
+        np.testing.assert_allclose(
+            np.stack(drawn), way.position.transpose("token", "axis", "time"), rtol=1e-6
+        )
+        surface = _surface((3 * one).numpy())
+        np.testing.assert_allclose(3 * (surface**2).sum(0), 1, rtol=1e-6)
+    _, flat = plt.subplots()
+    with pytest.raises(ValueError, match='projection="3d" is required'):
+        plot.particles(way, ax=flat)
+    with pytest.raises(ValueError, match="two or three dimensions are required, got 4"):
+        plot.particles(trajectories(torch.eye(4), qk=torch.eye(4), ov=torch.eye(4), steps=2))
 
 
 def test_a_collapsing_line_ends_at_the_rounding_floor() -> None:
