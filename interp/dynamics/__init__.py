@@ -8,6 +8,7 @@ from interp.dynamics.lds import lds
 from interp.dynamics.learning_coefficient import Langevin, learning_coefficient, learning_coefficient_of
 from interp.dynamics.particles import flow, trajectories
 from interp.dynamics.rank_collapse import RankCollapse, rank_collapse
+from interp.dynamics.refinement import Refinement, Splitting, refinement, splitting
 from interp.dynamics.switched_blocks import switched_off
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "Langevin",
     "OneTokenLosses",
     "RankCollapse",
+    "Refinement",
+    "Splitting",
     "consensus",
     "flow",
     "in_context",
@@ -29,6 +32,8 @@ __all__ = [
     "per_token_loss_pca",
     "phase_change",
     "rank_collapse",
+    "refinement",
+    "splitting",
     "switched_off",
     "trajectories",
 ]

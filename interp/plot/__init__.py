@@ -24,7 +24,7 @@ from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from interp.plot.circuit import circuit, circuit_checks, circuit_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_disc
-from interp.plot.depth import consensus, rank_collapse
+from interp.plot.depth import consensus, late_layers, rank_collapse, refinement, splitting
 from interp.plot.difference import diff
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
@@ -74,6 +74,7 @@ __all__ = [
     "heads",
     "heads_over_training",
     "influence",
+    "late_layers",
     "learning_coefficient",
     "lens_comparison",
     "lens_curve",
@@ -88,8 +89,10 @@ __all__ = [
     "rank_collapse",
     "recall_curve",
     "recall_map",
+    "refinement",
     "singular_values",
     "spectra_map",
+    "splitting",
     "steering_curve",
     "token_attribution",
     "trajectories",
@@ -126,6 +129,7 @@ PICTURES.draws |= {
     "heads": heads,
     "in_context": loss_by_index,
     "knock_out": ablation,
+    "late_layers": late_layers,
     "lds": influence,
     "learning_coefficient": learning_coefficient,
     "lens_by_depth": lens_curve,
@@ -138,8 +142,10 @@ PICTURES.draws |= {
     "probe_neurons": probing,
     "rank_collapse": rank_collapse,
     "recall": recall_curve,
+    "refinement": refinement,
     "short_circuit": ablation,
     "spectra": singular_values,
+    "splitting": splitting,
     "steering_curve": steering_curve,
     "term_importance": loss_by_order,
     "token_attribution": token_attribution,

@@ -44,7 +44,7 @@ from interp.circuits import (
 from interp.core.patterns import SCORES
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial
-from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse
+from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse, Refinement, Splitting
 from interp.editing import ActivationDifference, ChangedTokens, Diff, DiffInteractions
 from interp.features import SAE, ProbeNeurons, Reconstruction, SaeQuality, TopExamples, TopK
 from interp.lenses import (
@@ -493,6 +493,10 @@ _DYNAMICS: dict[str, Case] = {
     "InContext": Case(InContext(2, 6), of(*_SCORE, over="index score")),
     "OneTokenLosses": Case(OneTokenLosses(), of("value", "index", over="prompt")),
     "RankCollapse": Case(RankCollapse(), of(*_SCORE, over="line depth")),
+    "Refinement": Case(Refinement((1, 2)), of(*_SCORE, over="times score")),
+    "Splitting": Case(
+        Splitting(1, (1, 2), 4), of(*_SCORE, over="scheme steps") | of("order", over="scheme steps"), needs_mlp=True
+    ),
 }  # fmt: skip
 _OF_MODELS = of("base", "tuned", over="prompt")
 _EDITING: dict[str, Case] = {
