@@ -35,7 +35,7 @@ from interp.plot.particles import particles, trajectories
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
-from interp.plot.spectra import factored_spectrum, singular_values, spectra_map
+from interp.plot.spectra import factored_spectrum, singular_values, spectra_map, superposition
 from interp.plot.steering import steering_curve
 from interp.plot.token_attribution import token_attribution
 from interp.plot.verify import contract
@@ -94,6 +94,7 @@ __all__ = [
     "spectra_map",
     "splitting",
     "steering_curve",
+    "superposition",
     "token_attribution",
     "trajectories",
 ]
@@ -147,6 +148,7 @@ PICTURES.draws |= {
     "spectra": singular_values,
     "splitting": splitting,
     "steering_curve": steering_curve,
+    "superposition": superposition,
     "term_importance": loss_by_order,
     "token_attribution": token_attribution,
     "trajectories": trajectories,

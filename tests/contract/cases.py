@@ -79,6 +79,7 @@ from interp.weights import (
     SingularDirections,
     SkipTrigrams,
     Spectra,
+    Superposition,
     TopPairs,
 )
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
@@ -257,6 +258,10 @@ _WEIGHTS: dict[str, Case] = {
     ),
     "HeadTokens": Case(
         HeadTokens([3, 4], top=3), of("value", "word", "word_id", over="layer head token list rank")
+    ),
+    "Superposition": Case(
+        Superposition(), of(*_SCORE, over="layer score") | of("neuron_norm", "neuron_bias", over="layer neuron"), (),
+        only="gpt2",
     ),
     "Spectra": Case(
         Spectra(top=3),
