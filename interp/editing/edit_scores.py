@@ -14,7 +14,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -119,8 +119,8 @@ class EditCase:
                 )
 
 
-Editor = Callable[[Model, EditCase], WeightEdit]
-"""An editor with its layer and sizes chosen."""
+Editor = Callable[[Model, EditCase], WeightEdit | Sequence[WeightEdit]]
+"""An editor with its layers and sizes chosen: the change, or several that belong together."""
 
 
 @public()
@@ -173,7 +173,10 @@ def edit_table(
     def by_case(name: str, editor: Editor | None) -> Float[Tensor, "score case"]:
         columns = []
         for turn, each in enumerate(tqdm(posed, desc=name, delay=1, leave=False)):
-            with nullcontext() if editor is None else editor(model, each.case).applied(subject):
+            made = [] if editor is None else editor(model, each.case)
+            with ExitStack() as stack:
+                for edit in [made] if isinstance(made, WeightEdit) else made:
+                    stack.enter_context(edit.applied(subject))
                 numbers = each.shares(subject.transformer)
                 if continuation is not None:
                     numbers.append(each.entropy(subject, continuation, turn))

@@ -378,6 +378,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                                "sizes": lambda: (1,)},
     "circuits.recovery": {"tables": lambda: [edges()], "planted": lambda: ["L0H0->logits"]},
     "report": {"prompt": lambda: TEXT},
+    "editing.memit_edit": {"facts": lambda: [interp.editing.EditCase(TEXT, " cat", "Mary", {})], "keys": lambda: [keys()],
+                  "weight": lambda: 0.1, "search": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
     "editing.rome_edit": {"prompt": lambda: TEXT, "subject": lambda: "Mary", "keys": keys,
                   "rome": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
     "tokens.routes": {"shares": lambda: interp.tokens.flow_routes(model(), TOKENS)},
