@@ -6,7 +6,7 @@ from interp.core.late import names_of
 from interp.zoo.demos import DEMOS, Demo
 
 if TYPE_CHECKING:
-    from interp.zoo import planted, rasp
+    from interp.zoo import planted, rasp, shown
     from interp.zoo.catalog import card, load, revisions
     from interp.zoo.compiled import Compiled, Exactness
     from interp.zoo.compiler import compile
@@ -26,6 +26,7 @@ __all__ = [
     "rasp",
     "revisions",
     "rotated",
+    "shown",
     "superposed",
     "with_noise_heads",
 ]
@@ -40,5 +41,6 @@ __getattr__ = names_of(
         **dict.fromkeys(("rotated", "superposed", "with_noise_heads"), "variants"),
         "planted": "planted",
         "rasp": "rasp",
+        "shown": "shown",
     },
 )

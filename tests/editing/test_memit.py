@@ -8,10 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp import HookedTransformer
+from interp import Batch, HookedTransformer
 from interp.editing import EditCase, Rome, WeightEdit, edit_table, key_moment, memit_edit, rome_edit
 from interp.editing.rome import Keys
 from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.zoo import shown
+from interp.zoo.groundtruth import Alphabet
 from tests.configs import CONFIGS, perturbed
 from tests.tiny import CORPUS, backend, gpt2_tokenizer, hooked
 from tests.tolerances import assert_close
@@ -96,6 +98,27 @@ def test_the_layers_add_up_to_the_state_that_was_sought(name: str) -> None:
         assert_close(at_subject(model, fact, "blocks.0.hook_mlp_out") - before, (delta / 2).to(before))
         with edits[1].applied(model):
             assert_close(at_subject(model, fact, site), h + delta.to(h))
+
+
+def test_facts_of_a_planted_site_are_replaced_and_no_others() -> None:
+    """Sixteen subjects, known by one neuron each: four get new objects in all prompts, twelve keep theirs."""
+    made = shown.early_site(n=64)
+    model = HookedTransformer(made.model, Alphabet())
+    texts = [Alphabet().decode(row) for row in made.clean[:, 1:].tolist()]
+    subjects = ["".join(symbol for symbol in text if symbol in "abcdefgh") for text in texts]
+    chosen = {subject: subjects.index(subject) for subject in list(dict.fromkeys(subjects))[:4]}
+    facts = [EditCase(texts[i], int(made.wrong[i]), subject, {}) for subject, i in chosen.items()]
+    search = Rome(essence=None, rate=0.05, steps=100, decay=0.0, ridge=0.01)
+    (edit,) = memit_edit(
+        model, facts, [key_moment(model, Batch(made.clean), layer=0)], weight=0.1, search=search
+    )
+    with edit.applied(model):
+        said = made.model(made.clean)[:, -1].argmax(-1).tolist()
+    expected = [
+        int(made.wrong[chosen[subject]]) if subject in chosen else int(answer)
+        for subject, answer in zip(subjects, made.answer, strict=True)
+    ]
+    assert said == expected and len(set(subjects)) == 16
 
 
 def test_the_table_takes_edits_that_belong_together_and_puts_the_weights_back() -> None:
