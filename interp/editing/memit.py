@@ -56,8 +56,9 @@ def memit_edit(
     Errors: as `rome_edit`; ValueError for no facts, layers that do not ascend, weight <= 0, and post-norm blocks.
 
     Example:
-        >>> keys = [key_moment(model, [prompt, "The cat sat on the mat"], layer=layer) for layer in (0, 1)]
-        >>> edits = memit_edit(model, [EditCase(prompt, " cat", "John", {})], keys, weight=0.1, search=Rome(ridge=0.1))
+        >>> keys = [interp.editing.key_moment(model, [prompt, "The cat sat on the mat"], layer=i) for i in (0, 1)]
+        >>> facts = [EditCase(prompt, " cat", "John", {})]
+        >>> edits = memit_edit(model, facts, keys, weight=0.1, search=Rome(ridge=0.1))
         >>> [edit.name for edit in edits]
         ['blocks.0.mlp.W_out', 'blocks.1.mlp.W_out']
     """
