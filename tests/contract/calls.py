@@ -383,6 +383,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                   "search": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
     "editing.rome_edit": {"prompt": lambda: TEXT, "subject": lambda: "Mary", "keys": keys,
                   "rome": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
+    "tokens.evidence": {"attribution": attribution, "known": lambda: torch.ones(attribution().value.shape).bool()},
     "tokens.routes": {"shares": lambda: interp.tokens.flow_routes(model(), TOKENS)},
     "run": {"questions": lambda: [interp.lenses.LogitLens(top=2)], "data": lambda: TOKENS},
     "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},

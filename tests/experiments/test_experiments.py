@@ -45,6 +45,7 @@ SMALL = {
     ),
     "name_every_head": "model=groundtruth-induction",
     "phase_change": "",
+    "probing_scale": "model=demo-mlp-2l smaller=demo-4l prompts=60 most=1 shuffles=1",
     "relevance_patching": "model=deep layers=2 prompts=32 training.steps=3 training.rows=4 training.evaluation_rows=4",
     "short_circuit_memorisation": "model=demo-attn-2l facts=4 sentences=2 repeats=2",
     "steering": "countries=12 draws=3 sentences=2 dtype=float64",
