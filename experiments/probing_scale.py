@@ -9,6 +9,7 @@ Run: `interp run experiments/probing_scale.py -p model=demo-4l -p smaller=demo-m
 """
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -49,9 +50,9 @@ def main(job: ProbingScale, record: Record) -> None:
         record.model(model)
         neurons = int(getattr(model.cfg.mlp, "d_mlp", 0)) * model.cfg.n_layers
         for relation in RELATIONS:
-            table = record.step(f"{name}-{relation}", lambda m=model, r=relation: probed(m, r, job))
+            table = record.step(f"{name}-{relation}", partial(probed, model, relation, job))
             probes.append(table.assign(model=name, relation=relation, neurons=neurons))
-        each = interp.frame(record.step(f"{name}-weights", lambda m=model: superposition(m)))
+        each = interp.frame(record.step(f"{name}-weights", partial(superposition, model)))
         signs.append(each.assign(model=name, depth=each.layer / max(1, model.cfg.n_layers - 1)))
     found, weights = pd.concat(probes, ignore_index=True), pd.concat(signs, ignore_index=True)
     record.table("probes", found)
