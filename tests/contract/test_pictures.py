@@ -14,8 +14,8 @@ PNG = b"\x89PNG\r\n\x1a\n"
 """How a PNG file begins."""
 WITHOUT_PLOT = {
     "activation_difference", "attention_kernel", "attention_paths", "bigram_table", "changed_tokens", "compare_methods",
-    "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table", "erasure", "evidence", "evidence",
-    "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens",
+    "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table", "erasure",
+    "evidence", "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens",
     "layer_mixing", "name_attention", "neurons", "one_token_losses",
     "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
     "sae_quality", "singular_directions", "skip_trigrams", "steering", "subject_spread", "tensors",
