@@ -206,7 +206,8 @@ class Groups:
         """
         record = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         whole = all(width * x.element_size() % 16 == 0 for width in weight.shape[1:])
-        if len(x) and whole and not record and x.dtype == weight.dtype and x.dtype in GROUPED:
+        values = len(x) > 0 and not x.is_meta
+        if values and whole and not record and x.dtype == weight.dtype and x.dtype in GROUPED:
             found = F.grouped_mm(x, weight.mT, offs=self.ends)
         else:
             parts = zip(x.split(self.sizes), weight.unbind(), strict=True)
