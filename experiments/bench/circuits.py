@@ -4,6 +4,9 @@ Four circuits that keep half of all edges, of 8 pairs of 16 tokens, against plai
 over the corrupted prompts, which all circuits share, is in. Widths of 256 at three depths, and GPT-2 small's shape.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import transformers
 import tyro
@@ -41,9 +44,9 @@ def main(repeats: int = 5) -> None:
         graph = EdgeGraph.of(model.cfg)
         kept = (torch.rand(CIRCUITS, *graph.exists.shape, generator=generator) < 0.5) & graph.exists
         rows, metric = clean.repeat(CIRCUITS, 1), logit_difference(3, 4)
-        calls = {
-            "forward": lambda: model.transformer(rows),
-            "interp": lambda: interchange(model, clean, corrupt, kept, metric=metric, prepend_bos=False),
+        calls: dict[str, Callable[[], object]] = {
+            "forward": partial(model.transformer, rows),
+            "interp": partial(interchange, model, clean, corrupt, kept, metric=metric, prepend_bos=False),
         }
         seconds = cpu_seconds(calls, repeats)
         for system, call in calls.items():
