@@ -195,8 +195,8 @@ class Batch(Brief):
         return n - 1 - self.keep.flip(1).int().argmax(1)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
-        return self._each(lambda x: x.to(device))
+        """The same batch on another device; from pinned memory it is copied while the host goes on."""
+        return self._each(lambda x: x.to(device, non_blocking=x.is_cpu and x.is_pinned()))
 
     def pinned(self) -> Batch:
         """The same in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.

@@ -7,6 +7,7 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -21,16 +22,25 @@ PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "num
 
 def model_hash(model: Transformer) -> str:
     """SHA-256 over the names and bytes of all parameters, in order: the same weights give the same hash."""
+    return tensors_hash(model.state_dict())
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the names, dtypes, shapes and bytes of some tensors, in order; 2 GB take a second of a CPU."""
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
+    for name, tensor in tensors.items():
         digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-        digest.update(bytes_of(tensor))
+        digest.update(_as_bytes(tensor).numpy())
     return digest.hexdigest()
 
 
 def bytes_of(tensor: Tensor) -> bytes:
     """What a tensor holds, row by row, as it lies in memory."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return _as_bytes(tensor).numpy().tobytes()
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
 
 
 def versions() -> dict[str, str]:

@@ -422,6 +422,8 @@ def _sized(
     if source.windows and (batches := source.window(0).batches):
         sample = next(batches[0].split(SAMPLE))
         width = sample.tokens.shape[1]
+        if source.windows == len(batches) == 1 and len(sample) == len(batches[0]):
+            return source  # the rows that a plan would try out are all there are
     try:
         plan = memory_plan(questions, network, width, sample)
     except NotFiniteError:  # the run will set that row aside
