@@ -25,6 +25,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from interp.core.boundary import shape_text
+from interp.core.transfers import fetched
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -596,7 +597,7 @@ def parted(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 def on_host(partial: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU, each contiguous and with a memory of its own."""
     form = torch.contiguous_format
-    return {name: value.detach().cpu().clone(memory_format=form) for name, value in partial.items()}
+    return {name: value.clone(memory_format=form) for name, value in fetched(partial).items()}
 
 
 def _both(one: Replicates | None, other: Replicates | None) -> Replicates | None:

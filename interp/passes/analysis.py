@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction
+from interp.core.transfers import fetched
 from interp.data.batch import Answers, Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
@@ -245,8 +246,14 @@ class Questions:
         }
 
     def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
-        """The partial result of every analysis, from the values of these rows."""
-        return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
+        """The partial result of every analysis, from the values of these rows: on the host, fetched in one copy."""
+        made = {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
+        flat = {(name, key): x for name, part in made.items() for key, x in part.tensors().items()}
+        if all(x.device.type == "cpu" for x in flat.values()):
+            return made
+        here = fetched(flat)
+        own = {name: {key: x for (whose, key), x in here.items() if whose == name} for name in made}
+        return {a.name: a.reduction.load(own[a.name]) for a in self.analyses}
 
     def enough(self, partial: Mapping[str, Partial] | None) -> bool:
         """Whether no analysis asks for more rows than these."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch.nn.utils import get_total_norm
 
 from interp.core.boundary import Count, Device, public, shown
 from interp.core.stats import Bootstrap, Means, Partial, Rows
@@ -137,18 +138,32 @@ def run(
         (2, 2)
     """
     subject = _subject(questions, model, edits)
-    asked, alone = _asked(questions, subject, bootstrap, seed)
     if devices is not None and not devices:
         raise ValueError("devices must be at least one, got none")
+    place = _Place(None if out is None else Path(out), resume, shard)
+    return _found(questions, subject, data, place, devices, engine, bootstrap, seed)
+
+
+def _found(
+    questions: Asked,
+    subject: Subject,
+    data: DataSource | Data | Pairs | None,
+    place: _Place,
+    devices: Devices | None = None,
+    engine: Literal["ray"] | None = None,
+    bootstrap: int = 0,
+    seed: int = 0,
+) -> Results:
+    """What `run` returns, about a model that is fit to be asked."""
+    asked, alone = _asked(questions, subject, bootstrap, seed)
     if asked and data is None:
         raise ValueError(f"{', '.join(a.name for a in asked)} ask about rows of data, got none")
-    if not asked and (data is not None or out is not None):
+    if not asked and (data is not None or place.folder is not None):
         raise ValueError(
             f"{', '.join(alone)} need no data and leave nothing to resume: call run without data and out"
         )
     found = Results({}, 0, 0, 0, True, _rejected_table([]))
     if data is not None:
-        place = _Place(None if out is None else Path(out), resume, shard)
         found = _over_data(asked, subject, data, place, devices, engine)
     answered = {name: each.answer() for name, each in alone.items()}
     return replace(found, datasets={**found.datasets, **answered})
@@ -169,11 +184,12 @@ def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
         )
     network = as_network(model).unedited
     network.check_files()
-    for name, value in network.named_parameters():
-        if not bool(value.isfinite().all()):
-            raise NotFiniteError(
-                f"{', '.join(asked)}: finite weights are required, {name} holds NaN or infinity"
-            )
+    weights = {name: value.detach() for name, value in network.named_parameters() if value.numel()}
+    if weights and not bool(
+        get_total_norm(weights.values(), torch.inf).isfinite()
+    ):  # one wait for all of them
+        name = next(name for name, value in weights.items() if not bool(value.isfinite().all()))
+        raise NotFiniteError(f"{', '.join(asked)}: finite weights are required, {name} holds NaN or infinity")
     return Studied(network, text_of(model))
 
 
@@ -235,10 +251,11 @@ def answered(
     Errors: those of the question; NotFiniteError (a ValueError) for prompts on which the model gives NaN or infinity.
     """
     subject = _subject([question], model, edits)
+    here = _Place(None, resume=False, shard=None)
     if data is None:
-        return run([question], subject)[question.name]
+        return _found([question], subject, None, here)[question.name]
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    found = run([question], subject, source)
+    found = _found([question], subject, source, here)
     if isinstance(source, GivenBatches) and len(found.rejected):
         bad = found.rejected.iloc[0]
         raise NotFiniteError(f"{question.name}: prompt {bad.row}: {bad.reason}")
