@@ -40,6 +40,7 @@ from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
 from interp.passes.observe import Model, Studied, Subject
 from interp.residual.attribution import Attribute, attribution
 from interp.residual.decomposition import IncompleteSumError, not_linear
+from interp.runs.kept import once
 from interp.runs.run import answered, reduced_over, run
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.tasks.indirect_objects import A_DRAW
@@ -362,7 +363,8 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
     network, config = model.transformer, model.transformer.config
     scores, attrs, peak = _by_pattern(model, asked)
     said, why_not = _names(model, asked.sentences, asked.batch_size)
-    weighed, why, random = _of_weights(network, model.text)
+    asked_of = (_of_weights.__qualname__, unlike_weights(network), embedding_edits(network))
+    weighed, why, random = once(model, asked_of, partial(_of_weights, network, model.text))
     scores |= said | weighed
     attrs |= why_not | why
     scores |= peak

@@ -25,7 +25,7 @@ from jaxtyping import Float, Int, Real
 from torch import Tensor
 
 from interp.core.boundary import shape_text
-from interp.core.transfers import fetched
+from interp.core.transfers import fetched, sent
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -143,7 +143,7 @@ def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -
         >>> bool((uniforms(torch.arange(5), 3, seed=0)[:, 2:] == uniforms(torch.arange(2, 5), 3, seed=0)).all())
         True
     """
-    return _shift_right(_bits(rows, draws, seed, start), 11).double() * 2.0**-53
+    return _shift_right(bits(rows, draws, seed, start), 11).double() * 2.0**-53
 
 
 def poisson_weights(
@@ -171,7 +171,7 @@ def signs(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -> F
         >>> signs(torch.tensor([4, 4]), 1, seed=0).prod().item()
         1.0
     """
-    return torch.where(_bits(rows, draws, seed, start) >= 0, 1.0, -1.0).double()
+    return torch.where(bits(rows, draws, seed, start) >= 0, 1.0, -1.0).double()
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -180,11 +180,11 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _POISSON_CDF = tuple(accumulate(exp(-1) / factorial(k) for k in range(18)))
 
 
-def _bits(rows: Int[Tensor, "n"], draws: int, seed: int, start: int) -> Int[Tensor, "draws n"]:
+def bits(rows: Int[Tensor, "n"], draws: int, seed: int, start: int) -> Int[Tensor, "draws n"]:
     """64 random bits per draw and row, as int64."""
     if draws < 0 or start < 0:
         raise ValueError(f"a number of draws >= 0 from a start >= 0 is required, got {draws} from {start}")
-    keys = _output(torch.tensor(_signed(seed), device=rows.device), rows.long())
+    keys = _output(sent(_signed(seed), rows.device), rows.long())
     return _output(keys, torch.arange(start, start + draws, device=rows.device)[:, None])
 
 

@@ -39,6 +39,7 @@ from interp.passes.analysis import (
 from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
+from interp.runs.kept import once
 from interp.runs.progress import Done, Progress, progress_bar
 from interp.runs.work_folder import WORK, Shard, check_comparable, opened, work_of, write_results
 from interp.runs.workers import Worker, all_devices, done_by_processes
@@ -165,8 +166,16 @@ def _found(
     found = Results({}, 0, 0, 0, True, _rejected_table([]))
     if data is not None:
         found = _over_data(asked, subject, data, place, devices, engine)
-    answered = {name: each.answer() for name, each in alone.items()}
+    given = _by_name(questions)
+    answered = {name: _alone(subject, given[name], each) for name, each in alone.items()}
     return replace(found, datasets={**found.datasets, **answered})
+
+
+def _alone(model: Subject, question: Askable, asked: Alone) -> xr.Dataset:
+    """The answer of a question without rows; one about weights is made once for the same weights."""
+    if not getattr(question, "of_weights", False):
+        return asked.answer()
+    return once(model, question, asked.answer).copy(deep=True)
 
 
 def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
