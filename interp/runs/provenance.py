@@ -24,13 +24,17 @@ def model_hash(model: Transformer) -> str:
     digest = hashlib.sha256()
     for name, tensor in model.state_dict().items():
         digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-        digest.update(bytes_of(tensor))
+        digest.update(_row_by_row(tensor))
     return digest.hexdigest()
 
 
 def bytes_of(tensor: Tensor) -> bytes:
     """What a tensor holds, row by row, as it lies in memory."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return _row_by_row(tensor).tobytes()
+
+
+def _row_by_row(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def versions() -> dict[str, str]:

@@ -163,10 +163,12 @@ def _found(
         raise ValueError(
             f"{', '.join(alone)} need no data and leave nothing to resume: call run without data and out"
         )
+    given = _by_name(questions)
+    if of_weights := [each.name for each in asked if getattr(given[each.name], "of_weights", False)]:
+        _check_finite(subject.transformer, ", ".join(of_weights))
     found = Results({}, 0, 0, 0, True, _rejected_table([]))
     if data is not None:
         found = _over_data(asked, subject, data, place, devices, engine)
-    given = _by_name(questions)
     answered = {name: _alone(subject, given[name], each) for name, each in alone.items()}
     return replace(found, datasets={**found.datasets, **answered})
 
@@ -175,14 +177,26 @@ def _alone(model: Subject, question: Askable, asked: Alone) -> xr.Dataset:
     """The answer of a question without rows; one about weights is made once for the same weights."""
     if not getattr(question, "of_weights", False):
         return asked.answer()
-    return once(model, question, asked.answer).copy(deep=True)
+
+    def made() -> xr.Dataset:
+        _check_finite(model.transformer, asked.name)
+        return asked.answer()
+
+    return once(model, question, made).copy(deep=True)
+
+
+def _check_finite(network: Transformer, asked: str) -> None:
+    """NotFiniteError for weights that are NaN or infinite."""
+    weights = {name: value.detach() for name, value in network.named_parameters() if value.numel()}
+    if not bool(get_total_norm(weights.values(), torch.inf).isfinite()):  # one wait for all of them
+        name = next(name for name, value in weights.items() if not bool(value.isfinite().all()))
+        raise NotFiniteError(f"{asked}: finite weights are required, {name} holds NaN or infinity")
 
 
 def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
     """The model under study; for questions about the weights alone, the one without edits of activations.
 
-    Errors: those of `as_model`; for questions about weights, ValueError for edits, which would change nothing, and
-    NotFiniteError for weights that are NaN or infinite.
+    Errors: those of `as_model`; for questions about weights, ValueError for edits, which would change nothing.
     """
     asked = _by_name(questions)
     if not all(getattr(each, "of_weights", False) for each in asked.values()):
@@ -193,12 +207,6 @@ def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
         )
     network = as_network(model).unedited
     network.check_files()
-    weights = {name: value.detach() for name, value in network.named_parameters() if value.numel()}
-    if weights and not bool(
-        get_total_norm(weights.values(), torch.inf).isfinite()
-    ):  # one wait for all of them
-        name = next(name for name, value in weights.items() if not bool(value.isfinite().all()))
-        raise NotFiniteError(f"{', '.join(asked)}: finite weights are required, {name} holds NaN or infinity")
     return Studied(network, text_of(model))
 
 
