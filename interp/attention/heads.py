@@ -27,6 +27,7 @@ from interp.core.boundary import public, shape_text
 from interp.core.patterns import SCORES, copy_scores, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
+from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
@@ -517,7 +518,9 @@ def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
 def _without(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
     """The score without the number of some heads, which is NaN."""
     ends = {name: getattr(score, name) for name in ("value", "low", "high")}
-    return score._replace(**{name: x.masked_fill(heads.to(x.device), torch.nan) for name, x in ends.items()})
+    return score._replace(
+        **{name: x.masked_fill(sent(heads, x.device), torch.nan) for name, x in ends.items()}
+    )
 
 
 def _coords(config: ModelConfig) -> dict[str, object]:
@@ -639,7 +642,8 @@ def _compute(
     numbers = in_every_layer(torch.stack([trace[read] for read in patterns], 1), model.config)
     scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
     # Weights that are no shares have no entropy: NaN in the table, which a mean over rows would refuse.
-    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = 0.0
+    if signed := without_shares(model.config):
+        scores[:, sent(signed, scores.device), :, SCORES.index("entropy")] = 0.0
     found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
     if values:
         first = batch.tokens[:, 1 : 1 + data.sample]

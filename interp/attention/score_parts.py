@@ -201,7 +201,7 @@ def _split(
 ) -> ScoreParts:
     """The scores at these places, from what was seen there."""
     layer, index = head
-    columns = places.cpu() + (batch.tokens.shape[1] - batch.lengths[:, None]).cpu()
+    columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
     scores = seen[_scores(layer)][:, index]
     recorded = scores[:, QUERY].gather(1, columns[:, KEY:].to(scores.device))[:, 0]
     _check_visible(recorded, places, head)
@@ -209,7 +209,7 @@ def _split(
     parts, queries, keys, sides = _taken(
         model, batch, layer, slice(index, index + 1), columns, seen, by, factor.T
     )
-    own, rows = torch.tensor([[index]]), torch.arange(len(batch))
+    own, rows = torch.full_like(places[:1, :1], index), torch.arange(len(batch), device=places.device)
     position, total = _position(model, own[:, 0], places, recorded[None]), recorded[None]
     if model.config.attn_softcap is not None:
         total = _content(model, layer, own, (rows, rows), seen, factor.T) + position

@@ -20,6 +20,7 @@ from interp.causal.graph import EdgeGraph
 from interp.core.boundary import nearest, public, shape_text
 from interp.core.results import labelled
 from interp.core.stats import Means, Moments, Partial, Rows, all_finite, over, ranks
+from interp.core.transfers import sent
 from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
@@ -68,7 +69,7 @@ class Measured:
 
         def rows(values: Iterable[Tensor]) -> Tensor:
             found = torch.cat(list(values))
-            return found if order is None else found[order.to(found.device)]
+            return found if order is None else found[sent(order, found.device)]
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
         return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs)

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from interp.core.boundary import MOST, Required, public, shape_text, shown
-from interp.core.transfers import sent
+from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
 from interp.model.attention import Layout, Memory
 from interp.model.transformer import ID_TYPES
@@ -197,7 +197,28 @@ class Batch(Brief):
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device; the numbers of its rows stay with the host, which alone asks for them."""
-        return self._each(lambda x: sent(x, device), lambda row: row)
+        found = self._each(lambda x: sent(x, device), lambda row: row)
+        return found._beside(self) if self.tokens.is_cpu and not found.tokens.is_cpu else found
+
+    def host(self) -> Batch:
+        """The same batch on the host: the one that it was made of, or fetched in one copy.
+
+        What is decided by tokens, lengths or padding is decided there, so that nothing waits for a device.
+        """
+        known: Batch | None = vars(self).get("_host")
+        if known is not None or self.tokens.is_cpu:
+            return self if known is None else known
+        names = ("tokens", "keep", "answer", "wrong", "documents", "types", "corrupt")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        memory = self.memory and Memory(
+            self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
+        )
+        return replace(self, **fetched(given), memory=memory)
+
+    def _beside(self, host: Batch) -> Batch:
+        """The same, whose copy on the host is known."""
+        object.__setattr__(self, "_host", host)
+        return self
 
     def pinned(self) -> Batch:
         """The same in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
@@ -217,7 +238,9 @@ class Batch(Brief):
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
         """These rows in this order, one several times if need be; of the same width."""
         here = sent(index, self.tokens.device)
-        return self._each(lambda x: x[here.to(x.device)], lambda row: row[index.to(row.device)])
+        found = self._each(lambda x: x[here.to(x.device)], lambda row: row[index.to(row.device)])
+        known: Batch | None = vars(self).get("_host")
+        return found if known is None or not index.is_cpu else found._beside(known.rows(index))
 
     def trimmed(self) -> Batch:
         """The same rows without the last columns that are padding in all of them."""

@@ -228,8 +228,9 @@ class Questions:
 
     def values(self, model: Transformer, batch: Batch) -> Values:
         """What every analysis computes from one shared pass over the batch, and from passes of its own."""
-        batch = batch.to(model.device)
-        batch = batch.left_aligned() if any(a.left for a in self.analyses) else batch
+        home = batch.host()
+        home = home.left_aligned() if any(a.left for a in self.analyses) else home
+        batch = home.to(model.device)
         if lonely := [a.name for a in self.analyses if a.pairs and batch.corrupt is None]:
             raise ValueError(
                 f"{lonely[0]} compares two runs: clean and corrupted prompts are required, Pairs(clean, corrupt), "
@@ -242,7 +243,8 @@ class Questions:
                 model, batch, self.reads, stop=self.stop, logits_at=where, answers_only=True
             ).trace
         return {
-            a.name: a.compute(trace, batch if a.pose is None else a.pose(batch), model) for a in self.analyses
+            a.name: a.compute(trace, batch if a.pose is None else a.pose(home).to(model.device), model)
+            for a in self.analyses
         }
 
     def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:

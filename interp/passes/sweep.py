@@ -735,7 +735,7 @@ class Sweep:
     @cached_property
     def _watched(self) -> Int[Tensor, "b"]:
         """The watched columns, on the host."""
-        return self._columns.cpu()
+        return self._batch.host().last() if self.at is None else self.at.cpu()
 
     @cached_property
     def _variants(self) -> tuple[tuple[Placed, ...], ...]:

@@ -20,6 +20,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from interp.core.stats import all_finite
+from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.data.sources import Rejected
 from interp.data.stream import DataSource, Window
@@ -124,7 +125,7 @@ def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tenso
     if strict:
         return {name: torch.isfinite(value).all(1) for name, value in flat.items()}
     floats = {name: ~value.isnan().all(1) for name, value in flat.items() if value.is_floating_point()}
-    some = torch.stack([fine.cpu() for fine in floats.values()]).any(0) if floats else None
+    some = torch.stack(list(fetched(floats).values())).any(0) if floats else None
     return {} if some is None else {", ".join(floats): some}
 
 
