@@ -213,7 +213,9 @@ class Batch(Brief):
         memory = self.memory and Memory(
             self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
         )
-        return replace(self, **fetched(given), memory=memory)
+        found = replace(self, **fetched(given), memory=memory)
+        self._beside(found)
+        return found
 
     def _beside(self, host: Batch) -> Batch:
         """The same, whose copy on the host is known."""
@@ -274,7 +276,11 @@ class Batch(Brief):
         """
         if self.corrupt is None:
             raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
-        return replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+        own, other = replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+        known: Batch | None = vars(self).get("_host")
+        if known is None:
+            return own, other
+        return tuple(each._beside(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
         """The same rows with the tokens a question is about."""

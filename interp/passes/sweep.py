@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 
 import numpy as np
@@ -33,7 +33,7 @@ from interp.model.transformer import Transformer
 from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, as_network
-from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, placed
+from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, on_device, placed
 
 FIXED_COST = 32
 """What reading a block's weights costs a pass, in tokens that it could have computed instead."""
@@ -366,7 +366,7 @@ class _Differences:
         values = edit.change.values if isinstance(edit.change, Set) else 0.0
         if not isinstance(values, Tensor):
             return base != values
-        values = values.to(base)
+        values = sent(values, base.device).to(base.dtype)
         if len(values) not in (1, len(base)):
             base = base.repeat(len(values) // len(base), *[1] * (base.ndim - 1))
         return values != base
@@ -705,15 +705,9 @@ class Sweep:
                 try:
                     each(
                         SweepPass(
-                            self._plain,
-                            self._batch,
-                            base,
-                            plan.starts,
-                            pack,
-                            self._variants,
-                            self._common,
+                            self._plain, self._batch, base, plan.starts, pack, self._variants, self._common
                         )
-                    )
+                    )  # fmt: skip
                 except torch.OutOfMemoryError:
                     waiting += _halves(pack)
                     continue
@@ -746,7 +740,14 @@ class Sweep:
         return self._placed(Variant([*self._network.edits, *self.common.edits]))
 
     def _placed(self, variant: Variant) -> tuple[Placed, ...]:
-        return placed(variant, self._network.config, len(self.batch), self.batch.tokens.shape[1])
+        found = placed(variant, self._network.config, len(self.batch), self.batch.tokens.shape[1])
+        there = partial(on_device, device=self._network.device, moved=self._moved)
+        return tuple(each._replace(change=there(each.change)) for each in found)
+
+    @cached_property
+    def _moved(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Values on the device by the identity of the host's, which are held so that it stays theirs."""
+        return {}
 
     @cached_property
     def _plain(self) -> Transformer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -19,7 +19,7 @@ from interp.core.boundary import describe, public, shape_text
 from interp.core.transfers import sent
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import COLUMNS, Change, Edit, Mean, Ready, Resample, Set, Swap
+from interp.model.edits import COLUMNS, Add, Change, Edit, Mean, Ready, Resample, Set, Swap
 from interp.model.parts import Part
 
 
@@ -129,6 +129,20 @@ def _counted(edit: Edit, sizes: Mapping[str, int | None]) -> dict[str, int]:
             raise IndexError(f"{edit.name} has {size} along {sites.WORDS[axis]!r}, got index {i}")
         found[axis] = i if size is None else i % size
     return found
+
+
+def on_device(change: Change, device: torch.device, moved: dict[int, tuple[Tensor, Tensor]]) -> Change:
+    """The change with its values on a device, where those of the host go once however many edits bring them.
+
+    moved: what went there so far, with what it was.
+    """
+    values = getattr(change, "values", None)
+    if not isinstance(change, Set | Swap | Add) or not isinstance(values, Tensor):
+        return change
+    if values.device == device or values.device.type != "cpu":
+        return change
+    there, _ = moved.setdefault(id(values), (sent(values, device), values))
+    return replace(change, values=there)
 
 
 @dataclass(frozen=True, eq=False)
@@ -244,10 +258,8 @@ def _own(
     if values.ndim <= len(letters):
         return values
     where = values.device
-    if len(values) > 1:
-        rows = firsts + torch.arange(cells.shape[1], device=firsts.device)
-    else:
-        rows = torch.zeros_like(firsts)
+    example = torch.arange(cells.shape[1], device=firsts.device)
+    rows = firsts + example if len(values) > 1 else torch.zeros_like(firsts)
     out_of: list[Tensor | slice] = [sent(rows, where)]
     for letter, place in zip(letters, into[2:], strict=True):
         skipped = start if letter in COLUMNS else 0

@@ -7,25 +7,41 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from interp.core.transfers import fetched
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 
 PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
+TOGETHER = 2**28
+"""Bytes of weights that are fetched from a device in one copy."""
 
 
 def model_hash(model: Transformer) -> str:
     """SHA-256 over the names and bytes of all parameters, in order: the same weights give the same hash."""
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-        digest.update(_row_by_row(tensor))
+    for some in _runs(model.state_dict()):
+        for name, tensor in fetched(some).items():
+            digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+            digest.update(_row_by_row(tensor))
     return digest.hexdigest()
+
+
+def _runs(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The tensors in order, as many together as are fetched in one copy."""
+    some: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if some and sum(x.nbytes for x in some.values()) + tensor.nbytes > TOGETHER:
+            yield some
+            some = {}
+        some[name] = tensor
+    yield some
 
 
 def bytes_of(tensor: Tensor) -> bytes:

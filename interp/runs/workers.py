@@ -103,6 +103,8 @@ class Worker:
 
         Where a reduction takes NaN for what a row lacks, a row that is NaN in all values of an analysis is set aside.
         """
+        if all_finite(value for each in values.values() for value in each.values()):
+            return None, ""
         good: Tensor | None = None
         culprits = []
         for analysis in self.questions.analyses:

@@ -146,8 +146,9 @@ class HeadCircuits:
             return self._with_constant(self.network.embed.weight, 1.0)
         ids = torch.arange(self.config.d_vocab, device=self.network.device)
         found = torch.empty(len(ids), self.config.d_model, dtype=self.network.dtype, device=ids.device)
-        for chunk in ids.split(CHUNK):  # in place: the table never exists twice
-            found[chunk[0] : chunk[-1] + 1] = self._alone(chunk)
+        for start in range(0, len(ids), CHUNK):  # in place: the table never exists twice
+            some = slice(start, start + CHUNK)
+            found[some] = self._alone(ids[some])
         return self._with_constant(found, 1.0)
 
     def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
