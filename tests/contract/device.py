@@ -1,10 +1,13 @@
-"""What every question asks of a simulated accelerator, and the table of it: `python -m tests.contract.device` renews it.
+"""What every question asks of a simulated accelerator, and the table of it.
+
+`python -m tests.contract.device` renews the table.
 `python -m tests.contract.device places NAME` says which lines ask.
 
-Each is asked once before, so that what is made once in a process is made, and then counted on one batch of 5 rows;
-what is kept of weights (`interp.runs.kept`) is made anew.
+Each is asked once before, so that what is made once in a process is made, and its numbers must be the host's; then it
+is counted on one batch of 5 rows, with what is kept of weights (`interp.runs.kept`) made anew.
 """
 
+import collections
 import csv
 import json
 import os
@@ -18,13 +21,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import xarray as xr
+
 import interp
 from interp.features import SAE
 from interp.passes.analysis import Question
 from interp.runs import kept
 from tests.configs import build
 from tests.contract import calls
-from tests.contract.case import called
+from tests.contract.case import agree, called
 from tests.contract.cases import CASES
 from tests.contract.simulated import Simulated, on_device
 
@@ -64,12 +69,12 @@ def measured(*names: str) -> dict[str, Counts]:
 
 
 def places(name: str) -> dict[str, int]:
-    """The lines of the package that ask for something there, the most frequent first: what a renewal is explained by."""
+    """The lines of the package that ask for something there, the most frequent first."""
     return _told("places", name)
 
 
 def _told(*arguments: str) -> dict[str, Any]:
-    """What this file prints as a program, in a fresh interpreter: the engine of gradients must start with the device."""
+    """What `told` prints in a fresh interpreter."""
     command = [sys.executable, "-c", PROGRAM, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert not done.returncode, done.stderr[-4000:]
@@ -81,7 +86,10 @@ def _told(*arguments: str) -> dict[str, Any]:
 def known() -> dict[str, Counts]:
     """The counts of the table."""
     with TABLE.open(newline="") as file:
-        return {row["name"]: Counts(*(int(row[field]) for field in Counts._fields)) for row in csv.DictReader(file)}
+        return {
+            row["name"]: Counts(*(int(row[field]) for field in Counts._fields))
+            for row in csv.DictReader(file)
+        }
 
 
 def renew(found: Mapping[str, Counts]) -> None:
@@ -100,22 +108,28 @@ def _watched(names: Iterable[str], *, where: bool) -> Iterator[tuple[str, Simula
     for name in names:
         call = moved[name] if name in moved else _question(name)
         with Simulated():
-            call()
+            first = call()
+        if isinstance(first, xr.Dataset) and name in CASES:
+            same = _question(name, on_host=True)()
+            assert isinstance(same, xr.Dataset)
+            agree(first, same)
         kept.forget()
         with Simulated(where=where) as found:
             call()
         yield name, found
 
 
-def _question(name: str) -> Callable[[], object]:
-    """A question of the table, its model and what it brings of weights on the device."""
+def _question(name: str, *, on_host: bool = False) -> Callable[[], object]:
+    """A question of the table, its model and what it brings of weights on the device, unless they stay on the host."""
     case = CASES[name]
     model = case.models[0]
     question = case.record(model)
     batch = None if case.alone else case.batch(model)
     saes = {f.name: x for f in fields(question) if isinstance(x := getattr(question, f.name), SAE)}
-    question = replace(question, **{field: on_device(sae) for field, sae in saes.items()})
-    network = on_device(build(model))
+    network = build(model)
+    if not on_host:
+        question = replace(question, **{field: on_device(sae) for field, sae in saes.items()})
+        network = on_device(network)
     return lambda: called(question, network, batch)
 
 
@@ -129,7 +143,7 @@ def _functions(names: Sequence[str]) -> dict[str, Callable[[], object]]:
     for table in (calls.WORDS, *calls.CALLS.values()):
         assert isinstance(table, dict)
         table.update({word: partial(there.get, make) for word, make in table.items() if make in there})
-    for make, each in there.items():
+    for make in there:
         setattr(calls, make.__name__, partial(there.get, make))
     public = dict(calls.public_names())
     return {name: partial(_call, name, public[name]) for name in names}
@@ -143,15 +157,14 @@ def told(what: str, *names: str) -> None:
     """Print the counts of these names, or of all, or the places of one, as JSON; in a process that has the device."""
     found = dict(_watched(names or (*QUESTIONS, *FUNCTIONS), where=what == "places"))
     if what == "counts":
-        print(json.dumps({name: (each.kernels, each.waits, each.sent) for name, each in found.items()}))
-        return
-    ((_, each),) = found.items()
-    assert each.where is not None
-    print(json.dumps(dict(each.where.most_common())))
+        said = {name: (each.kernels, each.waits, each.sent) for name, each in found.items()}
+    else:
+        said = dict(collections.Counter.most_common(found[names[0]].places))
+    sys.stdout.write(f"{json.dumps(said)}\n")
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["places"]:
-        print(*(f"{count:4} {place}" for place, count in places(sys.argv[2]).items()), sep="\n")
+        sys.stdout.writelines(f"{count:4} {place}\n" for place, count in places(sys.argv[2]).items())
     else:
         renew(measured())

@@ -1,4 +1,4 @@
-"""An accelerator that is not there: tensors that say they are on a device and compute on the host, and what is asked of it.
+"""An accelerator that is not there: its tensors compute on the host, and what is asked of it is counted.
 
 A tensor of `OnDevice` holds a tensor of the host and does with it what a device would do with its own, so numbers are
 real and code that depends on them runs; fake tensors of torch end at the first `.item()`. `Simulated` counts, while it
@@ -33,7 +33,15 @@ WAITS = {
     "is_nonzero", "_local_scalar_dense", "linalg_eigvals", "linalg_eig", "_linalg_svd", "_linalg_eigh",
 }  # fmt: skip
 """Operators that the host waits for: their size depends on numbers, or they look whether they converged."""
-FREE = {"detach", "alias", "_local_scalar_dense", "lift_fresh", "_unsafe_view", "is_same_size", "_reshape_alias"}
+FREE = {
+    "detach",
+    "alias",
+    "_local_scalar_dense",
+    "lift_fresh",
+    "_unsafe_view",
+    "is_same_size",
+    "_reshape_alias",
+}
 """What computes nothing, besides views."""
 INDEXED = {"index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"}
 
@@ -99,12 +107,12 @@ def on_device(network: nn.Module) -> nn.Module:
 
 
 class Simulated(TorchDispatchMode):
-    """While it is active, what is asked of the device is counted; where: also the lines of ours that ask, nearest first."""
+    """While it is active, what is asked of the device is counted; where: by the lines of ours that ask, too."""
 
     def __init__(self, *, where: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.kernels = self.waits = self.sent = 0
-        self.where: collections.Counter[str] | None = collections.Counter() if where else None
+        self.where, self.places = where, collections.Counter[str]()
 
     def __enter__(self):  # type: ignore[no-untyped-def]
         self._before = torch._C._only_lift_cpu_tensors()
@@ -121,10 +129,10 @@ class Simulated(TorchDispatchMode):
 
     def _note(self, what: str, name: str) -> None:
         setattr(self, what, getattr(self, what) + 1)
-        if self.where is not None:
+        if self.where:
             lines = [f for f in traceback.extract_stack() if "/interp/" in f.filename][::-1]
             place = " < ".join(f"{f.filename.split('/interp/')[-1]}:{f.lineno}" for f in lines[:4])
-            self.where[f"{what} {name} {place}"] += 1
+            self.places[f"{what} {name} {place}"] += 1
 
     def _count(self, func, args, kwargs) -> None:  # type: ignore[no-untyped-def]
         name, to = func.overloadpacket.__name__, kwargs.get("device")
@@ -145,7 +153,9 @@ class Simulated(TorchDispatchMode):
             elif index.dtype == torch.bool:
                 self._note("waits", f"{name} by a mask")
         if there and any(x.ndim for x in here):
-            raise RuntimeError(f"{func}: tensors of two devices, {[tuple(x.shape) for x in here]} on the host")
+            raise RuntimeError(
+                f"{func}: tensors of two devices, {[tuple(x.shape) for x in here]} on the host"
+            )
         if name in WAITS or (name == "repeat_interleave" and kwargs.get("output_size") is None):
             self._note("waits", name)
         if not func.is_view and name not in FREE:

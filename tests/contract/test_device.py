@@ -1,7 +1,7 @@
 """What every question asks of an accelerator, counted on one that is simulated (`tests/contract/simulated.py`).
 
-An accelerator starves where the host waits for it, or sends it many small operators. The counts of every question stand in
-`device.csv`; one that grows by more than 15 % fails here.
+An accelerator starves where the host waits for it, or sends it many small operators. The counts of every question stand
+in `device.csv`; one that grows by more than 15 % fails here.
 """
 
 import pytest
@@ -54,7 +54,11 @@ def today() -> dict[str, Counts]:
 
 def test_every_question_and_function_is_in_the_table() -> None:
     assert list(known()) == [*QUESTIONS, *FUNCTIONS]
-    asked = {type(question) for case in CASES.values() if isinstance(question := case.asked(case.models[0]), Question)}
+    asked = {
+        type(question)
+        for case in CASES.values()
+        if isinstance(question := case.asked(case.models[0]), Question)
+    }
     assert asked == set(discovered())
 
 
@@ -66,8 +70,9 @@ def test_no_question_asks_more_of_a_device_than_before(today: dict[str, Counts])
         if now > GROWTH * was
     }
     assert not grown, (
-        f"{len(grown)} counts grew by more than 15 %: {'; '.join(sorted(grown))}. `python -m tests.contract.device places NAME` "
-        "says which lines ask; where it is worth it, `python -m tests.contract.device` renews the table"
+        f"{len(grown)} counts grew by more than 15 %: {'; '.join(sorted(grown))}. "
+        "`python -m tests.contract.device places NAME` says which lines ask; "
+        "where it is worth it, `python -m tests.contract.device` renews the table"
     )
 
 
