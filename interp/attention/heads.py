@@ -199,7 +199,7 @@ def _last_rows(config: ModelConfig) -> tuple[Read, ...]:
 
 def _name_masses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """Attention of the last query `[b l h]` to each name."""
-    masks = mention_masks(batch)
+    masks = sent(mention_masks(batch.host()), batch.tokens.device)
     rows = torch.stack([trace[read] for read in _last_rows(model.config)], 1).to(torch.float64)
     rows = in_every_layer(rows, model.config)
     return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}

@@ -157,7 +157,7 @@ def every_score(model: Transformer, batch: Batch, layer: int) -> Iterator[tuple[
     scores = every.pop(_scores(layer))[0]
     visible = scores > -torch.inf
     factor = _attention(model, layer).score_factor(visible.sum(-1), scores)
-    place = torch.arange(scores.shape[-1]).to(scores.device)
+    place = torch.arange(scores.shape[-1], device=scores.device)
     both = torch.stack((place, place), 1)
     seen = {site: _columns(x, both) for site, x in every.items()}
     rows = batch.rows(torch.zeros(len(place), dtype=torch.long))

@@ -21,7 +21,7 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Real
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from interp.core.boundary import shape_text
@@ -35,9 +35,14 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
         >>> all_finite([torch.ones(3), torch.tensor([1.0, torch.nan])])
         False
     """
+    return bool(finite(tensors))
+
+
+def finite(tensors: Iterable[Tensor]) -> Bool[Tensor, ""]:
+    """`all_finite` as a tensor, for who does not wait for it yet."""
     floats = [x for x in tensors if x.is_floating_point()]
     sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).to(floats[0].device) for x in floats]
-    return not sums or bool(torch.stack([total.float() for total in sums]).isfinite().all())
+    return torch.stack([total.float() for total in sums]).isfinite().all() if sums else torch.tensor(True)
 
 
 def wide(x: Tensor) -> Tensor:

@@ -198,7 +198,8 @@ class Batch(Brief):
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device; the numbers of its rows stay with the host, which alone asks for them."""
         found = self._each(lambda x: sent(x, device), lambda row: row)
-        return found._beside(self) if self.tokens.is_cpu and not found.tokens.is_cpu else found
+        known: Batch | None = self if self.tokens.is_cpu else vars(self).get("_host")
+        return found if known is None or found.tokens.is_cpu else found._beside(known)
 
     def host(self) -> Batch:
         """The same batch on the host: the one that it was made of, or fetched in one copy.
@@ -213,7 +214,12 @@ class Batch(Brief):
         memory = self.memory and Memory(
             self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
         )
-        found = replace(self, **fetched(given), memory=memory)
+        here = fetched(given)
+        tokens, keep, answer, wrong, documents, types, corrupt = (here.get(name) for name in names)
+        assert tokens is not None
+        found = Batch(
+            tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt,
+        )  # fmt: skip
         self._beside(found)
         return found
 

@@ -33,8 +33,7 @@ class LayerWeights:
         cross = attn is not block.attn
         self._has = "qkv" if cross or traits.queries else "v" if traits.values else ""
         mlp, kind = block.mlps().get("mlp_before" if before else "mlp"), model.config.mlp
-        plain = isinstance(mlp, FeedForward) and isinstance(kind, MLP)
-        self._mlp = mlp if plain else None
+        self._mlp = mlp if isinstance(mlp, FeedForward) and isinstance(kind, MLP) else None
         self._gated = isinstance(kind, MLP) and kind.gated
 
     @cached_property

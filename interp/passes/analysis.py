@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import check_fields
@@ -249,11 +249,23 @@ class Questions:
 
     def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
         """The partial result of every analysis, from the values of these rows: on the host, fetched in one copy."""
+        found = self.reduced_if(torch.tensor(True), values, rows)
+        assert found is not None
+        return found
+
+    def reduced_if(
+        self, fine: Bool[Tensor, ""], values: Values, rows: Int[Tensor, "n"] | None
+    ) -> dict[str, Partial] | None:
+        """The same, unless what says whether the values are fine says no: a device is asked for both at once."""
+        if fine.is_cpu and not bool(fine):
+            return None
         made = {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
         flat = {(name, key): x for name, part in made.items() for key, x in part.tensors().items()}
-        if all(x.device.type == "cpu" for x in flat.values()):
-            return made
-        here = fetched(flat)
+        if all(x.is_cpu for x in flat.values()):
+            return made if bool(fine) else None
+        here = fetched({**flat, ("", "fine"): fine})
+        if not bool(here.pop(("", "fine"))):
+            return None
         own = {name: {key: x for (whose, key), x in here.items() if whose == name} for name in made}
         return {a.name: a.reduction.load(own[a.name]) for a in self.analyses}
 

@@ -263,6 +263,8 @@ def _own(
     out_of: list[Tensor | slice] = [sent(rows, where)]
     for letter, place in zip(letters, into[2:], strict=True):
         skipped = start if letter in COLUMNS else 0
-        whole = isinstance(place, slice)
-        out_of.append(slice(skipped, None) if whole else sent(place + skipped if skipped else place, where))
+        if isinstance(place, slice):
+            out_of.append(slice(skipped, None))
+        else:
+            out_of.append(sent(place + skipped if skipped else place, where))
     return values[tuple(out_of)]

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from interp.core.stats import all_finite
+from interp.core.stats import all_finite, finite
 from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.data.sources import Rejected
@@ -88,7 +88,10 @@ class Worker:
 
     def _reduced(self, batch: Batch, values: Values) -> Answer:
         _check_rows(batch, values)
-        rows, (good, why) = batch.identities(), self._finite(values)
+        rows, every = batch.identities(), [x for each in values.values() for x in each.values()]
+        if (found := self.questions.reduced_if(finite(every), values, rows)) is not None:
+            return found, ()
+        good, why = self._finite(values)
         if good is None:
             return self.questions.reduced(values, rows), ()
         good = good.cpu()
@@ -103,8 +106,6 @@ class Worker:
 
         Where a reduction takes NaN for what a row lacks, a row that is NaN in all values of an analysis is set aside.
         """
-        if all_finite(value for each in values.values() for value in each.values()):
-            return None, ""
         good: Tensor | None = None
         culprits = []
         for analysis in self.questions.analyses:
