@@ -51,7 +51,8 @@ GLOSSARY = {
 }
 """The words that a stranger needs."""
 SCRIPTS = (
-    "state", "cells", "attention", "lattice", "reading", "parts", "why", "choosing", "keyboard", "causal", "start",
+    "state", "cells", "attention", "lattice", "reading", "parts", "why", "stages", "staged", "choosing", "keyboard",
+    "causal", "start",
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
 OWN_CODE = "its own code"
@@ -100,6 +101,7 @@ def _ready(report: Report) -> dict[str, object]:
             "heads": report.config.n_heads,
             "attention": _packed(tables.get("attention"), report.config),
             **({"reasons": {why.part: why.payload() for why in report.reasons}} if report.reasons else {}),
+            **({"stages": report.stages} if report.stages else {}),
             **linked,
         },
     }
@@ -164,7 +166,9 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         linked["words"] = view_lattice.words(words, ids, report.config)
     if "flow_routes" in tables:
         shown |= view_lattice.shown(tables["flow_routes"])
-        linked["lattice"] = view_lattice.lattice(tables["flow_routes"], tables["logit_lens"], report.config)
+        linked["lattice"] = view_lattice.lattice(
+            tables["flow_routes"], tables.get("flow_neurons"), tables["logit_lens"], report.config
+        )
     return shown, linked
 
 

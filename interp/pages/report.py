@@ -26,7 +26,7 @@ from interp.model.config import Json, ModelConfig
 from interp.model.records import require
 from interp.model.sites import names as sites
 from interp.model.tap import Read
-from interp.pages import tables
+from interp.pages import stages, tables
 from interp.pages.ablated import ablation
 from interp.pages.absent import why_absent, why_unsplit
 from interp.pages.corrupted import Pair, check_aligned
@@ -138,6 +138,8 @@ class Report:
     """What heads' scores on the prompt are made of; only on the page, which has no room for all of it."""
     unsplit: str | None = None
     """Why no scores are split."""
+    stages: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """The same heads from q . k to their weighted values, as the script of the page reads them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +212,8 @@ def report_of(
     unsplit = why_unsplit(config)
     why = [] if unsplit else reasons(model.transformer, batch, written)
     unsplit = unsplit or (None if why else TOO_LONG)
-    return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit)
+    steps = stages.payload(model.transformer, batch, [each.part for each in why])
+    return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit, steps)
 
 
 def _about_model(
