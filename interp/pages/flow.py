@@ -109,9 +109,13 @@ def neurons(model: Subject, batch: Batch, result: xr.Dataset, names: Sequence[st
         value = _as_array(best.values) * whole_share[layer][:, None]
         query, rank = np.nonzero(value > 0)
         chosen = _as_array(best.indices)[query, rank].astype(int)
-        for name, column in zip(columns, (np.full(len(query), layer), query, rank, chosen, value[query, rank]), strict=True):
+        for name, column in zip(
+            columns, (np.full(len(query), layer), query, rank, chosen, value[query, rank]), strict=True
+        ):
             columns[name] += column.tolist()
-    table = pd.DataFrame(columns).astype({"layer": int, "query": int, "rank": int, "neuron": int, "value": float})
+    table = pd.DataFrame(columns).astype(
+        {"layer": int, "query": int, "rank": int, "neuron": int, "value": float}
+    )
     parts = [str(Part("neuron", *where)) for where in zip(table.layer, table.neuron, strict=True)]
     table.insert(0, "part", pd.Series(parts, dtype=object))
     table.insert(3, "query_token", np.array(names, dtype=object)[table["query"]])
@@ -124,9 +128,7 @@ def _neuron_sites(config: ModelConfig, layer: int) -> tuple[str, ...]:
     return "mlp.hook_post", "hook_resid_post", *scale
 
 
-def _neuron_proximity(
-    model: Transformer, layer: int, seen: Mapping[str, Tensor]
-) -> Float[Tensor, "q n"]:
+def _neuron_proximity(model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> Float[Tensor, "q n"]:
     """How much closer each neuron, and the bias after them, brings the stream after the MLP, at every position."""
     weights = Weights(model).layer(layer)
     assert weights.W_out is not None and weights.b_out is not None

@@ -23,6 +23,7 @@ from interp.pages import (
 )
 from interp.pages.findings import findings
 from interp.pages.report import Contrast, Corrupted, Report
+from interp.pages.stages import STEPS_IN_WORDS
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
 
@@ -81,6 +82,7 @@ def _ready(report: Report) -> dict[str, object]:
         "sections": {name: title for name, title in SECTIONS.items() if card or name != "card"},
         "findings": findings(report),
         "glossary": GLOSSARY,
+        "steps": STEPS_IN_WORDS,
         "tokens": tables["tokens"].to_dict("records"),
         "names": names,
         "scores": views.SCORES,

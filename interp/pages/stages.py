@@ -25,6 +25,14 @@ from interp.pages.reasons import STEPS, splitting
 from interp.pages.views import packed
 from interp.passes.observe import observe
 
+STEPS_IN_WORDS = (
+    "q · k: the query of the token that looks times the key of every token, also of those it may not see. ×: the "
+    "factor that keeps scores small, 1 / √d_head in most models. masked: later tokens get −∞; what positions add and a "
+    "soft cap are in it. softmax: the shares that sum to 1, the attention above. × value: how far the share times the "
+    "token's value goes in the direction of what the head puts out, z; these sum to the length of z. Here blue is "
+    "positive and red negative, each column has a scale of its own; softmax goes from 0 to 1."
+)
+"""What the pages say of the steps."""
 NEVER = -(STEPS + 1)
 """What stands for a masked score among whole numbers."""
 CLOSE = 1e-3
@@ -83,11 +91,9 @@ def sites_of(model: Transformer, layer: int) -> tuple[str, str, str, str, str]:
     return product_site(model, layer, "q"), product_site(model, layer, "k"), v, scores, pattern
 
 
-def factor_of(
-    model: Transformer, layer: int, scores: Float[Tensor, "h q k"]
-) -> Float[Tensor, "#q"]:
+def factor_of(model: Transformer, layer: int, scores: Float[Tensor, "h q k"]) -> Float[Tensor, "#q"]:
     """What the products of each query are multiplied by."""
-    seen = (scores[0] > -torch.inf).sum(-1)[None]
+    seen = (scores > -torch.inf).any(0).sum(-1)[None]
     return wide(model.block(layer).attn.score_factor(seen, wide(scores))[0])
 
 
@@ -103,9 +109,7 @@ def every_stage(model: Transformer, batch: Batch, layers: Iterable[int]) -> dict
     return found
 
 
-def payload(
-    model: Transformer, batch: Batch, heads: Iterable[str]
-) -> Mapping[str, Mapping[str, object]]:
+def payload(model: Transformer, batch: Batch, heads: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
     """What the script of the page needs of these heads, by name: whole numbers, and what 1 stands for in them.
 
     q . k of every pair; the factor of every query; the weighted values; the scores where they are something else than

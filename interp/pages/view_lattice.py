@@ -64,7 +64,9 @@ def lattice(
     first = lens[lens["rank"] == 0]
     mlps = flows[(flows.kind == "mlp") & flows.attribution.notna()].sort_values("layer")
     columns = [moved.layer, moved["head"], moved["query"], moved.key, fractions(moved.value)]
-    found = [] if neurons is None else [neurons.layer, neurons["query"], neurons.neuron, fractions(neurons.value)]
+    found = (
+        [] if neurons is None else [neurons.layer, neurons["query"], neurons.neuron, fractions(neurons.value)]
+    )
     return {
         "layers": config.n_layers,
         "floor": FLOOR,

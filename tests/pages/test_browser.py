@@ -48,7 +48,9 @@ def test_the_page_opens_on_the_head_that_adds_most_and_the_last_token(seen: Visi
     )
 
 
-def test_the_steps_of_a_head_are_scores_pattern_and_values_of_the_pass(seen: Visit, random_model: Path) -> None:
+def test_the_steps_of_a_head_are_scores_pattern_and_values_of_the_pass(
+    seen: Visit, random_model: Path
+) -> None:
     model = HookedTransformer.from_pretrained(str(random_model))
     _, cache = model.run_with_cache(SENTENCE)
     last = len(seen.table("tokens")) - 1

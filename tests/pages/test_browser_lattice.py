@@ -242,7 +242,9 @@ def test_every_kind_of_block_is_drawn_by_its_routes_or_left_out_in_silence(
         expected = routes(flow_routes(model, PROMPT), threshold=0.03)
         assert drawn(seen) == moves(expected)
         assert seen.page.locator(".wire.mlp").count() == expected.part.str.endswith(".mlp").sum()
-        shown = numbers([text.removesuffix(" %") for text in seen.texts("#made tr:not(.inner) td:nth-child(3)")])
+        shown = numbers(
+            [text.removesuffix(" %") for text in seen.texts("#made tr:not(.inner) td:nth-child(3)")]
+        )
         assert sum(shown) == pytest.approx(100, abs=1)
     else:
         assert seen.page.locator(".knot").count() == 0

@@ -70,7 +70,14 @@ def test_stages_end_in_z_under_every_mixer_that_has_them(name: str) -> None:
     if name.startswith("log-n") and layers:  # the factor goes by the number of keys
         seen = stages.scores > -torch.inf
         assert_close(stages.scaled[seen], stages.scores[seen])
-    if name in ("differential", "linear", "polar", "mamba2", "cosine", "synthesizer"):  # no one product of q and k
+    if name in (
+        "differential",
+        "linear",
+        "polar",
+        "mamba2",
+        "cosine",
+        "synthesizer",
+    ):  # no one product of q and k
         assert layers == []
 
 
