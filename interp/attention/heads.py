@@ -286,6 +286,8 @@ def heads(
 ) -> xr.Dataset:
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
+    Where a head looks on repeated random tokens, what it copies and whom it names tell what it is for.
+
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
     `null` (a level to compare with), `p` (two-sided, against random heads), `n`, and the coordinate `unit`;
     `label`[layer, head], and `confidence`[layer, head, called], how sure each label is: several may hold at once, and

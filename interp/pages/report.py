@@ -19,6 +19,7 @@ from interp.attention import heads
 from interp.attention.heads import with_pattern
 from interp.core.boundary import public
 from interp.core.results import frame
+from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.lenses import FittedJacobianLens, TunedLens, backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
@@ -117,8 +118,8 @@ class Corrupted:
     """Where the two prompts differ: position, the prompt's token, the corrupted one's."""
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Brief):
     """Everything on the page, as data."""
 
     about: About
