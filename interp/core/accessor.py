@@ -92,6 +92,11 @@ class Result:
         if not known:
             return ["  no values"]
         dims = [str(dim) for dim in self._dataset["value"].dims]
+        if not dims:
+            own = [
+                name for name in results.ESTIMATE if name in self._dataset and not self._dataset[name].dims
+            ]
+            return [f"  {name}: {self._dataset[name].item():.4g}" for name in own]
         chosen, title = np.argsort(-size, kind="stable")[: min(LARGEST, known)], f"the largest of {known}"
         if "score" in dims and value.shape[dims.index("score")] > 1:  # of different units
             chosen = _one_of_each(size.reshape(value.shape), dims.index("score"))

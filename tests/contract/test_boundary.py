@@ -61,7 +61,7 @@ def check_short(value: object) -> None:
         if isinstance(each, xr.Dataset) and "interp_analysis" in each.attrs:
             assert len(str(each.view).splitlines()) < 15, str(each.view)
         elif type(each).__module__.startswith("interp.") and not isinstance(each, torch.nn.Module):
-            assert len(repr(each).splitlines()) < 15 and len(repr(each)) < 1200, repr(each)[:3000]
+            assert len(repr(each).splitlines()) < 15 and len(repr(each)) < 2000, repr(each)[:3000]
 
 
 @pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "float16"])

@@ -88,6 +88,8 @@ def test_the_text_of_a_result_says_its_largest_numbers(result: xr.Dataset) -> No
     assert "all of it:" in str(one.view) and f"{float(one.value.squeeze()):.4g}" in str(one.view)
     empty = result.assign(value=result.value * float("nan"))
     assert "no values" in str(empty.view)
+    number = xr.Dataset({"value": 0.25}, attrs={"interp_analysis": "attribute"})
+    assert str(number.view).splitlines()[-1] == "  value: 0.25"
 
 
 def test_the_text_of_scores_has_the_largest_of_each_and_of_words_their_range(
