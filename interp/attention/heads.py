@@ -357,7 +357,9 @@ def _check(config: ModelConfig, data: RepeatedTokens | Prompts) -> None:
             f"head scores require an attention pattern, and no layer of this model has one: {why}"
         )
     if isinstance(data, RepeatedTokens) and data.length > config.n_ctx:
-        raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
+        repeats = min(data.repeats, (config.n_ctx - 1) // 2)
+        fit = f"; period={(config.n_ctx - 1) // repeats}, repeats={repeats} do" if repeats > 1 else ""
+        raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}{fit}")
 
 
 def _heads(model: Subject, asked: Heads) -> xr.Dataset:
