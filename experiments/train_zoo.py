@@ -1,4 +1,4 @@
-"""Train one of the two demo models from plain-text files and generated sentences, and measure its card.
+"""Train one of the demo models from plain-text files and generated sentences, and measure its card.
 
 Question: does a model of under two million parameters, trained for minutes on a CPU, grow a real induction head, learn
 a table of facts and the indirect-object task, and when does the phase change come?
@@ -49,6 +49,10 @@ CONFIGS: Mapping[str, ModelConfig] = {
     "demo-4l": ModelConfig(
         n_layers=4, d_model=160, n_heads=8, d_head=20, n_ctx=WIDTH, d_vocab=1024,
         position=Learned(), norm=LayerNorm(), mlp=MLP(d_mlp=640, act="gelu_new"),
+    ),
+    "demo-mlp-2l": ModelConfig(
+        n_layers=2, d_model=96, n_heads=6, d_head=16, n_ctx=WIDTH, d_vocab=1024,
+        position=Rotary(), norm=LayerNorm(), mlp=MLP(d_mlp=384, act="gelu_new"),
     ),
 }  # fmt: skip
 

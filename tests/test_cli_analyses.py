@@ -33,7 +33,8 @@ def test_models_lists_every_demo_model(
     assert main(["models"]) == 0
     out = capsys.readouterr().out
     assert [line for line in out.splitlines() if not line.startswith(" ")] == [
-        "demo-4l", "demo-attn-2l", "groundtruth-induction",
+        "demo-4l", "demo-attn-2l", "groundtruth-induction", "demo-mlp-2l", "demo-memory", "groundtruth-early-site",
+        "groundtruth-late-suppression",
     ]  # fmt: skip
     assert out.count("best score") == 1
     assert "0.920  n = 10 (head L1H2)" in out

@@ -90,10 +90,11 @@ def benchmark(
     share found of the circuits' edges of each kind (`MODES`: plain, or one of four that make an edge hard to find),
     and `programs` [mode], how many have such edges; `each` [case, attribution, score], with `program` and `seed` of
     each case.
-    programs: names out of `interp.board.PROGRAMS`; None: all. methods: name -> function (model, clean, corrupt,
-    metric) -> scores of all edges, see `Method`. pairs: how many score the edges; as many others judge. folder: where
-    results are kept to go on from, see `measured`.
-    Caveats: the models are written, not trained. The interval knows the chance of basis, random heads and pairs, not
+    programs: names out of `interp.board.PROGRAMS` or `TRAINED`; None: all of `PROGRAMS`. methods: name -> function
+    (model, clean, corrupt, metric) -> scores of all edges, see `Method`. pairs: how many score the edges; as many
+    others judge. folder: where results are kept to go on from, see `measured`.
+    Caveats: the models are written, not trained (but for `TRAINED`). The interval knows the chance of basis, random
+    heads and pairs, not
     that of other programs: scores of single programs are mostly 1 or far below (`each`), and what is best on average
     need not be best on one of them. `seconds` depend on the machine and on what else it does.
     Errors: KeyError for a program that the board lacks; ValueError for fewer than 1 seed or 2 pairs, or far too many,

@@ -1,4 +1,4 @@
-"""The models of the board: programs compiled to Transformers among random heads, and the hand-built ones."""
+"""The models of the board: programs compiled to Transformers among random heads, hand-built ones, and trained ones."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from interp.core.boundary import Count, nearest, public
 from interp.zoo import programs
 from interp.zoo.compiler import compile
+from interp.zoo.interchange_training import InterchangeTraining, interchange_trained
 from interp.zoo.planted import PLANTED, Planted
 from interp.zoo.programs import Write
 from interp.zoo.variants import rotated, with_noise_heads
@@ -24,6 +25,8 @@ INPUTS = 1000
 """How many inputs that is looked up on; all, where there are no more."""
 WITHOUT_PAIRS = ("length", "position_parity")
 """Programs whose answer is the same for all inputs of one length: no pair of prompts can show their circuit."""
+LEARNED = ("shift", "reverse", "induction", "two_hop", "backup", "suppression")
+"""Programs with a trained equivalent: some of those of which training finds every part (of `either` it does not)."""
 MOST_SEEDS, MOST_PAIRS = 1000, 10_000
 """More are taken for a mistake."""
 Build = Callable[[int, int], Planted]
@@ -53,6 +56,17 @@ PROGRAMS: Mapping[str, Build] = MappingProxyType(
 """What builds each model of the board, by name: compiled programs, and the five models of `zoo.planted`."""
 
 
+def _trained(write: Write, seed: int, pairs: int) -> Planted:
+    """A model trained to compute a program by the same parts; seeds draw its weights, too."""
+    return interchange_trained(compile(write()), InterchangeTraining(seed=seed)).planted(pairs, seed)
+
+
+TRAINED: Mapping[str, Build] = MappingProxyType(
+    {f"trained {name}": partial(_trained, programs.PROGRAMS[name]) for name in LEARNED}
+)
+"""Trained equivalents of some programs: a minute each, so they are judged only where they are asked for by name."""
+
+
 @public()
 @dataclass(frozen=True, eq=False)
 class Case:
@@ -68,7 +82,8 @@ class Case:
 def cases(programs: Sequence[str] | None = None, *, seeds: Count = 3, pairs: Count = 16) -> Iterator[Case]:
     """The models one by one: every program with every seed, which draws the basis, the random heads and the pairs.
 
-    programs: names out of `PROGRAMS`; None: all. pairs: how many score the edges; as many others judge.
+    programs: names out of `PROGRAMS` or `TRAINED`; None: all of `PROGRAMS`. pairs: how many score the edges; as many
+    others judge.
     Errors: KeyError for a program that the board lacks; ValueError for no programs, fewer than 1 seed or
     2 pairs, or far too many.
 
@@ -76,16 +91,15 @@ def cases(programs: Sequence[str] | None = None, *, seeds: Count = 3, pairs: Cou
         >>> next(interp.board.cases(["two_hop"], pairs=4)).planted.clean.shape[0]
         8
     """
+    known = {**PROGRAMS, **TRAINED}
     names = list(PROGRAMS) if programs is None else list(programs)
     for name in names:
-        if name not in PROGRAMS:
-            raise KeyError(
-                f"unknown program {name!r}; {nearest(name, PROGRAMS)}; there are {', '.join(PROGRAMS)}"
-            )
+        if name not in known:
+            raise KeyError(f"unknown program {name!r}; {nearest(name, known)}; there are {', '.join(known)}")
     if not names:
         raise ValueError("at least one of programs is required, got none")
     if not 1 <= seeds <= MOST_SEEDS or not 2 <= pairs <= MOST_PAIRS:
         raise ValueError(
             f"1 to {MOST_SEEDS} seeds and 2 to {MOST_PAIRS} pairs are required, got seeds={seeds} and pairs={pairs}"
         )
-    return (Case(name, seed, PROGRAMS[name](seed, 2 * pairs)) for name in names for seed in range(seeds))
+    return (Case(name, seed, known[name](seed, 2 * pairs)) for name in names for seed in range(seeds))

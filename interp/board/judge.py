@@ -78,7 +78,7 @@ SCORES: Mapping[str, str] = MappingProxyType(
         "cpr": "area under faithfulness over the share of edges kept, ranked by helpful",
         "cmd": "area between faithfulness and 1, ranked by magnitude",
         "faithfulness": "share of the effect that as many best edges keep as the circuit has, on other pairs",
-        "accuracy": "share of other pairs in which these edges alone prefer the answer",
+        "accuracy": "interchange accuracy: share of other pairs that prefer the answer, all other edges exchanged",
         "restoration": "lowest faithfulness once an adversary brings back some of the other edges",
         "passes": "floating-point operations of the method over those of one pass of its pairs",
         "seconds": "time of the method, operations being counted",

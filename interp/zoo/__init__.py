@@ -6,10 +6,15 @@ from interp.core.late import names_of
 from interp.zoo.demos import DEMOS, Demo
 
 if TYPE_CHECKING:
-    from interp.zoo import planted, rasp
+    from interp.zoo import planted, rasp, shown
     from interp.zoo.catalog import card, load, revisions
     from interp.zoo.compiled import Compiled, Exactness
     from interp.zoo.compiler import compile
+    from interp.zoo.interchange_training import (
+        InterchangeTraining,
+        interchange_accuracy,
+        interchange_trained,
+    )
     from interp.zoo.programs import PROGRAMS
     from interp.zoo.variants import rotated, superposed, with_noise_heads
 
@@ -19,13 +24,17 @@ __all__ = [
     "Compiled",
     "Demo",
     "Exactness",
+    "InterchangeTraining",
     "card",
     "compile",
+    "interchange_accuracy",
+    "interchange_trained",
     "load",
     "planted",
     "rasp",
     "revisions",
     "rotated",
+    "shown",
     "superposed",
     "with_noise_heads",
 ]
@@ -38,7 +47,11 @@ __getattr__ = names_of(
         "compile": "compiler",
         "PROGRAMS": "programs",
         **dict.fromkeys(("rotated", "superposed", "with_noise_heads"), "variants"),
+        **dict.fromkeys(
+            ("InterchangeTraining", "interchange_accuracy", "interchange_trained"), "interchange_training"
+        ),
         "planted": "planted",
         "rasp": "rasp",
+        "shown": "shown",
     },
 )

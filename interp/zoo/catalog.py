@@ -1,7 +1,8 @@
-"""The models that come with the package, loaded: trained ones from `weights/`, a hand-built one from code."""
+"""The models that come with the package, loaded: trained ones from `weights/`, hand-built ones from code."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -11,9 +12,14 @@ from interp.core.files import named_path
 from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
 from interp.model.config import Json
 from interp.model.transformer import Transformer
-from interp.zoo import groundtruth
+from interp.zoo import groundtruth, shown
 from interp.zoo.demos import DEMOS, WEIGHTS, card_of
 
+BUILT: dict[str, Callable[[], Transformer]] = {
+    "groundtruth-induction": groundtruth.induction,
+    "groundtruth-early-site": lambda: shown.early_site(n=1).model,
+    "groundtruth-late-suppression": lambda: shown.late_suppression(n=1).model,
+}
 DemoTokenizer = TokenizerAdapter | groundtruth.Alphabet
 
 
@@ -31,7 +37,7 @@ def load(
     if DEMOS[name].built:
         if revision is not None:
             raise ValueError(f"{name} is built from code and has no revision {revision!r}")
-        model = groundtruth.induction().to(device=device, dtype=dtype).requires_grad_(False).eval()
+        model = BUILT[name]().to(device=device, dtype=dtype).requires_grad_(False).eval()
         return model, groundtruth.Alphabet()
     folder = WEIGHTS / name
     return _weights(folder, revision, dtype, device), tokenizer_of(folder)

@@ -82,8 +82,8 @@ class Compiled:
     def subspaces(self) -> Mapping[str, Mapping[str, Float[Tensor, "k d"]]]:
         """Variable -> every site of the stream that holds it -> its directions there."""
         found = {}
-        for name, writer in self.writers.items():
-            part = Part.of(writer)
+        for name in self.directions:
+            part = Part.of(self.writers[name])
             before = self.stream.index(f"L{part.layer}.resid")
             first = before + {"resid": 0, "head": 1, "mlp": 2}[part.kind]
             found[name] = MappingProxyType(dict.fromkeys(self.stream[first:], self.directions[name]))

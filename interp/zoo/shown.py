@@ -1,0 +1,150 @@
+"""Hand-built models that show what the literature found in large models and the trained demo models do not show.
+
+`groundtruth-early-site` keeps its facts in an early MLP at the last token of the subject (Meng et al. 2022), and
+`groundtruth-late-suppression` holds its answers back in the last layer (Lv et al. 2024). They have the stream, the
+noise and the records of `interp.zoo.planted`; what is known of them is tested. No word about large models follows from
+them: they say what a method shows where a mechanism is there for certain.
+"""
+
+from __future__ import annotations
+
+from string import ascii_uppercase
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.zoo.groundtruth import SYMBOLS, plant_head, plant_neurons
+from interp.zoo.planted import (
+    BOS,
+    END,
+    LENGTH,
+    MOVED,
+    NOISE,
+    PREDICTION,
+    SHARPNESS,
+    TOKEN,
+    Build,
+    Planted,
+    becomes,
+    blank,
+    different,
+    fillers,
+    generator_of,
+    looks,
+    placed,
+    rests,
+    symbols,
+)
+
+__all__ = ["SHOWN", "early_site", "frequencies", "late_suppression"]
+
+EDGE = 16.0
+"""How steeply a neuron of the early site falls when a part of its key is missing: it is 1 for the whole key and 0 from
+1/16 below. Noise on the subject must be able to take the fact away, as it does in a trained model."""
+SMALL = 0.25
+"""Length of an embedding of the early site, 1 elsewhere: noise of three standard deviations of it hides a name from its
+readers, as it would at any length, but does not drown what is written at that place afterwards."""
+CONFIDENT = 0.5
+"""What the mover writes of its answer, 10 logits: about .997 of probability without the last layer."""
+HELD_BACK = 0.12
+"""What each of the two parts of the last layer adds to a frequent symbol at most, 2.4 logits."""
+
+
+def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+    """Facts at an early site: "37af92 " -> the object of a f, looked up at the last token of the subject.
+
+    A subject is a first name, a to d, and a last name, e to h. At the last name L0H1 fetches the first name, MLP 0 has
+    one neuron per pair of names and writes half of the object there; from the end L1H2 looks for the place where an
+    object is written, and doubles it. So causal tracing has an early site at the last subject token, through the MLP,
+    and a late one at the last token, through attention; and the gradient of the answer is longest at that token.
+    The corrupted prompt has another subject, both names changed; it answers `wrong`.
+
+    >>> early_site(n=4).clean.shape
+    torch.Size([4, 9])
+    """
+    generator = generator_of(seed, n)
+    model = blank(noise, generator)
+    first, last, capitals = symbols("abcd"), symbols("efgh"), symbols(ascii_uppercase)
+    facts = capitals[torch.randperm(len(capitals), generator=generator)][:16].reshape(4, 4)
+    model.embed.weight.copy_(SMALL * TOKEN)
+    token = TOKEN / SMALL
+    find = token.T @ (rests() + looks(last, first))
+    plant_head(model, (0, 1), query=find, key=token.T, value=token.T, out=MOVED)
+    one, other = torch.cartesian_prod(first, last).T
+    into = EDGE * (MOVED[one] + token[other]).T
+    found = PREDICTION[facts.flatten()] / 2 + MOVED[END]  # a mark beside the object: nothing else writes it
+    plant_neurons(model, 0, into=into, bias=torch.full((16,), 1 - 2 * EDGE), out=found)
+    mark, asks = torch.zeros_like(TOKEN.T), torch.zeros_like(TOKEN.T)
+    mark[:, 0], asks[:, 0] = MOVED[END] + token[BOS] / 2, SHARPNESS * token[END]
+    plant_head(model, (1, 2), query=asks, key=mark, value=2 * PREDICTION.T, out=PREDICTION)
+
+    who = different(generator, n, torch.arange(4)), different(generator, n, torch.arange(4))
+    where = torch.randint(1, LENGTH - 2, (n,), generator=generator)
+    tokens = fillers(generator, n, symbols("23456789"))
+    clean, corrupt = (
+        placed(placed(tokens, where, first[a]), where + 1, last[b]) for a, b in zip(*who, strict=True)
+    )
+    answer, wrong = (facts[a, b] for a, b in zip(*who, strict=True))
+    edges = {
+        "L0.resid->L0H1.v", "L0H1->L0.mlp", "L0.resid->L0.mlp", "L0.mlp->L1H2.v", "L1H2->logits",
+    }  # fmt: skip
+    note = (
+        "a fact is looked up where its subject ends, long before it is asked for: restoring the first block, or its "
+        "MLP alone, at that token brings the answer back"
+    )
+    return Planted("early_site", model, frozenset(edges), clean, corrupt, answer, wrong, note)
+
+
+def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
+    """An answer that the last layer holds back: "..k... " -> k, less sure than the layer before was.
+
+    L0H1 moves the letter to the end, with 10 logits. In the last layer L1H3 looks from the end at the first token and
+    writes what stands there, the average token; MLP 1 adds as much of it once an answer is written. Both lower the
+    answer, which is rare, and raise the digits and the space, which are frequent (`frequencies`).
+    The corrupted prompt has another letter at that place; it answers `wrong`.
+
+    >>> late_suppression(n=4).clean.shape
+    torch.Size([4, 9])
+    """
+    generator = generator_of(seed, n)
+    model = blank(noise, generator)
+    letters, digits, end = symbols("abcdefgh"), symbols("0123456789"), torch.tensor([END])
+    find = TOKEN.T @ (rests() + looks(end, letters))
+    found = becomes(letters, letters) @ (
+        CONFIDENT * PREDICTION + MOVED[END]
+    )  # with a mark that something is answered
+    plant_head(model, (0, 1), query=find, key=TOKEN.T, value=TOKEN.T, out=found)
+    counts = frequencies()
+    average = counts - counts.mean()
+    average = HELD_BACK * (average / average.max()) @ PREDICTION
+    value, out = torch.zeros_like(TOKEN.T), torch.zeros_like(TOKEN)
+    value[0, 0], out[0] = 1.0, average  # the beginning of sequence has id 0
+    plant_head(model, (1, 3), query=TOKEN.T @ rests() * 2, key=TOKEN.T, value=value, out=out)
+    plant_neurons(model, 1, into=2 * MOVED[END][:, None], bias=-torch.ones(1), out=average[None])
+
+    which = different(generator, n, letters)
+    where = torch.randint(1, LENGTH - 1, (n,), generator=generator)
+    tokens = fillers(generator, n, digits)
+    clean, corrupt = (placed(tokens, where, letter) for letter in which)
+    edges = {"L0.resid->L0H1.v", "L0H1->logits"}
+    note = (
+        "the last layer lowers a right answer by pushing towards the average token: without its head, or its MLP, the "
+        "answer is more probable. They do so in both prompts alike, so that no exchange between the two shows them"
+    )
+    answer, wrong = which
+    return Planted("late_suppression", model, frozenset(edges), clean, corrupt, answer, wrong, note)
+
+
+def frequencies() -> Float[Tensor, "v"]:
+    """How often each symbol of `late_suppression` stands in a text, sum 1: digits and the space ten times a letter.
+
+    >>> frequencies().shape
+    torch.Size([64])
+    """
+    counts = torch.tensor([10.0 if symbol.isdigit() or symbol == " " else 1.0 for symbol in SYMBOLS])
+    return counts / counts.sum()
+
+
+SHOWN: dict[str, Build] = {"early_site": early_site, "late_suppression": late_suppression}
+"""The models of this file by name; `interp benchmark` judges methods on those of `planted.PLANTED`."""
