@@ -289,6 +289,8 @@ def heads(
 ) -> xr.Dataset:
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
+    Where a head looks on repeated random tokens, what it copies and whom it names tell what it is for.
+
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over rows, draws of a sentence, or items),
     `null` (a level to compare with), `p` (two-sided, against random heads), `n`, and the coordinate `unit`;
     `label`[layer, head], and `confidence`[layer, head, called], how sure each label is: several may hold at once, and
@@ -358,7 +360,9 @@ def _check(config: ModelConfig, data: RepeatedTokens | Prompts) -> None:
             f"head scores require an attention pattern, and no layer of this model has one: {why}"
         )
     if isinstance(data, RepeatedTokens) and data.length > config.n_ctx:
-        raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}")
+        repeats = min(data.repeats, (config.n_ctx - 1) // 2)
+        fit = f"; period={(config.n_ctx - 1) // repeats}, repeats={repeats} do" if repeats > 1 else ""
+        raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}{fit}")
 
 
 def _heads(model: Subject, asked: Heads) -> xr.Dataset:

@@ -266,7 +266,7 @@ def _sites(model: Transformer, layer: int, by: Split) -> Iterator[str]:
     yield from input_norm(model, layer, "attn_out").sites
     yield from (_head_scale(layer, part) for part in _SIDES if _head_norm(model, layer, part) is not None)
     if config.attn_softcap is not None:
-        yield from (_last_site(model, layer, part) for part in _SIDES)
+        yield from (product_site(model, layer, part) for part in _SIDES)
 
 
 def _weights_read(model: Transformer, layer: int, by: Split) -> Iterator[str]:
@@ -289,7 +289,7 @@ def _scores(layer: int) -> str:
     return f"blocks.{layer}.attn.hook_attn_scores"
 
 
-def _last_site(model: Transformer, layer: int, part: str) -> str:
+def product_site(model: Transformer, layer: int, part: str) -> str:
     """Where queries or keys are as scores are made of them."""
     if HeadCircuits(model).rotary(layer) is not None:
         return f"blocks.{layer}.attn.hook_rot_{part}"
@@ -389,7 +389,7 @@ def _content(
     factor: Float[Tensor, "#h #n"],
 ) -> Float[Tensor, "h b"]:
     """The scores before their soft cap and without positions, from the queries and keys that the pass has in rows."""
-    q, k = (seen[_last_site(model, layer, part)] for part in _SIDES)
+    q, k = (seen[product_site(model, layer, part)] for part in _SIDES)
     queries, keys = q[rows[0], QUERY, heads], k[rows[1], KEY, Weights(model).kv_head()[heads]]
     whose = heads if len(factor) > 1 else torch.zeros_like(heads)
     return (queries * keys).sum(-1) * factor.expand(-1, len(q))[whose, rows[0]]

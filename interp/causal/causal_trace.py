@@ -182,6 +182,8 @@ def causal_trace(
 ) -> xr.Dataset:
     """How much of a fact comes back when one clean state is restored in a run whose subject is corrupted.
 
+    The subject's words are made noisy, then one state at a time is put right: where that helps, the fact passes.
+
     Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1), sigma the standard deviation over
     all entries of the subjects' embeddings in the data. Restored run: the same noise, and clean values at one token.
     Total effect = metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean

@@ -29,6 +29,7 @@ from interp.circuits.edge_scores import START, Change, check_edits
 from interp.core.boundary import public, shape_text
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows, over, wide
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.sources import Data
 from interp.model.edits import ANSWERS, Edit, Function, Mean, Resample, Zero
@@ -123,8 +124,8 @@ _CHANGES, _KNOWN = "changes of senders", "how many are known"
 """Where it keeps replaced - current of every sender so far, carried to the stream, and how many `Said` that is."""
 
 
-@dataclass(frozen=True, eq=False)
-class Interchange(Question):
+@dataclass(frozen=True, eq=False, repr=False)
+class Interchange(Brief, Question):
     """The metric of every pair with the edges of some circuits only; `interchange` describes the result."""
 
     circuits: Chosen

@@ -228,6 +228,8 @@ def scored(
 def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.DataFrame:
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 
+    For pandas: to sort, to filter, to join, to write as CSV.
+
     The table has the variables over the cells of `value` (of the first variable, where there is none), so the numbers
     per prompt are not in it: ask for them, `frame(result, "each")`. Where cells are edges (coordinate `edge`), those
     that do not exist are left out.

@@ -33,7 +33,10 @@ Side = Literal["left", "right"]
 @public(unchecked=("tokens",))
 @dataclass(frozen=True, eq=False, repr=False)
 class Batch(Brief):
-    """Token rows `[b p]` and which of them are real."""
+    """Token rows `[b p]` and which of them are real.
+
+    What texts become before a model sees them; every function takes texts too and makes it itself.
+    """
 
     tokens: Int[Tensor, "b p"]
     keep: Bool[Tensor, "b p"] | None = None

@@ -283,6 +283,8 @@ def backward_lens(
 ) -> xr.Dataset:
     """What a training step towards the answer at the last token would write into each matrix, in words.
 
+    Trained on this answer, each matrix would change: the change is read as tokens, position by position.
+
     The gradient of -log p(answer) (with `wrong`: of logit(wrong) - logit(answer)) at a matrix is sum_i x_i^T delta_i
     over tokens i, x_i what it reads and delta_i = d loss / d (x_i W); each prompt's loss is its own. One forward and
     one backward pass per batch, no weight gradient (`gradient_factors` keeps the factors themselves).

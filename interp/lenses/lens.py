@@ -255,6 +255,8 @@ def logit_lens(
 ) -> xr.Dataset:
     """What the model would answer if it stopped at each depth, at every position.
 
+    Each layer's state is read as if it were the last one: where does the answer first appear?
+
     Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
     KL(final || depth) in nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every
     position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded

@@ -192,6 +192,8 @@ Change = Closed | Function | Placed
 class Edit(Brief):
     """Change some cells of a part or site in a pass.
 
+    The one way to say an intervention: silence a head, steer the stream, put a value in place.
+
     where: a part (`"L3H5"`, `"L2.mlp"`, `(3, 5)`) or the full name of a site.
     change: a closed change, such as `Zero()`, `Add(vector)` or `Set(values)`; or a function that gets a private copy of
     the cells (it may write into it) and returns the same shape.

@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.attention.attention_attribution import sides_of
 from interp.attention.score_parts import ScoreParts, every_score
 from interp.core.transfers import fetched
+from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -37,8 +38,8 @@ STEPS = 32_767
 """The largest number of a head is kept as this whole number."""
 
 
-@dataclass(frozen=True, eq=False)
-class Reasons:
+@dataclass(frozen=True, eq=False, repr=False)
+class Reasons(Brief):
     """The largest parts of the scores of one head on a prompt."""
 
     part: str

@@ -158,6 +158,8 @@ def attribute(
 ) -> xr.Dataset:
     """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
 
+    The answer's logit is a sum over everything that was added to the stream; this is the sum, written out.
+
     Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
     `attrs["completeness_error"]` is the largest relative difference between the sum over parts and that. With
     `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the token it moved

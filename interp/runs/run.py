@@ -110,6 +110,8 @@ def run(
 ) -> Results:
     """The answer to every question over all of the data; what they read of a model comes from one pass per batch.
 
+    For corpora: data of any size, many questions at once, several devices, and on again after an interruption.
+
     questions: records such as `interp.lenses.LogitLens(top=5)` or `interp.causal.Patch(...)`, in a list, or a mapping
     that names them. The shared pass stops at the deepest block anybody reads; questions that intervene run their sweeps
     on the same batches; those about weights alone need no data.

@@ -23,6 +23,7 @@ from interp.core.boundary import Count, nearest, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
 from interp.core.transfers import sent
+from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -80,8 +81,8 @@ class Removal:
         baseline_embedding(model, self.replacement)
 
 
-@dataclass(frozen=True, eq=False)
-class Erasure(Question):
+@dataclass(frozen=True, eq=False, repr=False)
+class Erasure(Brief, Question):
     """Whether the tokens that an attribution names matter to the answer; `erasure` describes the result."""
 
     attribution: xr.Dataset

@@ -172,6 +172,8 @@ def token_attribution(
 ) -> xr.Dataset:
     """How much each token of each prompt has to do with position `pos` (or with the answer predicted there).
 
+    Which words of the prompt the answer rests on, by one of ten methods.
+
     Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
     method: a name of `METHODS` or a record with settings of its own. What the values sum to is in `attrs["sums_to"]`:
     - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, no answer needed

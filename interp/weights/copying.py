@@ -163,6 +163,8 @@ def copying(
 ) -> xr.Dataset:
     """How far every head copies the token it attends to, from the weights alone.
 
+    A head copies if looking at a token makes that very token more probable as the next one.
+
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
     `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
     `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
