@@ -63,7 +63,7 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> lis
 
     written: the attribution to heads, which says how much they write; None = the first ones.
     """
-    config, found = model.config, []
+    config = model.config
     heads = [(layer, head) for layer in splitting(config) for head in range(config.n_heads)]
     most = MOST_SCORES // (batch.tokens.shape[1] * (batch.tokens.shape[1] + 1) // 2)
     if len(heads) > most and written is not None:
@@ -72,6 +72,7 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> lis
         }
         heads.sort(key=lambda head: -size.get(str(Part("head", *head)), 0.0))
     chosen = set(heads[:most])
+    found: list[Reasons] = []
     for layer in sorted({layer for layer, _ in chosen}):
         sides = sides_of(config, layer, heads=True)
         for alike, scores in every_score(model, batch, layer):

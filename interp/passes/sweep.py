@@ -542,7 +542,7 @@ class SweepPass:
         bare = Batch(
             given.tokens, given.keep, documents=given.documents, types=given.types, memory=given.memory
         )
-        if bare.keep is bare.documents is bare.types is bare.memory is None:
+        if bare.keep is None and bare.documents is None and bare.types is None and bare.memory is None:
             return bare
         return bare.rows(torch.arange(len(bare), device=bare.tokens.device).repeat(copies))
 
