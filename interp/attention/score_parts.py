@@ -177,9 +177,7 @@ def every_score(model: Transformer, batch: Batch, layer: int) -> Iterator[tuple[
             total = _content(model, layer, which, (query, key), seen, factor) + position
         error = _checked(model, [(layer, head) for head in heads], (q, k), position, total, recorded)
         each = places.expand(len(heads), -1, -1)
-        q, k, position, total, error, each = (
-            x.flatten(0, 1) for x in (q, k, position, total, error, each)
-        )
+        q, k, position, total, error, each = (x.flatten(0, 1) for x in (q, k, position, total, error, each))
         yield heads, ScoreParts(parts, q, k, position, total, error, each, {})
 
 
