@@ -562,7 +562,13 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `[b p h|g e]`, each a site."""
-        qkv = rearrange(self.qkv(x), "b p (n e) -> b p n e", e=self.d_head)
+        if tap is not None and all(tap.alters(site) for site in SPLIT_INPUTS.values()):
+            fused = x.new_zeros(()).expand(
+                *x.shape[:2], len(self.qkv.weight)
+            )  # each is made of its own input
+        else:
+            fused = self.qkv(x)
+        qkv = rearrange(fused, "b p (n e) -> b p n e", e=self.d_head)
         heads = dict(zip("qkv", qkv.split(self.heads, 2), strict=True))
         if tap is not None:
             heads = {part: self._from_split(part, head, *source, tap) for part, head in heads.items()}
