@@ -15,6 +15,7 @@ from torch import Tensor
 
 from interp.core.boundary import nearest, public
 from interp.core.stats import wide
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.editing.editors import FineTuning
 from interp.editing.singular_values import SingularValues
@@ -49,8 +50,8 @@ def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transfo
     return network.with_parameters(changed(network, changes))
 
 
-@dataclass(frozen=True, eq=False)
-class Dispatch:
+@dataclass(frozen=True, eq=False, repr=False)
+class Dispatch(Brief):
     """How the first pass decides: by which label the model says after the prompt and a question.
 
     Without `z` the model is asked as it is; with one the model under it: a classifier, which `train_z` makes on the
@@ -103,8 +104,8 @@ class Dispatch:
         return wide(logits[:, self.label_ids(model).to(logits.device)]).softmax(-1)
 
 
-@dataclass(frozen=True, eq=False)
-class TwoPasses:
+@dataclass(frozen=True, eq=False, repr=False)
+class TwoPasses(Brief):
     """What the two passes gave."""
 
     kinds: tuple[str, ...]

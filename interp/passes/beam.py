@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
+from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.model.tap import Edit
 from interp.model.transformer import Transformer
@@ -17,8 +18,8 @@ from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import Decoder, check_generation
 
 
-@dataclass(frozen=True, eq=False)
-class Beams:
+@dataclass(frozen=True, eq=False, repr=False)
+class Beams(Brief):
     """The best continuations of every prompt, the best first."""
 
     tokens: Int[Tensor, "b k n"]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.stats import wide
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.model.kv_cache import KVCache
 from interp.model.transformer import Transformer
@@ -26,8 +27,8 @@ from interp.passes.observe import Model, as_model
 from interp.passes.sampling import Sampling
 
 
-@dataclass(frozen=True, eq=False)
-class Speculated:
+@dataclass(frozen=True, eq=False, repr=False)
+class Speculated(Brief):
     """Prompts with their continuations, and how many of the guesses were taken."""
 
     batch: Batch
