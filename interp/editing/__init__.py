@@ -8,6 +8,7 @@ from interp.editing.editors import FineTuning, finetune_edit, gradient_edit, shi
 from interp.editing.memit import memit_edit
 from interp.editing.rome import Rome, key_moment, rome_edit
 from interp.editing.singular_values import SingularValues, interpolated, train_z
+from interp.editing.two_passes import Dispatch, TwoPasses, adapted, reinforce_z, two_passes
 from interp.editing.weight_edit import WeightEdit
 
 __all__ = [
@@ -16,12 +17,15 @@ __all__ = [
     "Continuation",
     "Diff",
     "DiffInteractions",
+    "Dispatch",
     "EditCase",
     "FineTuning",
     "Rome",
     "SingularValues",
+    "TwoPasses",
     "WeightEdit",
     "activation_difference",
+    "adapted",
     "changed_tokens",
     "diff",
     "diff_interactions",
@@ -32,7 +36,9 @@ __all__ = [
     "key_moment",
     "memit_edit",
     "ngram_entropy",
+    "reinforce_z",
     "rome_edit",
     "shift_edit",
     "train_z",
+    "two_passes",
 ]

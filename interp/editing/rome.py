@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.core.boundary import Count, public, shape_text
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -34,8 +35,8 @@ from interp.runs.run import reduced_over
 from interp.weights.matrices import ends, held
 
 
-@dataclass(frozen=True, eq=False)
-class Keys:
+@dataclass(frozen=True, eq=False, repr=False)
+class Keys(Brief):
     """The uncentred second moment C = E[k^T k] of one MLP's post-activations over the tokens of a text."""
 
     layer: int

@@ -29,6 +29,7 @@ from interp.core.stats import (
     two_sided_p,
     wide,
 )
+from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -68,8 +69,8 @@ FEWEST_PROMPTS = {
 """Prompts below which a score gets no interval, where they are more than usual."""
 
 
-@dataclass(frozen=True, eq=False)
-class LateLayers(Question):
+@dataclass(frozen=True, eq=False, repr=False)
+class LateLayers(Brief, Question):
     """What the last layer does to the right answer; `late_layers` describes the result."""
 
     answer: Answers | None = None

@@ -21,6 +21,7 @@ from interp.core.boundary import listed, public
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
+from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -126,12 +127,13 @@ def _compute(
 ) -> Mapping[str, Tensor]:
     written = written_by(part, trace if source is None else _from(source, part, trace, batch, model), model)
     keep = batch.real
-    found = spoken(written[keep], model, targets(batch, model.config)[keep], top)
+    row, column = sent(batch.host().real.nonzero().T, keep.device)
+    found = spoken(written[row, column], model, targets(batch, model.config)[row, column], top)
     out = {"token": batch.tokens.masked_fill(~keep, -1)}
     for name, value in found.items():
         nothing = torch.nan if value.is_floating_point() else -1
         every = value.new_full((*keep.shape, *value.shape[1:]), nothing)
-        every[keep] = value
+        every[row, column] = value
         out[name] = every
     return out
 

@@ -24,6 +24,7 @@ from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from interp.plot.circuit import circuit, circuit_checks, circuit_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_disc
+from interp.plot.cost import costs
 from interp.plot.depth import consensus, late_layers, rank_collapse, refinement, splitting
 from interp.plot.difference import diff
 from interp.plot.heads import head_labels, heads
@@ -63,6 +64,7 @@ __all__ = [
     "copying",
     "copying_map",
     "copying_plane",
+    "costs",
     "diff",
     "dispersion",
     "drawn",
@@ -120,6 +122,7 @@ PICTURES.draws |= {
     "composition": composition,
     "consensus": consensus,
     "copying": copying,
+    "costs": costs,
     "diff": diff,
     "diff_interactions": diff,
     "dispersion": dispersion,
