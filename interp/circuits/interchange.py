@@ -116,7 +116,7 @@ Chosen = Circuit | Sequence[Circuit] | Bool[Tensor, "c sender receiver"]
 
 LEAST_ROOM = 128 << 20
 """Bytes of a pass below which products of few rows cost more than they need to: GPT-2's shape with 16 tokens takes 1.26
-s with 8 rows in this room, 1.67 with 2 in a quarter of it (`experiments/bench/circuits.py`)."""
+s with 8 rows in this room, 1.67 with 2 in a quarter of it (`experiments/bench/circuit_metric.py`)."""
 _HELD = "corrections of a layer"
 """Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
 _CHANGES, _KNOWN = "changes of senders", "how many are known"

@@ -158,9 +158,7 @@ class _Chosen(torch.autograd.Function):
         return z.gather(1, index)
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: FunctionCtx, grad: Float[Tensor, "n k"]
-    ) -> tuple[Tensor | None, ...]:
+    def backward(ctx: FunctionCtx, grad: Float[Tensor, "n k"]) -> tuple[Tensor | None, ...]:
         x, b_dec, W_enc, index = ctx.saved_tensors  # type: ignore[attr-defined]
         order = index.flatten().argsort(stable=True)
         every = torch.arange(W_enc.shape[1], device=x.device)

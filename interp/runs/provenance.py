@@ -30,7 +30,7 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name, tensor in tensors.items():
         digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-        digest.update(_as_bytes(tensor).numpy())
+        digest.update(_as_bytes(tensor).numpy().data)
     return digest.hexdigest()
 
 

@@ -54,7 +54,7 @@ class _Known(NamedTuple):
     version: int
 
 
-_TABLES: MutableMapping[Tensor, _Known] = WeakTensorKeyDictionary()  # type: ignore[no-untyped-call]
+_TABLES: MutableMapping[Tensor, _Known] = WeakTensorKeyDictionary()
 """Effective embeddings of models that are alive, by the matrix of their embedding."""
 
 
