@@ -19,7 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.viewer import Viewable
+from interp.core.viewer import Brief, Viewable
 from interp.data.batch import Batch, Side
 from interp.model.config import ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder
@@ -94,8 +94,8 @@ class Line:
         return None if self.error is None else self.error <= self.allowed
 
 
-@dataclass(frozen=True)
-class Contract(Viewable):
+@dataclass(frozen=True, repr=False)
+class Contract(Brief, Viewable):
     """The lines measured of one model."""
 
     model: str

@@ -30,6 +30,7 @@ from interp.passes.edit_text import edit_to_json
 from interp.serve.answers import look
 from interp.serve.app import Subject, opened
 from interp.serve.asks import Look, parsed
+from interp.serve.document import Opening
 from interp.serve.session import Session
 from interp.serve.snippet import Origin
 from interp.zoo.demos import WEIGHTS
@@ -67,7 +68,7 @@ def main(rounds: int = 20) -> None:
         rounds: timed edits per model, after three untimed ones.
     """
     for name, session in subjects().items():
-        served = opened(Subject(session, Origin(name), PROMPT))
+        served = opened(Subject(session, Origin(name), Opening(PROMPT)))
         thread = threading.Thread(target=served.run)
         thread.start()
         try:

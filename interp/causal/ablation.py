@@ -102,6 +102,8 @@ def ablate(
 ) -> xr.Dataset:
     """How far the metric moves without each part: Dataset over the dims `by`, in the metric's unit.
 
+    Each part in turn is silenced (or given other values) and the model run again: what falls is what rested on it.
+
     Variables: `value`, metric(ablated) - metric(base), negative where the part holds the metric up: the mean over
     prompts, with the ends `low` and `high` of its 95 % interval and `n`; `each` [prompt, ...]; `base` [prompt], the
     metric of the whole model; `changed`, whether the part's value changes in any prompt and can reach the metric (where

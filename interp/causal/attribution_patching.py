@@ -110,6 +110,8 @@ def attribution_patch(
 ) -> xr.Dataset:
     """The estimated change of the metric when a site's activations are patched, for every layer, position, head, ...
 
+    A quick guess at `patch`: two forward passes and one backward one instead of a pass for every cell.
+
     denoise: (a_clean - a_corrupt) . d metric / d a at the corrupted run; noise: (a_corrupt - a_clean) . d metric / d a
     at the clean run (Nanda 2023). It estimates `patch`, and its result has the same variables: `value` with `low`,
     `high` and `n`, `normalised`, `each`, `changed` (where the estimate is not 0), `clean` and `corrupt`. Dims follow

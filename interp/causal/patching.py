@@ -86,6 +86,8 @@ def patch(
 ) -> xr.Dataset:
     """What patching each cell of a site does to the metric: Dataset over the dims `by`.
 
+    A value of one prompt is put into the run of the other: where the answer follows, that place carries it.
+
     denoise: clean values into the corrupted run; noise: corrupted ones into the clean run (Heimersheim & Nanda 2024).
     Variables: `value`, the metric of the patched run minus that of the same run unpatched, mean over prompts with the
     ends `low` and `high` of its 95 % interval and `n`; `normalised`, (patched - corrupt) / (clean - corrupt) of the

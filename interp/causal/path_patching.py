@@ -104,6 +104,8 @@ def path_patch(
 ) -> xr.Dataset:
     """What each sender's value of the other run does to the metric if it reaches only the receivers directly.
 
+    Like `patch`, but the new value is seen by the chosen readers only: it shows who tells whom.
+
     denoise: into the corrupted run, from the clean one; noise: the other way round (Wang et al. 2022). For each sender
     1. the sender takes its value of the other run, all other heads keep theirs, and the inputs of the receivers are
        computed: the change travels through the residual stream, its norms and (unless freeze_mlps) the MLPs;

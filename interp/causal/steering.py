@@ -24,6 +24,7 @@ from interp.causal.subspace import Subspace
 from interp.core.boundary import Count, Seed, describe, public
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -57,8 +58,8 @@ RANDOM = 39
 # --- the direction ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Steering(Question):
+@dataclass(frozen=True, eq=False, repr=False)
+class Steering(Brief, Question):
     """The direction in every layer that tells positive prompts from negative ones; `steering` describes the result."""
 
     positive: Data

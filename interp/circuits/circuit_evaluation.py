@@ -36,6 +36,7 @@ from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, re
 from interp.core.boundary import Count, Seed, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import Moments, Partial, Rows, over
+from interp.core.viewer import Brief
 from interp.data.batch import Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
@@ -56,8 +57,8 @@ SWAPS = 10
 SHARE = "share of the metric's difference between the whole model and no edge"
 
 
-@dataclass(frozen=True, eq=False)
-class CircuitCurve(Question):
+@dataclass(frozen=True, eq=False, repr=False)
+class CircuitCurve(Brief, Question):
     """The faithfulness of the best edges over their number; `circuit_curve` describes the result. Asked of pairs."""
 
     scores: xr.Dataset
@@ -141,8 +142,8 @@ def circuit_curve(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-@dataclass(frozen=True, eq=False)
-class EvaluateCircuit(Question):
+@dataclass(frozen=True, eq=False, repr=False)
+class EvaluateCircuit(Brief, Question):
     """How good one circuit is; `evaluate_circuit` describes the result. Asked of pairs of prompts."""
 
     circuit: Circuit
@@ -187,6 +188,8 @@ def evaluate_circuit(
     batch_size: int = 32,
 ) -> xr.Dataset:
     """Faithfulness, completeness and minimality of one circuit, with random circuits beside it.
+
+    Is the task still done with only these edges, is it lost without them, and is each of them needed?
 
     Returns Dataset[circuit, score] in shares of the whole effect: `value` with the ends `low` and `high` of its 95 %
     interval over prompts (below three: NaN), `n`, and for the circuit's faithfulness `null`, as many random edges'.

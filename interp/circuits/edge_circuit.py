@@ -54,7 +54,7 @@ class CircuitProtocol:
 
 
 @public()
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Circuit(Viewable):
     """Edges of a model with their scores, in the order of the graph, by name in any spelling.
 
@@ -116,6 +116,10 @@ class Circuit(Viewable):
     def __reduce__(self) -> tuple[type[Circuit], tuple[object, ...]]:
         """How it travels to other processes: scores that cannot be written to cannot be pickled either."""
         return type(self), (self.graph, dict(self.scores), self.model, self.task, self.protocol)
+
+    def __repr__(self) -> str:
+        size = f"{len(self.scores)} of {len(self.graph)} edges, {len(self.nodes)} nodes"
+        return f"Circuit({size}, model={self.model!r}, task={self.task!r})"
 
     def __str__(self) -> str:
         size = f"{len(self.scores)} of {len(self.graph)} edges ({self.share:.2%}), {len(self.nodes)} nodes"

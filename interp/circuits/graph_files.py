@@ -24,6 +24,7 @@ from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
 from interp.core.boundary import public, shown
 from interp.core.files import json_object, write_atomically
+from interp.core.viewer import Brief
 from interp.model.parts import Edge, Part
 from interp.runs.folder import built
 
@@ -72,8 +73,8 @@ class GraphNode:
     activation: float | None = None
 
 
-@dataclass(frozen=True, eq=False)
-class AttributionGraph:
+@dataclass(frozen=True, eq=False, repr=False)
+class AttributionGraph(Brief):
     """A graph as its file has it: every node by name, every link with its weight."""
 
     slug: str

@@ -29,6 +29,7 @@ from interp.circuits.edge_scores import START, Change, check_edits
 from interp.core.boundary import public, shape_text
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows, over, wide
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.sources import Data
 from interp.model.edits import ANSWERS, Edit, Function, Mean, Resample, Zero
@@ -116,15 +117,15 @@ Chosen = Circuit | Sequence[Circuit] | Bool[Tensor, "c sender receiver"]
 
 LEAST_ROOM = 128 << 20
 """Bytes of a pass below which products of few rows cost more than they need to: GPT-2's shape with 16 tokens takes 1.26
-s with 8 rows in this room, 1.67 with 2 in a quarter of it (`experiments/bench/circuit_metric.py`)."""
+s with 8 rows in this room, 1.67 with 2 in a quarter of it (`experiments/bench/circuit_passes.py`)."""
 _HELD = "corrections of a layer"
 """Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
 _CHANGES, _KNOWN = "changes of senders", "how many are known"
 """Where it keeps replaced - current of every sender so far, carried to the stream, and how many `Said` that is."""
 
 
-@dataclass(frozen=True, eq=False)
-class Interchange(Question):
+@dataclass(frozen=True, eq=False, repr=False)
+class Interchange(Brief, Question):
     """The metric of every pair with the edges of some circuits only; `interchange` describes the result."""
 
     circuits: Chosen

@@ -146,6 +146,10 @@ class Serve(OfModel):
     """Text that the page begins with."""
     second: str | None = None
     """Text that patches come from, to begin with; without it and `--prompt` the built-in corrupted prompt."""
+    answer: str | None = None
+    """Next token whose logit is split up, leading space included; without it the most probable one."""
+    wrong: str | None = None
+    """Token it is contrasted with."""
     direction: tuple[Path, ...] = ()
     """Files of directions, as `Subspace.save` writes them: each gets a slider that adds it to the stream."""
     port: int = 0
@@ -164,18 +168,26 @@ class Serve(OfModel):
             raise ValueError(f"--port requires a number from 0 to 65535, got {self.port}")
         from interp.causal import Subspace
         from interp.serve.app import Subject, serve
+        from interp.serve.document import Opening
         from interp.serve.session import Session
         from interp.serve.snippet import Origin
 
-        second = self.second or (CORRUPT if self.prompt == PROMPT else "")
+        usual = self.prompt == PROMPT
+        answers = (
+            (ANSWER, WRONG)
+            if usual and self.answer is None and self.wrong is None
+            else (self.answer, self.wrong)
+        )
+        begins = Opening(
+            self.prompt, self.second or (CORRUPT if usual else ""), *(text or "" for text in answers)
+        )
         model = self.opened()
         found = [Subspace.load(file, model) for file in self.direction]
         files = {each.site: str(file) for each, file in zip(found, self.direction, strict=True)}
         subject = Subject(
             Session(model, found),
             Origin(self.model, self.device, self.revision, self.dtype, files),
-            self.prompt,
-            second,
+            begins,
         )
         serve(subject, self.port, self._ready)
 

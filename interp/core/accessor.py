@@ -5,9 +5,12 @@ running IPython it also says how a Dataset is shown: ours with a picture on top,
 """
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
 import xarray as xr
+from numpy.typing import NDArray
 
 from interp.core import results, viewer
 from interp.core.viewer import named
@@ -15,6 +18,12 @@ from interp.core.viewer import named
 if TYPE_CHECKING:
     import pandas as pd
 
+LARGEST = 5
+"""Values that the text of a result names."""
+NAMES = ("part", "edge", "src", "dst", "token", "word", "score", "depth", "prompt_text")
+"""Coordinates that say what a value is of, where there are any."""
+COUNTED = ("layer", "head")
+"""Dims that those names say already."""
 FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null")
 """Attributes that say how to read the numbers, in the order in which they are told."""
 
@@ -71,9 +80,66 @@ class Result:
         names = [str(name) for name in self._dataset.data_vars]
         own = [name for name in names if name == "value" or name not in results.ESTIMATE]
         lines.append(f"  values: {', '.join(own)}")
-        return viewer.fitted(lines)
+        return "\n".join([viewer.fitted(lines), *self._numbers()])
+
+    def _numbers(self) -> list[str]:
+        """The largest values with what they are of; of a result without values what each number ranges over."""
+        if "value" not in self._dataset:
+            return self._ranges()
+        value = self._dataset["value"].to_numpy().astype(float)
+        size = np.nan_to_num(np.abs(value), nan=-1.0).ravel()
+        known = int((size >= 0).sum())
+        if not known:
+            return ["  no values"]
+        dims = [str(dim) for dim in self._dataset["value"].dims]
+        if not dims:
+            own = [
+                name for name in results.ESTIMATE if name in self._dataset and not self._dataset[name].dims
+            ]
+            return [f"  {name}: {self._dataset[name].item():.4g}" for name in own]
+        chosen, title = np.argsort(-size, kind="stable")[: min(LARGEST, known)], f"the largest of {known}"
+        if "score" in dims and value.shape[dims.index("score")] > 1:  # of different units
+            chosen = _one_of_each(size.reshape(value.shape), dims.index("score"))
+            title = "the largest of a score"
+        table, own = self._rows(dict(zip(dims, np.unravel_index(chosen, value.shape), strict=True)))
+        named = [name for name in table.columns if name in NAMES]
+        alone = [dim for dim in dims if self._dataset.sizes[dim] == 1]
+        said = [*named, *own, *alone, *(COUNTED if named else ())]
+        others = [dim for dim in dims if dim in table.columns and dim not in said]
+        shown = table[[*named, *others, *own]].dropna(axis=1, how="all")
+        text = shown.to_string(index=False, float_format=lambda x: f"{x:.4g}", max_colwidth=24)
+        title = title if len(chosen) < known else "all of it"
+        return [f"  {title}:", *(f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())]
+
+    def _rows(self, places: Mapping[str, NDArray[np.intp]]) -> "tuple[pd.DataFrame, list[str]]":
+        """The cells at these places as a table, and the names of what they estimate."""
+        points = {dim: xr.DataArray(place, dims="row") for dim, place in places.items()}
+        own = [name for name in results.ESTIMATE if name in self._dataset]
+        own = [name for name in own if set(self._dataset[name].dims) <= set(places)]
+        return self._dataset[own].isel(points).to_dataframe().reset_index(drop=True), own
+
+    def _ranges(self) -> list[str]:
+        lines = []
+        for name, each in list(self._dataset.data_vars.items())[:LARGEST]:
+            if each.dtype.kind != "f":
+                continue
+            known = each.to_numpy()[np.isfinite(each.to_numpy())]
+            if known.size:
+                unit = f" {each.attrs['unit']}" if "unit" in each.attrs else ""
+                lines.append(f"  {name}: {known.min():.4g} to {known.max():.4g}{unit}")
+        return lines
 
     __repr__ = __str__
+
+
+def _one_of_each(size: NDArray[np.float64], axis: int) -> NDArray[np.intp]:
+    """Where each of the first scores is largest, as places in the flat array; scores without values are left out."""
+    rows = np.moveaxis(size, axis, 0).reshape(size.shape[axis], -1)
+    places = np.moveaxis(np.arange(size.size).reshape(size.shape), axis, 0).reshape(rows.shape)
+    best = rows.argmax(1)
+    every = np.arange(len(rows))
+    there = every[rows[every, best] >= 0][:LARGEST]
+    return places[there, best[there]]
 
 
 def shown(dataset: xr.Dataset) -> str:

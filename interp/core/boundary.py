@@ -107,6 +107,7 @@ def public(
     renamed: what arguments were once called, so that the old word is answered with the new one (`EARLIER` is known
     everywhere). unchecked: arguments that the function itself looks at more closely. Of a class, what makes its objects
     is looked at.
+    A dtype may be given by its name, "bfloat16", wherever one is asked for.
     Errors of the decorated function: ValueError for a value that its annotation does not allow; TypeError for an
     argument that it does not have.
 
@@ -139,14 +140,27 @@ def public(
             for argument, value in bound.arguments.items():
                 if argument not in hints or argument not in looked_at:
                     continue
+                if isinstance(value, str):
+                    bound.arguments[argument] = value = _dtype(value, hints[argument])
                 for each in _each(value, signature.parameters[argument]):
                     check(f"{name}: {argument}", each, hints[argument])
-            return function(*args, **kwargs)
+            return function(*bound.args, **bound.kwargs)
 
         checked.__dict__["public"] = True
         return checked
 
     return decorated
+
+
+def _dtype(value: object, hint: object) -> object:
+    """The dtype that a text names where the annotation asks for one; everything else as it is."""
+    allowed = _allowed(hint)
+    meant = torch.dtype in allowed.types and value not in allowed.words
+    return _DTYPES.get(str(value), value) if meant else value
+
+
+_NAMED = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = {str(each).removeprefix("torch."): each for each in _NAMED}
 
 
 def check_fields(record: object) -> None:
@@ -244,6 +258,8 @@ def said(hint: object) -> str:
     """An annotation as people write it, without the modules of its names."""
     if hint is type(None) or hint is None:
         return "None"
+    if hint is torch.dtype:
+        return "a torch dtype"
     if kind := _kind(hint):
         return kind.words
     if get_origin(hint) is Literal:

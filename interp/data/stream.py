@@ -70,6 +70,8 @@ class DataSource(Protocol):
 class Stream:
     """The rows of a source as batches for one model.
 
+    For data that do not fit in memory: rows are read, tokenised and batched as they are needed.
+
     Every row is in the batches of one window, or among its rejected: rows that the source rejects, ids outside the
     vocabulary, texts without a token, and texts over the context length if those are set aside. Rows are numbered
     (`Batch.row`) as in the source; the pieces of a split text keep its number.

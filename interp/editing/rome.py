@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.core.boundary import Count, public, shape_text
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -34,8 +35,8 @@ from interp.runs.run import reduced_over
 from interp.weights.matrices import ends, held
 
 
-@dataclass(frozen=True, eq=False)
-class Keys:
+@dataclass(frozen=True, eq=False, repr=False)
+class Keys(Brief):
     """The uncentred second moment C = E[k^T k] of one MLP's post-activations over the tokens of a text."""
 
     layer: int
@@ -161,7 +162,7 @@ def rome_edit(
     extra = [] if rome.essence is None else [rome.essence.format(subject=subject)]
     batch = posed(given, [*texts, *extra], answer, prepend_bos=prepend_bos)
     where = mentions(given.text, batch, subject)
-    _reaching(network, batch, where, keys.layer)
+    reaching(network, batch, where, keys.layer)
     read = Read(f"blocks.{keys.layer}.mlp.hook_post")
     posts = observe(network, batch, [read], stop=keys.layer + 1, answers_only=True).trace[read]
     key = posts[where][: len(texts)].double().mean(0)
@@ -227,7 +228,7 @@ def _loss(
     return loss + search.rome.kl * divergence
 
 
-def _reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
+def reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
     """ValueError where nothing written at the subject can reach the prompt's logits."""
     subject, last = int(where[0].int().argmax()), int(batch.last()[0])
     if layer == model.config.n_layers - 1 and subject < last:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from interp.core.boundary import public, shape_text
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import wide
+from interp.core.viewer import Brief
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network
@@ -30,8 +31,8 @@ Change = FactoredMatrix | Float[Tensor, "*h i o"]
 
 
 @public()
-@dataclass(frozen=True)
-class WeightEdit:
+@dataclass(frozen=True, repr=False)
+class WeightEdit(Brief):
     """W' = W + change, for one matrix of a model.
 
     name: `blocks.<layer>.attn.W_Q|W_K|W_V|W_O`, `blocks.<layer>.mlp.W_in|W_gate|W_out`, `embed.W_E`,

@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -89,6 +91,20 @@ class HuggingFaceReference:
         return next(output[kind] for kind in kinds if output.get(kind) is not None)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' own progress bars."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def reference_of(
     source: nn.Module | Path, model: Transformer | EncoderDecoder, dtype: torch.dtype
 ) -> HuggingFaceReference | str:
@@ -113,7 +129,8 @@ def reference_of(
         return _compared(on_our_numbers(kind, folder, values, dtype)[0], model, ON_OURS)
     if method is not None:
         how["quantization_config"] = getattr(transformers, THEIRS[method])(dequantize=True)
-    loaded = kind.from_pretrained(str(folder), dtype=dtype, trust_remote_code=False, **how)
+    with _quiet():
+        loaded = kind.from_pretrained(str(folder), dtype=dtype, trust_remote_code=False, **how)
     return _compared(
         loaded.to(dtype) if how else loaded, model
     )  # it leaves what was not quantised as it is stored

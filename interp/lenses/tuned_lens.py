@@ -21,6 +21,7 @@ from tqdm import tqdm
 from interp.core.boundary import Count, public, shown
 from interp.core.files import write_atomically
 from interp.core.stats import wide
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, is_prompts
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source, windows_of
@@ -38,8 +39,8 @@ MakeOptimiser = Callable[[list[Tensor]], torch.optim.Optimizer]
 
 
 @public()
-@dataclass(frozen=True, eq=False)
-class TunedLens:
+@dataclass(frozen=True, eq=False, repr=False)
+class TunedLens(Brief):
     """A translator for each of some states of one model; pass it to `logit_lens(..., translators=...)`."""
 
     sites: tuple[str, ...]

@@ -168,6 +168,14 @@ class MoE(AnyMLP):
         shared = [s for s in self.shared_sites if self.shared_gate or not s.name.endswith("shared_weight")]
         return (*dense, *self.own_sites, *(shared if self.shared else ()))
 
+    def flops(self, d_model: int, layer: int, n: int) -> int:
+        """The router, the chosen experts of each token and the shared one."""
+        kind = self.at_layer(layer)
+        if not isinstance(kind, MoE):
+            return kind.flops(d_model, layer, n)
+        gate = 1 if self.shared_gate else 0
+        return 2 * n * d_model * (kind.width + self.n_experts + gate)
+
     def build(self, d_model: int, layer: int, name: str) -> nn.Module:
         """The module."""
         kind = self.at_layer(layer)

@@ -90,6 +90,8 @@ EXAMPLES = "L3H5 (head), L3.attn, L3.mlp, L3N17 (neuron), L3.resid, embed, logit
 class Part:
     """A piece of a model, by kind, layer and index; `str(part)` is its one name.
 
+    A head is `L3H5`, an MLP `L2.mlp`, a neuron `L3N17`, an edge `L0H1->L1H2.k`; everything here says it so.
+
     kind: a key of `KINDS`, or the name of a site inside a block or outside the blocks. `L1H2.k` counts key/value heads
     where every query head has its own; where heads share them (grouped-query attention) it is `L1G0.k`, group g serving
     the query heads h with h // (n_heads / n_kv_heads) = g.

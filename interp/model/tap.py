@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class Read:
     """Record `via(value)` at a site, or the metric's gradient there.
 
+    What `observe` is asked for: a place in the pass, and what to keep of it.
+
     `via` runs at the site, so a reduction keeps only its result: `[batch, head]` instead of `[batch, head, q, k]`.
     With `grad=True` the answer is d metric / d value (passed through `via`), given by `passes.observe`.
     """

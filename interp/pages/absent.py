@@ -1,7 +1,8 @@
 """Which tables a page lacks of a model, and why: what its mixers, its blocks or a wrapped network do not offer."""
 
 from interp.lenses.factors import WRITERS, present
-from interp.model.config import ModelConfig
+from interp.model.config import MLP, ModelConfig
+from interp.model.sites import names
 from interp.pages.corrupted import why_no_edges
 from interp.pages.reasons import splitting
 from interp.tokens.flow_routes import why_no_routes
@@ -10,7 +11,7 @@ OF_WEIGHTS = ("circuits", "composition")
 """The tables that are read off the matrices of attention."""
 OF_LAYERS = (
     "attention", "heads", "attribution_sources", "value_norms", "head_tokens", *OF_WEIGHTS, "ablation", "backward_lens",
-    "flow_routes", "patching", "edges", "faithfulness",
+    "flow_routes", "flow_neurons", "patching", "edges", "faithfulness",
 )  # fmt: skip
 """The tables that a model without layers lacks."""
 NO_LAYERS = "this model has no layers"
@@ -50,10 +51,20 @@ def why_absent(config: ModelConfig) -> dict[str, str]:
         **dict.fromkeys(OF_WEIGHTS, unmoved),
         "backward_lens": config.block.why_not("matrices") or factors,
         "flow_routes": why_no_routes(config),
+        "flow_neurons": why_no_routes(config) or why_no_neurons(config),
         "edges": edges,
         "faithfulness": edges,
     }  # fmt: skip
     return {name: why for name, why in reasons.items() if why}
+
+
+def why_no_neurons(config: ModelConfig) -> str | None:
+    """Why no MLP's share is split among neurons; None if it is."""
+    if isinstance(config.mlp, MLP):
+        posts = [f"blocks.{layer}.mlp.hook_post" for layer in range(config.n_layers)]
+        hidden = next((site for site in posts if site not in names(config)), None)
+        return config.block.why_not("matrices") or (hidden and f"this model does not show {hidden}")
+    return f"its MLP has no neurons that write on their own: this model is {config.mlp_in_words}"
 
 
 def why_unsplit(config: ModelConfig) -> str | None:

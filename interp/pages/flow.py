@@ -1,28 +1,38 @@
 """The tables of the residual lattice and the large head: shares of sums, lengths of values, tokens of heads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import numpy as np
 import pandas as pd
 import torch
 import xarray as xr
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.results import frame
+from interp.core.stats import wide
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
 from interp.pages.tables import head_names
+from interp.passes.frozen import output_norm, output_scale
 from interp.passes.observe import Subject, observe
 from interp.tokens import flow_routes
-from interp.tokens.mixing import SourceSplit, split_reads
+from interp.tokens.flow_routes import CHUNK
+from interp.tokens.mixing import SourceSplit, closer_, split_reads
 from interp.weights import head_tokens
 
 FLOOR = 0.01
 """Least share of a head's move that the page holds; smaller ones are told as a sum."""
 OWN = ("resid", "attn_bias", "mlp", "resid_mid")
 """The parts that stay at their position, as `interp.tokens.flow_routes` calls them."""
+NEURONS = 5
+"""Neurons listed of every sum that an MLP takes part in."""
 LISTS = ("raises", "lowers", "seeks")
 """The lists of a head in the order of the page."""
 LISTED = 5
@@ -35,10 +45,12 @@ def about_flow(
     model: Subject, batch: Batch, attributed: xr.Dataset, names: Sequence[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables of this file."""
+    routed = cache(lambda: flow_routes(model, batch))
     return {
         "value_norms": lambda: value_norms(model, batch, names),
         "head_tokens": lambda: words_of_heads(model, batch),
-        "flow_routes": lambda: shares(flow_routes(model, batch), attributed, names),
+        "flow_routes": lambda: shares(routed(), attributed, names),
+        "flow_neurons": lambda: neurons(model, batch, routed(), names),
     }
 
 
@@ -75,6 +87,64 @@ def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> 
     table["query_token"], table["key_token"] = words[table["query"]], words[table.key]
     columns = ["kind", "part", "layer", "head", "query", "query_token", "key", "key_token", "value"]
     return table[[*columns, "attribution"]]
+
+
+def neurons(model: Subject, batch: Batch, result: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
+    """The neurons with the largest shares of each sum that an MLP takes part in: one row per layer, position and rank.
+
+    The MLP's share is split among its neurons as the sum is split among its parts: by how much closer to the sum each
+    brings it, p_n = max(0, ||y||_1 - ||y - a_n w_n||_1), y the stream after the MLP, over all p_n and that of its bias.
+    """
+    network = model.transformer
+    every = range(network.config.n_layers)
+    reads = {i: [Read(f"blocks.{i}.{site}") for site in _neuron_sites(network.config, i)] for i in every}
+    trace = observe(network, batch, [read for each in reads.values() for read in each]).trace
+    columns: dict[str, list[object]] = {name: [] for name in ("layer", "query", "rank", "neuron", "value")}
+    whole_share = result.mlp.isel(prompt=0).to_numpy()
+    for layer, each in reads.items():
+        seen = {read.site: wide(trace[read]) for read in each}
+        proximity = _neuron_proximity(network, layer, seen)
+        of_all = (proximity / proximity.sum(-1, keepdim=True).clamp_min(1e-30))[:, :-1]
+        best = of_all.topk(min(NEURONS, of_all.shape[1]))
+        value = _as_array(best.values) * whole_share[layer][:, None]
+        query, rank = np.nonzero(value > 0)
+        chosen = _as_array(best.indices)[query, rank].astype(int)
+        for name, column in zip(
+            columns, (np.full(len(query), layer), query, rank, chosen, value[query, rank]), strict=True
+        ):
+            columns[name] += column.tolist()
+    table = pd.DataFrame(columns).astype(
+        {"layer": int, "query": int, "rank": int, "neuron": int, "value": float}
+    )
+    parts = [str(Part("neuron", *where)) for where in zip(table.layer, table.neuron, strict=True)]
+    table.insert(0, "part", pd.Series(parts, dtype=object))
+    table.insert(3, "query_token", np.array(names, dtype=object)[table["query"]])
+    return table
+
+
+def _neuron_sites(config: ModelConfig, layer: int) -> tuple[str, ...]:
+    """What neurons hold, the stream after them, and what the norm of their output divides by."""
+    scale = [site.removeprefix(f"blocks.{layer}.") for site in output_scale(config, layer, "mlp_out")]
+    return "mlp.hook_post", "hook_resid_post", *scale
+
+
+def _neuron_proximity(model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> Float[Tensor, "q n"]:
+    """How much closer each neuron, and the bias after them, brings the stream after the MLP, at every position."""
+    weights = Weights(model).layer(layer)
+    assert weights.W_out is not None and weights.b_out is not None
+    active, whole = seen[f"blocks.{layer}.mlp.hook_post"][0], seen[f"blocks.{layer}.hook_resid_post"][0]
+    out = torch.cat((weights.W_out, weights.b_out[None])).to(whole)
+    active = torch.cat((active, active.new_ones(len(active), 1)), 1)
+    norm = output_norm(model, layer, "mlp_out").recorded(seen)
+    found = torch.zeros_like(active)
+    step = max(1, CHUNK // (len(active) * whole.shape[-1]))
+    for first in range(0, len(out), step):
+        here = slice(first, first + step)
+        written = rearrange(active[:, here, None] * out[here], "q n d -> n 1 q d")
+        last = first + step >= len(out)
+        arrived = norm.split(written, with_beta=-1) if last else norm.through(written)
+        found[:, here] = closer_(rearrange(arrived, "n 1 q d -> q n d").contiguous(), whole[:, None])
+    return found
 
 
 def value_norms(model: Subject, batch: Batch, names: Sequence[str]) -> pd.DataFrame:

@@ -23,6 +23,7 @@ from interp.pages import (
 )
 from interp.pages.findings import findings
 from interp.pages.report import Contrast, Corrupted, Report
+from interp.pages.stages import STEPS_IN_WORDS
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
 
@@ -51,7 +52,8 @@ GLOSSARY = {
 }
 """The words that a stranger needs."""
 SCRIPTS = (
-    "state", "cells", "attention", "lattice", "reading", "parts", "why", "choosing", "keyboard", "causal", "start",
+    "state", "cells", "attention", "lattice", "reading", "parts", "why", "stages", "staged", "choosing", "keyboard",
+    "causal", "start",
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
 OWN_CODE = "its own code"
@@ -80,6 +82,7 @@ def _ready(report: Report) -> dict[str, object]:
         "sections": {name: title for name, title in SECTIONS.items() if card or name != "card"},
         "findings": findings(report),
         "glossary": GLOSSARY,
+        "steps": STEPS_IN_WORDS,
         "tokens": tables["tokens"].to_dict("records"),
         "names": names,
         "scores": views.SCORES,
@@ -100,6 +103,7 @@ def _ready(report: Report) -> dict[str, object]:
             "heads": report.config.n_heads,
             "attention": _packed(tables.get("attention"), report.config),
             **({"reasons": {why.part: why.payload() for why in report.reasons}} if report.reasons else {}),
+            **({"stages": report.stages} if report.stages else {}),
             **linked,
         },
     }
@@ -164,7 +168,9 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         linked["words"] = view_lattice.words(words, ids, report.config)
     if "flow_routes" in tables:
         shown |= view_lattice.shown(tables["flow_routes"])
-        linked["lattice"] = view_lattice.lattice(tables["flow_routes"], tables["logit_lens"], report.config)
+        linked["lattice"] = view_lattice.lattice(
+            tables["flow_routes"], tables.get("flow_neurons"), tables["logit_lens"], report.config
+        )
     return shown, linked
 
 

@@ -19,6 +19,8 @@ from interp.attention import heads
 from interp.attention.heads import with_pattern
 from interp.core.boundary import public
 from interp.core.results import frame
+from interp.core.transfers import fetched
+from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.lenses import FittedJacobianLens, TunedLens, backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
@@ -26,7 +28,7 @@ from interp.model.config import Json, ModelConfig
 from interp.model.records import require
 from interp.model.sites import names as sites
 from interp.model.tap import Read
-from interp.pages import tables
+from interp.pages import stages, tables
 from interp.pages.ablated import ablation
 from interp.pages.absent import why_absent, why_unsplit
 from interp.pages.corrupted import Pair, check_aligned
@@ -117,8 +119,8 @@ class Corrupted:
     """Where the two prompts differ: position, the prompt's token, the corrupted one's."""
 
 
-@dataclass(frozen=True, eq=False)
-class Report:
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Brief):
     """Everything on the page, as data."""
 
     about: About
@@ -138,6 +140,8 @@ class Report:
     """What heads' scores on the prompt are made of; only on the page, which has no room for all of it."""
     unsplit: str | None = None
     """Why no scores are split."""
+    stages: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """The same heads from q . k to their weighted values, as the script of the page reads them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -210,7 +214,8 @@ def report_of(
     unsplit = why_unsplit(config)
     why = [] if unsplit else reasons(model.transformer, batch, written)
     unsplit = unsplit or (None if why else TOO_LONG)
-    return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit)
+    steps = stages.payload(model.transformer, batch, [each.part for each in why])
+    return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit, steps)
 
 
 def _about_model(
@@ -348,10 +353,12 @@ def _check_size(config: ModelConfig, n: int) -> None:
 
 
 def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None]:
-    """The logits (or the final stream, of a model without) and every pattern of the only row, if there is any."""
+    """The logits (or the final stream, of a model without) and every pattern of the only row, if any; on the host."""
     reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(model.transformer.config)]
     seen = observe(model.transformer, batch, reads)
-    return seen.output[0], torch.stack([seen.trace[read][0] for read in reads]) if reads else None
+    patterns = {"pattern": torch.stack([seen.trace[read][0] for read in reads])} if reads else {}
+    here = fetched({"output": seen.output[0], **patterns})
+    return here["output"], here.get("pattern")
 
 
 def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:

@@ -89,6 +89,8 @@ def report(
 ) -> ReportPage:
     """The analysis page of one prompt: every standard analysis of it, with tables and provenance.
 
+    What was found in sentences, then every picture and number; shown in a notebook, or `.save(folder)`.
+
     answer: the next token asked about, leading space included; None = the model's own most probable one. wrong: the
     token it is contrasted with. corrupt: the prompt once more, token for token, but for what changes its answer; with
     it the page has patching maps and a circuit. about: the model's name and what is known of it; None = its name

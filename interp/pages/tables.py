@@ -50,6 +50,7 @@ UNITS: Mapping[str, Mapping[str, str]] = {
     },
     "backward_lens": {"x": "norm", "delta": "norm", "relative_update": "share of the prompt's largest"},
     "flow_routes": {"value": "share of the sum", "attribution": "logits"},
+    "flow_neurons": {"value": "share of the sum"},
     "value_norms": {"value": "norm"},
     "head_tokens": {"value": _SIZES},
 }  # fmt: skip

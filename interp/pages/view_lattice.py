@@ -52,7 +52,9 @@ def strongest(table: pd.DataFrame) -> list[Row]:
     return [Row(*row) for row in zip(best.part.tolist(), source, target, *numbers, strict=True)]
 
 
-def lattice(flows: pd.DataFrame, lens: pd.DataFrame, config: ModelConfig) -> dict[str, object]:
+def lattice(
+    flows: pd.DataFrame, neurons: pd.DataFrame | None, lens: pd.DataFrame, config: ModelConfig
+) -> dict[str, object]:
     """What the script draws the lattice from: shares as 16-bit fractions, one entry per part above `FLOOR`."""
     moved = flows[flows.kind == "head"]
     own = {
@@ -62,12 +64,16 @@ def lattice(flows: pd.DataFrame, lens: pd.DataFrame, config: ModelConfig) -> dic
     first = lens[lens["rank"] == 0]
     mlps = flows[(flows.kind == "mlp") & flows.attribution.notna()].sort_values("layer")
     columns = [moved.layer, moved["head"], moved["query"], moved.key, fractions(moved.value)]
+    found = (
+        [] if neurons is None else [neurons.layer, neurons["query"], neurons.neuron, fractions(neurons.value)]
+    )
     return {
         "layers": config.n_layers,
         "floor": FLOOR,
         "steps": STEPS,
         "own": own,
         "edges": packed(np.stack([np.asarray(x, dtype="<u2") for x in columns], 1)),
+        "neurons": packed(np.stack([np.asarray(x, dtype="<u2") for x in found], 1)) if found else "",
         "answer": packed(fractions(first.answer_prob)),
         "mlps": mlps.attribution.round(6).tolist(),
     }

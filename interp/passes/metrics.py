@@ -120,6 +120,8 @@ class Metric:
 def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
     """logit(answer) - logit(wrong) at the last token, soft cap included; without a wrong answer, logit(answer).
 
+    The metric of most analyses: how much more the model wants to say the answer than the wrong one.
+
     answer, wrong: as texts or ids, one for all prompts or one for each; None = those the batch carries.
 
     Example:

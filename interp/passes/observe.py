@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import Required, nearest, public, shape_text
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts, Text
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -112,8 +113,8 @@ def text_of(model: Model) -> Text:
     return model.text
 
 
-@dataclass(frozen=True)
-class Observation:
+@dataclass(frozen=True, repr=False)
+class Observation(Brief):
     """What one pass gave: its output (logits, or the residual stream where it stopped) and the answers."""
 
     output: Tensor
@@ -133,7 +134,7 @@ def deepest(sites: Iterable[str], config: ModelConfig) -> int | None:
 
 def _check_columns(columns: Int[Tensor, "b n"], shape: torch.Size) -> None:
     """ValueError for columns that are not those of the rows, counted from the end if they are negative."""
-    if len(columns) != shape[0] or bool((columns >= shape[1]).any()) or bool((columns < -shape[1]).any()):
+    if len(columns) != shape[0] or bool(((columns >= shape[1]) | (columns < -shape[1])).any()):
         raise ValueError(
             f"logits_at must name columns of {shape[0]} rows, each from {-shape[1]} to {shape[1] - 1}, got "
             f"{shape_text(columns.shape)} with {sorted(set(columns.flatten().tolist()))[:4]}"
@@ -153,6 +154,8 @@ def observe(
     answers_only: bool = False,
 ) -> Observation:
     """Run the model on a batch (or on prompts, as the model tokenises them) and answer `reads` under `edits`.
+
+    The one function below all analyses: name what to look at and what to change, and get the values.
 
     With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and
     nobody's `.grad` is written. Without it the pass runs under `no_grad`. With `answers_only` it ends as soon as every

@@ -3,18 +3,24 @@
 Everything is a list, number or string; tokens are written so that nothing in them hides or reorders.
 """
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import TypedDict
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.attention.heads import same_token, signed_shares, without_shares
+from interp.core.patterns import SCORES, copy_scores
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Resample
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
+from interp.pages import views
+from interp.pages.stages import Stages, factor_of
 from interp.pages.wording import harmless, visible
 from interp.passes.analysis import Analysis
 from interp.residual.attribution import Folded, labels
@@ -26,6 +32,17 @@ from interp.serve.session import Pair, Seen, Session
 
 TOP = 10
 """Next tokens and neurons listed."""
+SHOWN = tuple(views.SCORES)
+"""Scores of heads that the maps may show."""
+STAGES = ("products", "scaled", "scores", "pattern", "weighted")
+
+
+class Near(TypedDict):
+    """A part looked at from near: a head, or a layer's MLP."""
+
+    part: str
+    layer: int
+    head: int
 
 
 def look(session: Session, ask: Look, pair: Pair) -> dict[str, object]:
@@ -39,6 +56,7 @@ def look(session: Session, ask: Look, pair: Pair) -> dict[str, object]:
     if "cells" not in split:
         split["total"] = _rounded(logits[:, answer] - (0.0 if wrong is None else logits[:, wrong]))
     log = probabilities.clamp_min(torch.finfo(torch.float64).tiny).log()
+    near = _near(session, ask, split)
     return {
         "tokens": names(session, pair.tokens),
         "second": None if pair.second is None else names(session, pair.second),
@@ -51,8 +69,12 @@ def look(session: Session, ask: Look, pair: Pair) -> dict[str, object]:
         "steered": _steered(pair.random, log, answer),
         "attribution": split,
         "moved": _moved(session, *rows),
-        "pattern": _pattern(session, ask, *rows),
-        "neurons": _neurons(session, pair, ask, answer, wrong),
+        "scores": _scores(session, pair),
+        "lens": _lens(session, rows, answer),
+        "near": near,
+        "pattern": _pattern(session, near, *rows),
+        "stages": _stages(session, near, pair),
+        "neurons": _neurons(session, pair, ask.edits, near["layer"], (answer, wrong)),
     }  # fmt: skip
 
 
@@ -222,40 +244,123 @@ def _moved(session: Session, clean: Seen, edited: Seen) -> list[list[float] | No
     return found
 
 
-def _pattern(session: Session, ask: Look, clean: Seen, edited: Seen) -> dict[str, object] | None:
+def _near(session: Session, ask: Look, split: Mapping[str, object]) -> Near:
+    """The part looked at from near: the one asked for, else the head or MLP with the largest logits in the clean run.
+
+    A model without attribution begins at the first head.
+    """
+    if ask.layer is not None:
+        return {"part": "head", "layer": ask.layer, "head": ask.head}
+    cells = split.get("cells")
+    if not isinstance(cells, list):
+        return {"part": "head", "layer": 0, "head": 0}
+    parts = [(abs(value), layer, i) for layer, row in enumerate(cells[0]) for i, value in enumerate(row)]
+    _, layer, column = max(parts, key=lambda part: part[0], default=(0.0, 0, 0))
+    head = column < session.config.n_heads
+    return {"part": "head" if head else "mlp", "layer": layer, "head": column if head else 0}
+
+
+def _scores(session: Session, pair: Pair) -> dict[str, list[list[list[float | None]] | None]]:
+    """What each head does on this prompt: by score, both runs' values of every layer that has patterns.
+
+    The scores of `interp.heads`, on the prompt itself: null where no token says anything (no token that repeats).
+    """
+    batch, config = Batch(pair.tokens[None]), session.config
+    copies, signed = same_token(batch), without_shares(config)
+    found: dict[str, list[list[list[float | None]] | None]] = {name: [] for name in SHOWN}
+    for layer in range(config.n_layers):
+        runs = []
+        for row in (pair.clean, pair.edited) if layer in session.with_patterns else ():
+            pattern = row.patterns[layer][None]
+            values = copy_scores(
+                signed_shares(pattern) if layer in signed else pattern,
+                copies.to(pattern.device),
+                batch.places.to(pattern.device),
+            )[0]
+            runs.append(_rounded(values.T, 4))
+        for i, name in enumerate(SCORES):
+            if name in found:
+                found[name].append([_known(run[i]) for run in runs] if runs else None)
+    return found
+
+
+def _known(values: Sequence[float]) -> list[float | None]:
+    return [None if math.isnan(x) else x for x in values]
+
+
+def _lens(session: Session, rows: Sequence[Seen], answer: int) -> list[dict[str, object]]:
+    """What each state of the stream at the position would say: its first token and the answer, in both runs."""
+    names, model = session.streams, session.model.transformer
+    states = torch.cat([torch.cat([row.at[name] for name in names]) for row in rows])
+    with torch.no_grad():
+        probabilities = model.read_out(states).double().softmax(-1).cpu()
+    best = probabilities.max(-1)
+    runs = [
+        [
+            {
+                "token": name(session, int(best.indices[i])),
+                "top": round(float(best.values[i]), 6),
+                "answer": round(float(probabilities[i, answer]), 6),
+            }
+            for i in range(run * len(names), (run + 1) * len(names))
+        ]
+        for run in (0, 1)
+    ]
+    depths = ["embeddings", *(f"after layer {i}" for i in range(len(names) - 2)), "output"][-len(names) :]
+    return [{"depth": depth, "runs": pair} for depth, *pair in zip(depths, *runs, strict=True)]
+
+
+def _stages(session: Session, near: Near, pair: Pair) -> dict[str, object] | None:
+    """The head looked at from q . k to its weighted values, at the position looked at, in both runs; None without."""
+    layer, head = near["layer"], near["head"]
+    if layer not in session.staged or head >= session.config.n_heads:
+        return None
+    found: dict[str, object] = {"layer": layer, "head": head, "query": pair.position}
+    for run, row in (("clean", pair.clean), ("edited", pair.edited)):
+        q, k, v, scores = row.steps[layer]
+        pattern = row.patterns[layer][:, pair.position, None]
+        factor = factor_of(session.model.transformer, layer, scores)
+        one = Stages.of((q, k, v), scores, pattern, factor)
+        values = {name: _rounded(getattr(one, name)[head, 0]) for name in STAGES}
+        values["scores"] = [None if x == -math.inf else x for x in values["scores"]]
+        found[run] = {"factor": float(factor[0]), **values}
+    return found
+
+
+def _pattern(session: Session, near: Near, clean: Seen, edited: Seen) -> dict[str, object] | None:
     """Both patterns of the head looked at: a row for each query, up to the query itself."""
-    if ask.layer not in clean.patterns or ask.head >= session.config.n_heads:
+    layer, head = near["layer"], near["head"]
+    if layer not in clean.patterns or head >= session.config.n_heads:
         return None
 
     def rows(seen: Seen) -> list[list[float]]:
-        pattern = _rounded(seen.patterns[ask.layer][ask.head], 4)
+        pattern = _rounded(seen.patterns[layer][head], 4)
         return [row[: query + 1] for query, row in enumerate(pattern)]
 
-    scored = ask.layer in session.renormalised
     return {
-        "layer": ask.layer,
-        "head": ask.head,
-        "scored": scored,
+        "layer": layer,
+        "head": head,
+        "scored": layer in session.renormalised,
         "clean": rows(clean),
         "edited": rows(edited),
     }
 
 
 def _neurons(
-    session: Session, pair: Pair, ask: Look, answer: int, wrong: int | None
+    session: Session, pair: Pair, edits: Sequence[Edit], layer: int, tokens: tuple[int, int | None]
 ) -> dict[str, object] | None:
     """The neurons of the layer looked at that add most to the answer in either run (or are most active).
 
     `edited` contributions are None where the MLP's whole output is edited at the position: it is not their sum then.
     """
-    if not session.neurons or ask.layer >= session.config.n_layers:
+    if not session.neurons or layer >= session.config.n_layers:
         return None
-    last = _last(pair, ask.edits)
-    active = last[f"blocks.{ask.layer}.mlp.hook_post"].cpu().double()
-    added = _added(session, last, ask.layer, answer, wrong)
+    last = _last(pair, edits)
+    active = last[f"blocks.{layer}.mlp.hook_post"].cpu().double()
+    added = _added(session, last, layer, *tokens)
     size = (active if added is None else added).abs().amax(0)
     chosen = size.topk(min(TOP, len(size))).indices.tolist()
-    covered = any(part_of(edit).layer == ask.layer and _covers(edit, "mlp", pair) for edit in ask.edits)
+    covered = any(part_of(edit).layer == layer and _covers(edit, "mlp", pair) for edit in edits)
     rows: list[dict[str, object]] = []
     for neuron in chosen:
         direct: list[float | None] = [None, None] if added is None else [*_rounded(added[:, neuron])]
@@ -266,7 +371,7 @@ def _neurons(
                 "added": [direct[0], None if covered else direct[1]],
             }
         )
-    return {"layer": ask.layer, "rows": rows}
+    return {"layer": layer, "rows": rows}
 
 
 def _added(

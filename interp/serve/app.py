@@ -175,12 +175,11 @@ STOPPED = 409
 
 @dataclass(frozen=True)
 class Subject:
-    """What is served: a session, how its model was opened, and the prompts that the page begins with."""
+    """What is served: a session, how its model was opened, and what the page begins with."""
 
     session: Session
     origin: Origin
-    prompt: str
-    second: str = ""
+    opening: document.Opening
 
 
 def build(subject: Subject, token: str, port: int) -> Guard:
@@ -229,7 +228,7 @@ class _Routes:
 
     async def page(self, request: Request) -> Response:
         s = self.subject
-        return HTMLResponse(document.page(s.session, s.origin.source, s.prompt, s.second))
+        return HTMLResponse(document.page(s.session, s.origin.source, s.opening))
 
     async def style(self, request: Request) -> Response:
         return Response(document.style(), media_type="text/css")

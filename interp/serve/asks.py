@@ -25,6 +25,7 @@ from pydantic_core import CoreSchema, core_schema
 from interp.model.edits import Add, Edit, Mean, Resample, Set
 from interp.model.parts import Part
 from interp.passes.edit_text import edit_from_json
+from interp.serve.refusals import in_words
 
 MAX_BODY = 64 * 1024
 """Bytes of one request."""
@@ -182,7 +183,8 @@ class Look(Ask):
     """The token whose logit is split up, as text or id; None = the clean run's most probable."""
     wrong: Token | None = None
     """The token that it is contrasted with."""
-    layer: Index = 0
+    layer: Index | None = None
+    """The layer looked at from near; None = with its head, the part whose logits are largest."""
     head: Index = 0
 
 
@@ -211,11 +213,8 @@ R = TypeVar("R", bound=Record)
 
 
 def parsed(kind: type[R], body: bytes) -> R:
-    """The request in a body of JSON; ValueError naming the field and what it requires."""
+    """The request in a body of JSON; ValueError that says in words which field requires what."""
     try:
         return TypeAdapter(kind).validate_json(body)
     except ValidationError as cause:
-        first, *more = cause.errors(include_url=False, include_context=False, include_input=False)
-        where = ".".join(str(step) for step in first["loc"]) or "the request"
-        also = f" (and {len(more)} more)" if more else ""
-        raise ValueError(f"{where}: {first['msg']}{also}") from None
+        raise ValueError(in_words(cause)) from None

@@ -1,19 +1,33 @@
 """The page itself: our template with the model's shape; style and script joined from assets, pages' and our own."""
 
+from dataclasses import asdict, dataclass
+
 from interp.model.parts import Part
+from interp.pages.stages import STEPS_IN_WORDS as STEPS
 from interp.pages.templates import environment, joined, own
+from interp.pages.views import SCORES
 from interp.pages.wording import count, harmless
 from interp.serve import asks
 from interp.serve.directions import RANDOM
 from interp.serve.session import Session
 
 SERVE = "interp.serve"
-SHARED = ("state", "keyboard")
+SHARED = ("state", "stages", "keyboard")
 """Scripts of the report page that this one uses; then its own."""
 SCRIPTS = ("talk", "history", "tables", "patterns", "controls", "steering", "begin")
 
 
-def page(session: Session, source: str, prompt: str, second: str) -> str:
+@dataclass(frozen=True)
+class Opening:
+    """What the page begins with; empty = nothing."""
+
+    prompt: str
+    second: str = ""
+    answer: str = ""
+    wrong: str = ""
+
+
+def page(session: Session, source: str, opening: Opening) -> str:
     """The page as HTML."""
     config = session.config
     shape = {
@@ -26,8 +40,8 @@ def page(session: Session, source: str, prompt: str, second: str) -> str:
         "directions": _directions(session),
     }
     return environment(SERVE).get_template("serve.html").render(
-        source=harmless(source), prompt=prompt, second=second, config=config, shape=shape, limits=asks,
-        facts=_facts(session), random=RANDOM,
+        source=harmless(source), config=config, shape=shape, limits=asks, facts=_facts(session), random=RANDOM,
+        scores=SCORES, steps=STEPS, **asdict(opening),
     )  # fmt: skip
 
 

@@ -18,10 +18,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.data.batch import Batch
+from interp.lenses.lens import lens_sites
 from interp.model import sites
 from interp.model.config import MLP, MLPS, ModelConfig
 from interp.model.edits import Edit
 from interp.model.tap import Read
+from interp.pages.stages import sites_of, staged
 from interp.passes.analysis import Analysis
 from interp.passes.edit_text import edit_to_json
 from interp.passes.generate import Step, stream
@@ -37,11 +39,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 KEPT = 8
-"""Rows kept: GPT-2 small with 128 tokens takes 12 MiB each."""
+"""Rows kept: GPT-2 small with 128 tokens takes 28 MiB each."""
 
 
 class Stopped(BaseException):
     """The computation is not wanted any more. No `Exception`, so that nobody on its way takes it for an error."""
+
+
+Steps = tuple[Tensor, Tensor, Tensor, Tensor]
+"""The query at the position looked at `[1 h r]`, all keys and values `[k g r]`, `[k g e]`, and its scores `[h 1 k]`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +62,8 @@ class Seen:
     """What attribution reads at that position, by site."""
     means: Values
     """What the sites whose mean may be taken are on average over all positions."""
+    steps: Mapping[int, Steps]
+    """By layer, what the stages of its heads are made of; only layers that have them (`interp.pages.stages`)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +120,21 @@ class Session:
         """Layers whose mixer has attention patterns."""
         there = set(sites.names(self.config))
         return tuple(i for i in range(self.config.n_layers) if f"blocks.{i}.{PATTERN}" in there)
+
+    @cached_property
+    def staged(self) -> Mapping[int, tuple[str, str, str, str]]:
+        """By layer, where its heads' queries, keys, values and scores are, in layers whose heads have stages."""
+        network = self.model.transformer
+        return {layer: sites_of(network, layer)[:4] for layer in staged(network)}
+
+    @cached_property
+    def streams(self) -> tuple[str, ...]:
+        """The states that the logit lens reads, from the embeddings to the end."""
+        return (
+            lens_sites(self.config, "resid_pre")
+            if self.config.n_layers
+            else (sites.final_stream(self.config),)
+        )
 
     @cached_property
     def renormalised(self) -> tuple[int, ...]:
@@ -252,7 +275,9 @@ class Session:
         means = {name: Read(name, _watched(_mean, stop)) for name in self._in_blocks(AVERAGED)}
         patterns = {i: Read(f"blocks.{i}.{PATTERN}", _watched(_same, stop)) for i in self.with_patterns}
         columns = torch.full((len(tokens), 1), position, device=self.model.transformer.device)
-        reads = [*here.values(), *means.values(), *patterns.values(), *more]
+        steps = {i: self._step_reads(names, position, stop) for i, names in self.staged.items()}
+        each_step = [read for four in steps.values() for read in four]
+        reads = [*here.values(), *means.values(), *patterns.values(), *each_step, *more]
         seen = observe(self.model.transformer, Batch(tokens.clone()), reads, edits, logits_at=columns)
         if found is not None:
             found |= {read.site: seen.trace[read] for read in more}
@@ -268,15 +293,25 @@ class Session:
                 {layer: seen.trace[read][row] for layer, read in patterns.items()},
                 {name: seen.trace[read][row : row + 1] for name, read in here.items()},
                 {name: seen.trace[read][row] for name, read in means.items()},
+                {i: _steps(*(seen.trace[read][row] for read in four)) for i, four in steps.items()},
             )
             for row in range(len(tokens))
         ]
+
+    def _step_reads(self, names: tuple[str, str, str, str], position: int, stop: Event) -> list[Read]:
+        """What is read of a layer whose heads have stages: query and scores at the position, all keys and values."""
+        q, k, v, scores = names
+        one = {
+            q: lambda value: value[:, position : position + 1],
+            scores: lambda value: value[:, :, position : position + 1],
+        }
+        return [Read(name, _watched(one.get(name, _same), stop)) for name in (q, k, v, scores)]
 
     @cached_property
     def _at_position(self) -> tuple[str, ...]:
         """The sites that attribution and the table of neurons need at the position looked at."""
         parts = () if isinstance(self.attribution, str) else self.attribution.reads
-        names = dict.fromkeys(read.site for read in parts)
+        names = dict.fromkeys([*(read.site for read in parts), *self.streams])
         if self.neurons:
             own = [f"hook_{sublayer}" for sublayer in self.config.sublayers]
             mlps = [name for name in self.config.sublayers if name in MLPS]
@@ -297,6 +332,11 @@ def _column(name: str, position: int) -> Callable[[Tensor], Tensor]:
     """The site's value at one position; after the blocks nothing else was computed."""
     outside = name.startswith(("ln_final", "unembed"))
     return lambda value: value[:, 0 if outside else position].clone()
+
+
+def _steps(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> Steps:
+    """Copies, so that nothing larger is kept with them."""
+    return q.clone(), k.clone(), v.clone(), scores.clone()
 
 
 def _mean(value: Tensor) -> Tensor:

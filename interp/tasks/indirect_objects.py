@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
+from interp.core.viewer import Brief
 from interp.data.batch import Batch, Text, Tokenizer, single_token
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
 
@@ -123,8 +124,8 @@ class IndirectObject:
 
 
 @public()
-@dataclass(frozen=True)
-class IndirectObjects:
+@dataclass(frozen=True, repr=False)
+class IndirectObjects(Brief):
     """Sentences in which one of two people gives the other something: who receives it?
 
     "When Mary and John went to the store, John gave a drink to" -> " Mary", not " John" (Wang et al. 2022, section 2),

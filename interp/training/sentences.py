@@ -5,7 +5,7 @@ One sentence per row, its beginning token first, padded on the right. Determined
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -46,7 +46,10 @@ class Sentences:
             "vocabulary": self.vocabulary.fingerprint,
             "width": self.width,
         }
-        return described if own == kind(rows=1) else {**described, "task": repr(own)}
+        if own == kind(rows=1):
+            return described
+        values = ", ".join(f"{each.name}={getattr(own, each.name)!r}" for each in fields(own))
+        return {**described, "task": f"{kind.__name__}({values})"}
 
     def batch(self, place: Place, rows: int) -> Examples:
         """Rows of this place; the tokens of the answer are determined."""

@@ -7,12 +7,13 @@ from functools import cached_property
 from pathlib import Path
 
 from interp.core.files import regular
+from interp.core.viewer import Brief
 from interp.families.native import BOS
 from interp.families.tokenizer import FileTokenizer
 
 
-@dataclass(frozen=True)
-class Vocabulary:
+@dataclass(frozen=True, repr=False)
+class Vocabulary(Brief):
     """A `tokenizer.json` as text; it must have our beginning-of-text token, `<|bos|>`."""
 
     json: str

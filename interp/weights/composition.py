@@ -21,6 +21,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
 from interp.core.results import labelled
 from interp.core.stats import wide
+from interp.core.viewer import Brief
 from interp.model.config import Rotary
 from interp.model.parts import Named, Part, as_part
 from interp.passes.analysis import Alone, Question
@@ -73,6 +74,8 @@ def composition(
     offset: int | None = None,
 ) -> xr.Dataset:
     """How strongly every head composes with every head of a later layer, and how far that is from chance.
+
+    Two heads compose if one reads what the other writes; the weights alone say how well that fits.
 
     Returns Dataset[src, dst], heads by name, with the coordinates `src_layer` and `dst_layer`; NaN where the source is
     not in an earlier layer:
@@ -161,8 +164,8 @@ def virtual_heads(circuits: Model | HeadCircuits, src: Named, dst: Named) -> Fac
     return _product(as_circuits(circuits), "V", src, dst, None)
 
 
-@dataclass(frozen=True, eq=False)
-class SingularTriples:
+@dataclass(frozen=True, eq=False, repr=False)
+class SingularTriples(Brief):
     """The singular triples of W1 W2, strongest first; every direction has length 1.
 
     The three directions of a row have one arbitrary sign in common (`between` follows `left`); rows of equal share

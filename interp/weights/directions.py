@@ -24,6 +24,7 @@ from torch import Tensor
 from interp.core.boundary import listed, public, shape_text
 from interp.core.results import labelled
 from interp.core.stats import wide
+from interp.core.viewer import Brief
 from interp.data.batch import Text
 from interp.model.config import MLP, ModelConfig
 from interp.model.parts import Named, Part, as_part, as_parts
@@ -52,8 +53,8 @@ _CONVENTIONS = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class Directions(Question):
+@dataclass(frozen=True, eq=False, repr=False)
+class Directions(Brief, Question):
     """Vectors of the residual stream as lists of tokens; `directions` describes the result."""
 
     of_layers: ClassVar[bool] = False

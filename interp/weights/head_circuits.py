@@ -188,8 +188,9 @@ class HeadCircuits:
         """What each vocabulary entry puts on the stream."""
         ids = torch.arange(self.config.d_vocab, device=self.network.device)
         found = torch.empty(len(ids), self.config.d_model, dtype=self.network.dtype, device=ids.device)
-        for chunk in ids.split(CHUNK):  # in place: the table never exists twice
-            found[chunk[0] : chunk[-1] + 1] = self._alone(chunk)
+        for start in range(0, len(ids), CHUNK):  # in place: the table never exists twice
+            some = slice(start, start + CHUNK)
+            found[some] = self._alone(ids[some])
         return found
 
     def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:

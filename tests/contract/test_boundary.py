@@ -17,7 +17,10 @@ import torch
 import xarray as xr
 
 import interp
+import interp.families
+import interp.model
 import interp.plot
+import interp.zoo
 from interp.core.boundary import fits, hints_of
 from interp.passes.analysis import Question
 from tests.contract.calls import (
@@ -49,7 +52,42 @@ def test_every_line_of_the_table_is_a_public_name() -> None:
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in {*NOT_RUN, *REFUSES}])
 def test_the_valid_call_is_valid(name: str) -> None:
-    called(name, FUNCTIONS[name], valid_of(name))
+    check_short(called(name, FUNCTIONS[name], valid_of(name)))
+
+
+def check_short(value: object) -> None:
+    """What a user holds says what it is in fewer than 15 lines; labelled results do so by `view`."""
+    for each in (value, *(value if isinstance(value, (tuple, list)) else ())):
+        if isinstance(each, xr.Dataset) and "interp_analysis" in each.attrs:
+            assert len(str(each.view).splitlines()) < 15, str(each.view)
+        elif type(each).__module__.startswith("interp.") and not isinstance(each, torch.nn.Module):
+            assert len(repr(each).splitlines()) < 15 and len(repr(each)) < 2000, repr(each)[:3000]
+
+
+@pytest.mark.parametrize("name", ["float64", "float32", "bfloat16", "float16"])
+def test_a_dtype_may_be_given_by_its_name_wherever_one_is_asked_for(name: str) -> None:
+    kind = getattr(torch, name)
+    assert interp.zoo.load("groundtruth-induction", dtype=name)[0].dtype == kind
+    assert (
+        interp.HookedTransformer.from_pretrained("groundtruth-induction", dtype=name).transformer.dtype
+        == kind
+    )
+    config = interp.model.ModelConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5)
+    state = interp.model.Transformer(config).state_dict()
+    assert interp.families.load_state(config, state, dtype=name).dtype == kind
+    with pytest.raises(ValueError, match=r"dtype must be a torch dtype or None, got 'bf16' \(str\)"):
+        interp.zoo.load("groundtruth-induction", dtype="bf16")
+
+
+def test_a_signature_in_help_is_short() -> None:
+    for name in interp.HOMES:
+        value = getattr(interp, name)
+        if inspect.isfunction(value):
+            for parameter in inspect.signature(value).parameters.values():
+                assert len(repr(parameter.default)) < 120, f"{name}({parameter})"
+            first, blank, second, *_ = inspect.getdoc(value).splitlines()
+            assert first.endswith(".") and not blank and second.endswith((".", "?")), name
+            assert not set(second) & set("[]=|"), f"{name}: its second sentence is for a stranger: {second}"
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

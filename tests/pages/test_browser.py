@@ -12,6 +12,7 @@ from interp import HookedTransformer
 from interp.attention import attention_attribution
 from interp.pages.wording import visible
 from tests.loops import over
+from tests.pages.conftest import SENTENCE
 from tests.pages.visits import Visit, needs_browser, numbers, visit
 
 if TYPE_CHECKING:
@@ -45,6 +46,34 @@ def test_the_page_opens_on_the_head_that_adds_most_and_the_last_token(seen: Visi
     assert shown_attention(seen) == pytest.approx(
         expected_attention(seen, int(best.layer), int(best["head"]), last), abs=6e-4
     )
+
+
+def test_the_steps_of_a_head_are_scores_pattern_and_values_of_the_pass(
+    seen: Visit, random_model: Path
+) -> None:
+    model = HookedTransformer.from_pretrained(str(random_model))
+    _, cache = model.run_with_cache(SENTENCE)
+    last = len(seen.table("tokens")) - 1
+    for layer, head, query in ((2, 3, last), (0, 7, 5)):
+        choose(seen, layer, head)
+        seen.page.click(f"#attended .chip[data-pos='{query}']")
+        q, k, v = (cache[name, layer][0] for name in "qkv")
+        z = cache["z", layer][0, query, head]
+        expected = [
+            q[query, head] @ k[:, head].T,
+            q[query, head] @ k[:, head].T * model.cfg.score_scale(layer),
+            cache["attn_scores", layer][0, head, query],
+            cache["pattern", layer][0, head, query],
+            cache["pattern", layer][0, head, query] * (v[:, head] @ z) / z.norm(),
+        ]
+        assert f"L{layer}H{head} step by step" in seen.texts("#stages-name")[0]
+        for column, values in enumerate(expected):
+            texts = seen.texts(f"#stages-table tbody td:nth-child({column + 2})")
+            rows = last + 1 if column < 2 else query + 1
+            assert numbers(texts[:rows]) == pytest.approx(values[:rows].tolist(), abs=6e-3)
+            assert set(texts[rows:]) <= ({"−∞"} if column == 2 else {"–"})
+        sums = seen.texts("#stages-table tfoot td")
+        assert numbers(sums[-2:]) == pytest.approx([1.0, float(z.norm())], abs=6e-3)
 
 
 def test_a_click_on_a_thumbnail_shows_that_head_everywhere(seen: Visit) -> None:

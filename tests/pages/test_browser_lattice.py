@@ -123,13 +123,18 @@ def test_a_node_shows_its_parts_and_they_sum_to_one(opened: Visit) -> None:
     pos = last(opened)
     knot(opened, pos, 3).click()
     rows = opened.page.eval_on_selector_all(
-        "#made tbody tr:not(:has(.group))",
+        "#made tbody tr:not(:has(.group), .inner)",
         "rows => rows.map((row) => [...row.children].map((c) => c.textContent))",
     )
     flows = opened.table("flow_routes").query(f"layer == 2 and query == {pos}")
     said = numbers([share.removesuffix(" %") for _, _, share, _ in rows])
     assert sum(said[:2]) == pytest.approx(100, abs=0.11)
     assert sum(said[2:]) == pytest.approx(100, abs=0.6)
+    inner = opened.texts("#made tbody .inner")
+    neurons = opened.table("flow_neurons").query(f"layer == 2 and query == {pos}")
+    assert [line.split("\t")[0] for line in inner] == neurons.part.tolist()
+    shares = numbers([line.split("\t")[2].removesuffix(" %") for line in inner])
+    assert shares == pytest.approx((100 * neurons.value).tolist(), abs=0.06)
     own = flows.set_index("kind").value
     assert said[:3] == pytest.approx((100 * own[["mlp", "resid_mid", "resid"]]).tolist(), abs=0.06)
     heads = flows.query("kind == 'head'").sort_values("value", ascending=False).head(8)
@@ -237,7 +242,9 @@ def test_every_kind_of_block_is_drawn_by_its_routes_or_left_out_in_silence(
         expected = routes(flow_routes(model, PROMPT), threshold=0.03)
         assert drawn(seen) == moves(expected)
         assert seen.page.locator(".wire.mlp").count() == expected.part.str.endswith(".mlp").sum()
-        shown = numbers([text.removesuffix(" %") for text in seen.texts("#made td:nth-child(3)")])
+        shown = numbers(
+            [text.removesuffix(" %") for text in seen.texts("#made tr:not(.inner) td:nth-child(3)")]
+        )
         assert sum(shown) == pytest.approx(100, abs=1)
     else:
         assert seen.page.locator(".knot").count() == 0

@@ -37,6 +37,7 @@ TABLES = {
     "patching",
     "edges",
     "flow_routes",
+    "flow_neurons",
     "value_norms",
     "head_tokens",
     "faithfulness",

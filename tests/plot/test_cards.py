@@ -76,6 +76,39 @@ def test_the_text_of_a_result_is_short(result: xr.Dataset) -> None:
     assert repr(result.view) == text
 
 
+def test_the_text_of_a_result_says_its_largest_numbers(result: xr.Dataset) -> None:
+    lines = str(result.view).splitlines()
+    table = interp.frame(result)
+    best = table.iloc[(-table.value.abs()).argsort(kind="stable")].head(5)
+    said = [line.split() for line in lines[-5:]]
+    assert [(part, int(prompt)) for part, prompt, _ in said] == list(zip(best.part, best.prompt, strict=True))
+    assert [float(value) for _, _, value in said] == pytest.approx(best.value.tolist(), rel=1e-3)
+    assert f"the largest of {len(table)}:" in lines[-7]
+    one = result.isel(part=[2], prompt=[0])
+    assert "all of it:" in str(one.view) and f"{float(one.value.squeeze()):.4g}" in str(one.view)
+    empty = result.assign(value=result.value * float("nan"))
+    assert "no values" in str(empty.view)
+    number = xr.Dataset({"value": 0.25}, attrs={"interp_analysis": "attribute"})
+    assert str(number.view).splitlines()[-1] == "  value: 0.25"
+
+
+def test_the_text_of_scores_has_the_largest_of_each_and_of_words_their_range(
+    model: interp.HookedTransformer,
+) -> None:
+    found = interp.heads(model, interp.tasks.RepeatedTokens(rows=4, period=5, repeats=3), sentences=None)
+    text = str(found.view)
+    scores = [name for name in found.score.values if bool(found.value.sel(score=name).notnull().any())][:5]
+    for name, line in zip(scores, text.splitlines()[-5:], strict=True):
+        value = found.value.sel(score=name)
+        best = float(value.values.ravel()[np.nanargmax(np.abs(value.values))])
+        assert name in line.split() and f"{best:.4g}" in line
+    lens = interp.logit_lens(model, some_tokens(rows=2, n=6))
+    assert f"entropy: {float(lens.entropy.min()):.4g} to {float(lens.entropy.max()):.4g} nats" in str(
+        lens.view
+    )
+    assert len(str(lens.view).splitlines()) < 15 and len(text.splitlines()) < 15
+
+
 def test_the_frame_of_a_result_is_that_of_the_function(result: xr.Dataset) -> None:
     assert result.view.frame().equals(interp.frame(result))
 

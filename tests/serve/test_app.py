@@ -25,6 +25,7 @@ from starlette.testclient import TestClient
 from interp.serve import app as app_module
 from interp.serve.app import Guard, Served, Subject, build, new_token, opened
 from interp.serve.asks import MAX_BODY, Look, parsed
+from interp.serve.document import Opening
 from interp.serve.session import Session, Stopped
 from interp.serve.snippet import Origin
 from tests.serve.asking import PROMPT, SECOND, asked, body
@@ -44,7 +45,7 @@ def session() -> Session:
 
 @pytest.fixture
 def app(session: Session) -> Guard:
-    return build(Subject(session, Origin("tiny"), PROMPT, HOSTILE), TOKEN, PORT)
+    return build(Subject(session, Origin("tiny"), Opening(PROMPT, HOSTILE)), TOKEN, PORT)
 
 
 @pytest.fixture
@@ -437,7 +438,7 @@ def test_limits_that_a_dtype_rounds_to_0_are_answered(client: TestClient) -> Non
 def served(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A server on a port of its own that waits for nobody longer than half a second."""
     monkeypatch.setattr(app_module, "PATIENCE", 0.5)
-    found = opened(Subject(session, Origin("tiny"), PROMPT, SECOND))
+    found = opened(Subject(session, Origin("tiny"), Opening(PROMPT, SECOND)))
     thread = threading.Thread(target=found.run)
     thread.start()
     while not found.server.started:

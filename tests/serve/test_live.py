@@ -259,3 +259,87 @@ def test_what_cannot_be_answered_is_said_and_mended(browser: object, visit: Open
     expect(tab.page.locator("#error")).to_be_hidden()
     tab.settled()
     shows(tab, expected(live, answer=" John"))
+
+
+def test_the_page_begins_at_the_part_that_adds_most_and_its_strongest_edge(tab: Tab, live: Live) -> None:
+    found = expected(live)
+    near = found["near"]
+    name = f"L{near['layer']}H{near['head']}" if near["part"] == "head" else f"L{near['layer']}.mlp"
+    assert tab.texts("#part-name") == [name]
+    assert tab.page.locator("#map-0 .cell.chosen").get_attribute("aria-label") == name
+    if near["part"] == "mlp":
+        choose(tab, 3, 5)
+        found = expected(live, layer=3, head=5)
+    row = found["pattern"]["clean"][14]
+    edge = (tab.page.input_value("#query"), tab.page.input_value("#key"))
+    assert edge == ("14", str(row.index(max(row))))
+
+
+def test_the_steps_of_the_chosen_head_and_the_lens_follow_every_edit(tab: Tab, live: Live) -> None:
+    choose(tab, 3, 5)
+    for edits in ([], [{"where": "L0H3", "change": "zero"}]):
+        if edits:
+            choose(tab, 0, 3)
+            tab.act("[data-to=zero]")
+            choose(tab, 3, 5)
+        found = expected(live, *edits, layer=3, head=5)
+        for run in ("clean", "edited"):
+            for column, name in enumerate(("products", "scaled", "scores", "pattern", "weighted")):
+                texts = tab.texts(f"#steps-{run} tbody td:nth-child({column + 2})")
+                assert numbers(texts) == pytest.approx(found["stages"][run][name], abs=6e-3)
+        for row, line in zip(found["lens"], tab.texts("#lens-table tbody tr"), strict=True):
+            depth, *cells = line.split("\t")
+            assert depth == row["depth"]
+            assert [cells[0], cells[3]] == [run["token"] for run in row["runs"]]
+            shown = [cell.replace("<0.001", "0") for cell in (cells[1], cells[2], cells[4], cells[5])]
+            said = [value for run in row["runs"] for value in (run["top"], run["answer"])]
+            assert numbers(shown) == pytest.approx(said, abs=6e-4)
+
+
+def test_the_maps_show_a_score_of_the_heads_in_both_runs(tab: Tab, live: Live) -> None:
+    choose(tab, 0, 3)
+    tab.act("[data-to=zero]")
+    found = expected(live, {"where": "L0H3", "change": "zero"})
+    tab.page.select_option("#measure", "previous_token")
+    for run in (0, 1):
+        values = [value for layer in found["scores"]["previous_token"] for value in layer[run]]
+        assert numbers(tab.texts(f"#map-{run} .cell[data-head]")) == pytest.approx(values, abs=6e-3)
+        assert set(tab.texts(f"#map-{run} .cell[data-column]")) == {"–"}
+    tab.page.check("input[name=shown][value=change]", force=True)
+    change = [b - a for layer in found["scores"]["previous_token"] for a, b in zip(*layer, strict=True)]
+    assert numbers(tab.texts("#map-1 .cell[data-head]")) == pytest.approx(change, abs=6e-3)
+    assert "attention to the token just before the current one" in tab.texts("#scored")[0]
+    tab.page.select_option("#measure", "")
+    tab.page.check("input[name=shown][value=edited]", force=True)
+    shows(tab, found)
+
+
+def test_what_was_generated_goes_with_the_prompt_and_the_edits_it_was_made_from(visit: Opener) -> None:
+    from playwright.sync_api import expect
+
+    tab = visit()
+    for change in ("#prompt", "[data-to=zero]", "#tokens [data-pos='5']"):
+        tab.act("#go-on")
+        tab.act("#copy")
+        expect(tab.page.locator("#continued")).to_be_visible()
+        expect(tab.page.locator("#source")).to_be_visible()
+        if change == "#prompt":
+            tab.page.fill(change, "When Mary and John went to the shop, John gave a drink to")
+        else:
+            tab.page.click(change)
+        expect(tab.page.locator("#continued")).to_be_hidden()
+        expect(tab.page.locator("#source")).to_be_hidden()
+        assert "Edits at all positions" in tab.texts("#continued-note")[0]
+        tab.page.wait_for_timeout(400)
+        tab.settled()
+
+
+def test_an_emptied_prompt_is_told_in_words(visit: Opener) -> None:
+    from playwright.sync_api import expect
+
+    tab = visit()
+    tab.page.fill("#prompt", "")
+    expect(tab.page.locator("#error")).to_have_text("the prompt is empty: at least 1 character is required")
+    tab.complaints.clear()
+    tab.page.fill("#prompt", "The cat")
+    expect(tab.page.locator("#error")).to_be_hidden()

@@ -551,3 +551,95 @@ def test_where_logits_are_not_linear_the_page_says_why() -> None:
     assert all(row["added"] == [None, None] for row in found["neurons"]["rows"])
     edited = model.run_with_hooks(PROMPT, hooks_of(EDITS["head to 0"], model, SECOND))[0, -1]
     assert found["next"][0]["edited"] == pytest.approx(float(edited[found["next"][0]["id"]].exp()), abs=1e-6)
+
+
+LIVE = EDITS["head scaled at two"] + EDITS["MLP to its mean at two"]
+
+
+def caches_of(model: HookedTransformer, edits: list[dict[str, object]]) -> list:
+    """The clean and the edited run, the edits as hooks written as loops."""
+    with model.hooks(fwd_hooks=hooks_of(edits, model, SECOND)):
+        edited = model.run_with_cache(PROMPT)[1]
+    return [model.run_with_cache(PROMPT)[1], edited]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_part_from_near_is_the_one_with_the_largest_logits_of_the_clean_run(name: str) -> None:
+    found = asked(Session(hooked(name)), edits=LIVE, answer=4, wrong=7)
+    rows, near = found["attribution"]["cells"][0], found["near"]
+    largest = max(abs(value) for row in rows for value in row)
+    heads = hooked(name).cfg.n_heads
+    column = near["head"] if near["part"] == "head" else heads
+    assert abs(rows[near["layer"]][column]) == largest
+    if near["part"] == "head":
+        assert (found["pattern"]["layer"], found["pattern"]["head"]) == (near["layer"], near["head"])
+    assert found["neurons"] is None or found["neurons"]["layer"] == near["layer"]
+    one = asked(Session(hooked(name)), edits=LIVE, layer=1, head=1)
+    assert one["near"] == {"part": "head", "layer": 1, "head": 1}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_lens_reads_every_state_of_the_stream_in_both_runs(name: str) -> None:
+    model = hooked(name)
+    found = asked(Session(model), edits=LIVE, position=6, answer=4)
+    n_layers = model.cfg.n_layers
+    depths = ["embeddings", *(f"after layer {i}" for i in range(n_layers - 1)), "output"]
+    assert [row["depth"] for row in found["lens"]] == depths
+    for run, cache in enumerate(caches_of(model, LIVE)):
+        states = [cache["resid_pre", i][0, 6] for i in range(n_layers)]
+        states.append(cache["resid_post", n_layers - 1][0, 6])
+        for row, state in zip(found["lens"], states, strict=True):
+            p = model.transformer.read_out(state[None])[0].double().softmax(-1)
+            assert row["runs"][run]["top"] == pytest.approx(float(p.max()), abs=2e-6)
+            assert row["runs"][run]["answer"] == pytest.approx(float(p[4]), abs=2e-6)
+    last = found["lens"][-1]["runs"]
+    assert [run["top"] for run in last] == pytest.approx(
+        [max(row[run] for row in found["next"]) for run in ("clean", "edited")], abs=2e-6
+    )
+
+
+def test_scores_of_heads_are_those_of_both_runs_on_the_prompt() -> None:
+    model = hooked()
+    found = asked(Session(model), edits=LIVE)
+    tokens = model.to_tokens(PROMPT)[0].tolist()
+    again = [i for i in range(1, len(tokens)) if tokens[i] in tokens[:i]]
+    assert again
+    for run, cache in enumerate(caches_of(model, LIVE)):
+        for layer in range(model.cfg.n_layers):
+            for head in range(model.cfg.n_heads):
+                rows = cache["pattern", layer][0, head].tolist()
+                mass = sum(sum(rows[i][j + 1] for j in range(i) if tokens[j] == tokens[i]) for i in again)
+                shown = {name: layers[layer][run][head] for name, layers in found["scores"].items()}
+                assert shown["induction"] == pytest.approx(mass / len(again), abs=1e-4)
+                before = [rows[i][i - 1] for i in range(1, len(tokens))]
+                assert shown["previous_token"] == pytest.approx(sum(before) / len(before), abs=1e-4)
+                first = [rows[i][0] for i in range(1, len(tokens))]
+                assert shown["first_token"] == pytest.approx(sum(first) / len(first), abs=1e-4)
+
+
+def test_a_prompt_in_which_nothing_repeats_has_no_induction_score() -> None:
+    found = asked(Session(hooked()), prompt="The cat sat")
+    assert {x for layer in found["scores"]["induction"] for run in layer for x in run} == {None}
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "bloom"])
+def test_the_steps_of_a_head_are_those_of_hooks(name: str) -> None:
+    model = hooked(name)
+    found = asked(Session(model), edits=LIVE, layer=1, head=1, position=6)["stages"]
+    assert (found["layer"], found["head"], found["query"]) == (1, 1, 6)
+    rotary = "rot_" if model.cfg.rotary_dim else ""
+    for run, cache in zip(("clean", "edited"), caches_of(model, LIVE), strict=True):
+        q, k = (cache[f"blocks.1.attn.hook_{rotary}{side}"][0] for side in "qk")
+        v, z = cache["v", 1][0], cache["z", 1][0, 6, 1]
+        group = q.shape[1] // k.shape[1]
+        products = (q[6, 1] @ k[:, 1 // group].T).tolist()
+        pattern = cache["pattern", 1][0, 1, 6]
+        scores = [None if x == -torch.inf else x for x in cache["attn_scores", 1][0, 1, 6].tolist()]
+        one = found[run]
+        assert one["products"] == pytest.approx(products, abs=1e-5)
+        assert one["scaled"] == pytest.approx([x * one["factor"] for x in products], abs=1e-5)
+        assert one["scores"] == pytest.approx(scores, abs=1e-5)
+        assert one["pattern"] == pytest.approx(pattern.tolist(), abs=2e-6)
+        weighted = pattern * (v[:, 1 // group] @ z) / z.norm()
+        assert one["weighted"] == pytest.approx(weighted.tolist(), abs=1e-5)
+        assert sum(one["weighted"]) == pytest.approx(float(z.norm()), abs=1e-4)

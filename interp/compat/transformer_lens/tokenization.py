@@ -214,8 +214,11 @@ class Tokenization(nn.Module):
                 bos = self.tokenizer.bos_token
                 input = get_input_with_manually_prepended_bos(bos, input)  # type: ignore[type-var]
             limit = self.cfg.n_ctx if truncate else None
+            pads = (
+                self.tokenizer.pad_token_id is not None
+            )  # one text needs no padding, and some tokenizers have none
             tokens = self.tokenizer(
-                input, return_tensors="pt", padding=True, truncation=truncate, max_length=limit
+                input, return_tensors="pt", padding=pads, truncation=truncate, max_length=limit
             )["input_ids"]
             if automatic and not wanted:
                 tokens = get_tokens_with_bos_removed(self.tokenizer, tokens)

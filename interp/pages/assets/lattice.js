@@ -14,6 +14,13 @@ const drawLattice = (lattice) => {
     const [layer, head, query, key, part] = flat.slice(i, i + 5);
     moves[layer * n + query].push({ layer, head, query, key, share: part / 65535 });
   }
+  const active = new Map();
+  const counted = fractions(lattice.neurons);
+  for (let i = 0; i < counted.length; i += 4) {
+    const [layer, pos, neuron, part] = counted.slice(i, i + 4);
+    const place = layer * n + pos;
+    active.set(place, [...(active.get(place) ?? []), { part: `L${layer}N${neuron}`, share: part / 65535 }]);
+  }
   moves.forEach((parts) => parts.sort((a, b) => b.share - a.share));
 
   // --- where things stand
@@ -28,7 +35,7 @@ const drawLattice = (lattice) => {
   const half = 10;
   const joint = (layer) => y(layer) - half - 0.42 * (high - 2 * half);
   const box = (layer) => y(layer + 1) + half + 0.3 * (high - 2 * half);
-  Object.assign(field.style, { width: `${left + n * wide + 8}px`, height: `${y(0) + 2.6 * half + 16}px` });
+  Object.assign(field.style, { width: `${left + n * wide + 14}px`, height: `${y(0) + 2.6 * half + 16}px` });
 
   field.style.setProperty("--fit", Math.min(1, 680 / parseFloat(field.style.width)).toFixed(3)); // on paper
 
@@ -226,7 +233,8 @@ const drawLattice = (lattice) => {
     const listed = moves[depth * n - n + pos];
     const shown = listed.slice(0, LISTED).map((move) => ({ part: headName(layer, move.head), from: move.key, head: move.head, share: move.share, adds: added("head", layer, pos, move.head, move.key) }));
     const single = (kind) => ({ part: ownWords[kind], from: pos, share: share(kind, layer, pos), adds: added(kind, layer, pos) });
-    const mlp = own.mlp ? [single("mlp")] : [];
+    const neurons = (active.get(layer * n + pos) ?? []).map((neuron) => ({ ...neuron, from: null, adds: null, inner: true }));
+    const mlp = own.mlp ? [single("mlp"), ...neurons] : [];
     const first = [single("resid"), ...shown];
     const rest = Math.max(0, 1 - first.reduce((sum, row) => sum + row.share, share("attn_bias", layer, pos)) - (own.resid_mid || !own.mlp ? 0 : mlp[0].share));
     first.push({ part: "attention's bias", from: null, share: share("attn_bias", layer, pos), adds: null });
@@ -247,7 +255,7 @@ const drawLattice = (lattice) => {
     for (const [title, rows] of rowsOf(pos, depth)) {
       if (title) html("th", { textContent: title, colSpan: 4, className: "group left" }, html("tr", {}, body));
       for (const row of rows) {
-        const line = html("tr", {}, body);
+        const line = html("tr", { className: row.inner ? "inner" : "" }, body);
         const head = html("th", { scope: "row", textContent: row.head === undefined ? row.part : "" }, line);
         if (row.head !== undefined) {
           const button = html("button", { type: "button", className: "link", textContent: row.part }, head);
@@ -255,7 +263,7 @@ const drawLattice = (lattice) => {
         }
         html("td", { className: "tok", textContent: row.from === null ? "" : name(row.from) }, line);
         html("td", { textContent: percent(row.share) }, line);
-        html("td", { textContent: row.adds === null ? "–" : signed(row.adds) }, line);
+        html("td", { textContent: row.inner ? "" : row.adds === null ? "–" : signed(row.adds) }, line);
       }
     }
   };

@@ -1,4 +1,5 @@
-Object.assign(state, { part: "head", layer: 0, head: 0, neuron: 0, at: null, answer: null, pointed: null });
+Object.assign(state, { part: "head", layer: null, head: 0, neuron: 0, at: null, answer: null, pointed: null });
+// Until a part is chosen the server says which matters most.
 for (const cell of all("button.cell")) explain(cell, "");
 for (const table of all("#attribution .map")) {
   table.style.minWidth = `${1.8 + 2.15 * (data.heads + data.mlp)}rem`;

@@ -64,6 +64,7 @@ one("#factor").addEventListener("change", () => { dragging = false; });
 
 const choose = (what) => {
   Object.assign(state, { pointed: null }, what);
+  if ("part" in what) state.picked = true;
   dragging = false;
   refresh();
 };
@@ -74,7 +75,10 @@ document.addEventListener("click", (event) => {
   const to = at("#panel [data-to]");
   if (to) apply(to.dataset.to, to.dataset.to === "set" ? { values: +one("#value").value } : NEEDS[to.dataset.to]);
   const token = at("#tokens .chip");
-  if (token) choose({ at: +token.dataset.pos, answer: null });
+  if (token) {
+    forget();
+    choose({ at: +token.dataset.pos, answer: null });
+  }
   const where = at("#where .chip");
   if (where) {
     const pos = +where.dataset.pos;
@@ -96,7 +100,18 @@ document.addEventListener("click", (event) => {
 });
 one("#choose-neuron").addEventListener("click", () => choose({ part: "neuron", neuron: +one("#neuron").value }));
 for (const input of all("input[name=where]")) input.addEventListener("change", showPart);
-for (const input of all("input[name=shown]")) input.addEventListener("change", showMaps);
+for (const input of all("input[name=shown], #measure")) input.addEventListener("change", showMaps);
+
+// What was generated or written before a change is gone with it.
+const NOTE = one("#continued-note").textContent;
+const forget = () => {
+  running.continue?.abort();
+  running.source?.abort();
+  one("#continued").hidden = one("#source").hidden = true;
+  one("#continued-note").textContent = NOTE;
+  one("#copied").textContent = "";
+};
+forgets.push(forget);
 
 let typing;
 const later = (act) => {
@@ -105,7 +120,12 @@ const later = (act) => {
 };
 for (const id of ["#prompt", "#second"]) {
   one(id).addEventListener("input", () => {
-    if (id === "#prompt") Object.assign(state, { at: null, answer: null });
+    if (id === "#prompt") {
+      Object.assign(state, { at: null, answer: null });
+      // The answers that the page began with belong to its first prompt.
+      for (const given of all("#answer-text, #wrong-text")) if (given.value === given.defaultValue) given.value = "";
+    }
+    forget();
     later(refresh);
   });
 }

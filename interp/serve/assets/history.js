@@ -18,7 +18,9 @@ const past = [[]];
 let now = 0;
 const edits = () => past[now];
 
+const forgets = [];
 const changed = () => {
+  forgets.forEach((forget) => forget());
   showEdits();
   listEdits();
   refresh();

@@ -80,6 +80,11 @@ const readOut = () => {
   if (!found) return;
   const last = shown.tokens.length - 1;
   one("#query").max = one("#key").max = last;
+  // Until an edge is named: where the token looked at looks most.
+  if (!state.named) {
+    const row = found.clean[shown.position];
+    [one("#query").value, one("#key").value] = [shown.position, row.indexOf(Math.max(...row))];
+  }
   const { query, key } = state.pointed ?? { query: +one("#query").value, key: +one("#key").value };
   const [a, b] = ["clean", "edited"].map((run) => found[run][query]?.[key]);
   one("#readout").textContent = a === undefined ? "No such edge: the key stands after the query, or the prompt is shorter."
@@ -115,12 +120,13 @@ for (const canvas of canvases) {
   canvas.addEventListener("click", (event) => {
     const cell = under(canvas, event);
     if (!cell) return;
+    state.named = true;
     [one("#query").value, one("#key").value] = [cell.query, cell.key];
     toggleEdge(cell.query, cell.key);
   });
 }
 one("#cut").addEventListener("click", () => toggleEdge(+one("#query").value, +one("#key").value));
-for (const id of ["#query", "#key"]) one(id).addEventListener("input", () => { state.pointed = null; readOut(); });
+for (const id of ["#query", "#key"]) one(id).addEventListener("input", () => { Object.assign(state, { pointed: null, named: true }); readOut(); });
 
 views.push(showPatterns);
 drawings.push(drawPatterns);

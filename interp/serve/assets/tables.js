@@ -60,47 +60,50 @@ const showNext = () => {
 const touched = (layer, head) => edits().map(partOf).some((part) => part.layer === layer && (head === undefined
   ? part.kind === "mlp" || part.kind === "neuron" : part.head === head));
 
+// What a map shows: logits added, a score of the heads, or how far attention moved; null where there is none.
 const valuesOf = (run) => {
   const kind = run ? one("input[name=shown]:checked").value : "clean";
-  const cells = shown.attribution.cells;
-  if (kind === "moved") return { kind, of: (layer, column) => shown.moved[layer]?.[column] };
-  if (!cells) return { kind, of: () => undefined };
-  if (kind !== "change") return { kind, of: (layer, column) => cells[run][layer][column] };
-  return { kind, of: (layer, column) => cells[1][layer][column] - cells[0][layer][column] };
+  const score = one("#measure").value;
+  if (kind === "moved") return { kind, share: true, of: (layer, column) => shown.moved[layer]?.[column] };
+  const cells = score ? [0, 1].map((which) => shown.scores[score].map((layer) => layer?.[which] ?? [])) : shown.attribution.cells;
+  const share = Boolean(score) && kind !== "change";
+  if (!cells) return { kind, share, of: () => undefined };
+  const at = (which, layer, column) => cells[which][layer][column] ?? undefined;
+  if (kind !== "change") return { kind, share, of: (layer, column) => at(run, layer, column) };
+  return { kind, share, of: (layer, column) => at(1, layer, column) - at(0, layer, column) };
 };
+const missing = (x) => x === undefined || Number.isNaN(x);
 
 const showMap = (run) => {
-  const { kind, of } = valuesOf(run);
+  const { kind, share, of } = valuesOf(run);
   const table = one(`#map-${run}`);
   const buttons = all(".cell", table);
   const values = buttons.map((cell) => of(+cell.dataset.layer, +(cell.dataset.head ?? cell.dataset.column)));
   const both = shown.attribution.cells?.flat(2) ?? [];
-  const known = kind === "clean" || kind === "edited" ? both : values.filter((x) => x !== undefined);
-  const reach = kind === "moved" ? 1 : Math.max(1e-9, ...known.map(Math.abs));
+  const known = (kind === "clean" || kind === "edited") && !share ? both : values.filter((x) => !missing(x));
+  const reach = share ? 1 : Math.max(1e-9, ...known.map(Math.abs));
   const scale = table.closest("div:not(.scroll)");
-  scale.classList.toggle("seq", kind === "moved");
+  scale.classList.toggle("seq", share);
   buttons.forEach((cell, i) => {
     const value = values[i];
     const { layer, head } = cell.dataset;
-    cell.textContent = value === undefined ? "–" : kind === "moved" ? number(value, 2) : signed(value, 2);
-    shade(cell, Math.min(1, Math.abs(value ?? 0) / reach));
+    cell.textContent = missing(value) ? "–" : share ? number(value, 2) : signed(value, 2);
+    shade(cell, missing(value) ? 0 : Math.min(1, Math.abs(value) / reach));
     cell.classList.toggle("neg", value < 0);
-    cell.classList.toggle("idle", value === undefined);
+    cell.classList.toggle("idle", missing(value));
     cell.classList.toggle("touched", run === 1 && touched(+layer, head === undefined ? undefined : +head));
     const chosen = +layer === state.layer && (head === undefined ? state.part !== "head" : state.part === "head" && +head === state.head);
     cell.classList.toggle("chosen", chosen);
     cell.setAttribute("aria-pressed", chosen);
     cell.dataset.tip = told(layer, head, cell.dataset.column);
   });
-  const [low, high] = kind === "moved" ? ["0", "1"] : [number(-reach, 2), `+${number(reach, 2)}`];
+  const [low, high] = share ? ["0", "1"] : [number(-reach, 2), `+${number(reach, 2)}`];
   one(`#low-${run}`).textContent = low;
   one(`#high-${run}`).textContent = high;
-  if (!run) return;
-  one("#scale-1").className = kind === "moved" ? "scale seq" : "scale div";
-  one("#unit-1").textContent = {
-    edited: "logits", change: "logits, edited minus clean",
-    moved: "share of each query's attention that went elsewhere, mean over queries",
-  }[kind];
+  one(`#scale-${run}`).className = share ? "scale seq" : "scale div";
+  const unit = one("#measure").value ? "attention mass" : "logits";
+  one(`#unit-${run}`).textContent = kind === "moved" ? "share of each query's attention that went elsewhere, mean over queries"
+    : kind === "change" ? `${unit}, edited minus clean` : unit;
 };
 
 const told = (layer, head, column) => {
@@ -110,12 +113,20 @@ const told = (layer, head, column) => {
     const [a, b] = [0, 1].map((run) => cells[run][layer][head ?? column]);
     lines.push(`clean ${signed(a, 3)} logits`, `edited ${signed(b, 3)} logits`);
   }
+  if (head !== undefined) for (const [name, layers] of Object.entries(shown.scores)) {
+    const pair = layers[layer]?.map((run) => run[head]);
+    if (pair && pair[0] !== null) lines.push(`${name.replaceAll("_", " ")} ${pair.map((x) => number(x ?? 0, 2)).join(" → ")}`);
+  }
   const moved = head === undefined ? undefined : shown.moved[layer]?.[head];
   if (moved !== undefined && shown.edits.length) lines.push(`attention moved ${number(moved, 3)}`);
   return lines.join("\n");
 };
 
 const showMaps = () => {
+  const measure = one("#measure");
+  one("#measured").hidden = Boolean(measure.value);
+  one("#scored").hidden = !measure.value;
+  one("#scored").textContent = measure.value ? `On this prompt: ${measure.selectedOptions[0].dataset.tip ?? measure.selectedOptions[0].title}.` : "";
   one("#answer").textContent = shown.answer.token;
   one("#contrast").textContent = shown.wrong ? ` minus those to ${shown.wrong.token}` : "";
   const { why, total, rest } = shown.attribution;
@@ -144,6 +155,26 @@ const showNeurons = () => {
     row.classList.toggle("chosen", state.part === "neuron" && state.neuron === neuron);
     return row;
   }));
+};
+
+const showLens = () => {
+  one("#lens-answer").textContent = shown.answer.token;
+  renew(one("#lens-table tbody"), shown.lens.map(({ depth, runs }) => {
+    const row = document.createElement("tr");
+    const head = make("th", depth);
+    head.scope = "row";
+    row.append(head, ...runs.flatMap(({ token, top, answer }) => [make("td", token, "tok"), make("td", probability(top)), make("td", probability(answer))]));
+    row.classList.toggle("differs", runs[0].token !== runs[1].token);
+    return row;
+  }));
+};
+
+const showSteps = () => {
+  const found = state.part === "head" ? shown.stages : null;
+  one("#steps").hidden = !found;
+  if (!found) return;
+  one("#steps-name").textContent = `${names.head(found.layer, found.head)} step by step, from ${shown.tokens[found.query]} (${found.query})`;
+  for (const run of ["clean", "edited"]) drawStages(one(`#steps-${run}`), shown.tokens, found.query, found[run]);
 };
 
 // The table is made anew only for other tokens.
@@ -180,4 +211,4 @@ const makeStream = (table, tokens) => {
   }));
 };
 
-views.push(showTokens, showNext, showMaps, showNeurons, showStream);
+views.push(showTokens, showNext, showMaps, showNeurons, showLens, showSteps, showStream);

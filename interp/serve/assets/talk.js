@@ -71,8 +71,9 @@ const question = () => ({
 });
 const refresh = () => ask("look", {
   ...question(), answer: state.answer ?? (one("#answer-text").value || null), wrong: one("#wrong-text").value || null,
-  layer: state.layer, head: state.head,
+  layer: state.picked ? state.layer : null, head: state.head,
 }, (found, asked) => {
   [shown, sent] = [found, asked.edits];
+  if (!state.picked) Object.assign(state, found.near);
   views.forEach((view) => view());
 });

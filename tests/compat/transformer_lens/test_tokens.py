@@ -121,3 +121,15 @@ def test_text_needs_a_tokenizer() -> None:
             call("the cat")
     with pytest.raises(AssertionError, match="is not a supported tokenizer"):
         model.set_tokenizer("gpt2")
+
+
+def test_one_text_needs_no_padding_token(model: HookedTransformer) -> None:
+    before = model.to_tokens("The cat sat")
+    tokenizer = model.tokenizer
+    token, tokenizer.pad_token = tokenizer.pad_token, None
+    try:
+        assert torch.equal(model.to_tokens("The cat sat"), before)
+        with pytest.raises(ValueError, match="padding"):
+            model.to_tokens(["The cat", "The cat sat on"])
+    finally:
+        tokenizer.pad_token = token
