@@ -88,7 +88,11 @@ def taxonomy(pair: Pair) -> Calls:
         for part in parts:
             interp.observe(model, part)
 
-    return {"plain passes": plain, "interp": lambda: (kept.forget(), interp.heads(model))[1]}
+    def ours() -> object:
+        kept.forget()
+        return interp.heads(model)
+
+    return {"plain passes": plain, "interp": ours}
 
 
 def transformer_lens_scores(pair: Pair) -> Callable[[], Tensor]:

@@ -176,8 +176,11 @@ def every_score(model: Transformer, batch: Batch, layer: int) -> Iterator[tuple[
         if model.config.attn_softcap is not None:
             total = _content(model, layer, which, (query, key), seen, factor) + position
         error = _checked(model, [(layer, head) for head in heads], (q, k), position, total, recorded)
-        flat = (x.flatten(0, 1) for x in (q, k, position, total, error, places.expand(len(heads), -1, -1)))
-        yield heads, ScoreParts(parts, *flat, {})
+        placed = places.expand(len(heads), -1, -1)
+        yield heads, ScoreParts(
+            parts, q.flatten(0, 1), k.flatten(0, 1), position.flatten(), total.flatten(), error.flatten(),
+            placed.flatten(0, 1), {},
+        )  # fmt: skip
 
 
 def _seen(

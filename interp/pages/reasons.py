@@ -62,7 +62,8 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> lis
 
     written: the attribution to heads, which says how much they write; None = the first ones.
     """
-    config, found = model.config, []
+    config = model.config
+    found: list[Reasons] = []
     heads = [(layer, head) for layer in splitting(config) for head in range(config.n_heads)]
     most = MOST_SCORES // (batch.tokens.shape[1] * (batch.tokens.shape[1] + 1) // 2)
     if len(heads) > most and written is not None:

@@ -542,7 +542,7 @@ class SweepPass:
         bare = Batch(
             given.tokens, given.keep, documents=given.documents, types=given.types, memory=given.memory
         )
-        if bare.keep is bare.documents is bare.types is bare.memory is None:
+        if bare.memory is None and bare.keep is bare.documents is bare.types is None:
             return bare
         return bare.rows(torch.arange(len(bare), device=bare.tokens.device).repeat(copies))
 
