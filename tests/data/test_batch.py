@@ -5,7 +5,6 @@ import re
 import pytest
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from interp.data.batch import Batch
 
@@ -39,28 +38,6 @@ def test_a_token_equal_to_the_padding_is_kept(side: str) -> None:
     """Trap: the mask comes from the lengths, never from the ids."""
     batch = Batch.of([[0, 0, 0], [0]], pad_id=0, side=side)
     assert kept(batch) == [[0, 0, 0], [0]]
-
-
-class Moves(TorchFunctionMode):
-    """Says that every tensor is pinned, or none, and notes who waits for a copy."""
-
-    def __init__(self, *, pinned: bool) -> None:
-        self.pinned = pinned
-        self.asynchronous: list[bool] = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
-        if func is Tensor.is_pinned:
-            return self.pinned
-        if func is Tensor.to:
-            self.asynchronous.append(bool((kwargs or {}).get("non_blocking")))
-        return func(*args, **(kwargs or {}))
-
-
-def test_nobody_waits_for_copies_from_pinned_memory_and_for_all_others_everybody() -> None:
-    for pinned in (True, False):
-        with Moves(pinned=pinned) as moves:
-            moved = Batch.of(ROWS).to(torch.device("cpu"))
-        assert moves.asynchronous == [pinned, pinned] and torch.equal(moved.tokens, Batch.of(ROWS).tokens)
 
 
 @SIDES
