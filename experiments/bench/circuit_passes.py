@@ -51,7 +51,9 @@ def main(repeats: int = 5) -> None:
         seconds = cpu_seconds(calls, repeats)
         for system, call in calls.items():
             what = f"{CIRCUITS} circuits of {PAIRS} pairs, {layers} layers of {width}"
-            report("circuits", system, what, timing(seconds, system, "forward"), work(call), claim=CLAIM)
+            report(
+                "circuit_metric", system, what, timing(seconds, system, "forward"), work(call), claim=CLAIM
+            )
 
 
 if __name__ == "__main__":

@@ -126,7 +126,6 @@ def find_circuit(
     """The circuit that makes the difference of a metric between clean and corrupted prompts, without loose ends.
 
     Of all connections from part to part, the few that carry what tells the two prompts apart.
-
     Edges are scored by `edge_attribution` (or, "exact", by `edge_effects`), and kept by absolute score:
     top_n       the `edges` largest.
     threshold   all of at least `threshold`, in the metric's unit.

@@ -211,9 +211,8 @@ def report_of(
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
     record["absent"] = absent
     written = None if answered is None else answered.attributed
-    unsplit = why_unsplit(config)
-    why = [] if unsplit else reasons(model.transformer, batch, written)
-    unsplit = unsplit or (None if why else TOO_LONG)
+    why = [] if why_unsplit(config) else reasons(model.transformer, batch, written)
+    unsplit = why_unsplit(config) or (None if why else TOO_LONG)
     steps = stages.payload(model.transformer, batch, [each.part for each in why])
     return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit, steps)
 

@@ -111,7 +111,6 @@ def run(
     """The answer to every question over all of the data; what they read of a model comes from one pass per batch.
 
     For corpora: data of any size, many questions at once, several devices, and on again after an interruption.
-
     questions: records such as `interp.lenses.LogitLens(top=5)` or `interp.causal.Patch(...)`, in a list, or a mapping
     that names them. The shared pass stops at the deepest block anybody reads; questions that intervene run their sweeps
     on the same batches; those about weights alone need no data.
@@ -128,8 +127,7 @@ def run(
     one actor per device of a Ray cluster. shard="2/8": only the third eighth of the windows, for job arrays that share
     `out`; the call without `shard` takes in what they did, and does the rest.
     One process alone ends at the window after which all questions know enough (`Analysis.enough`); several do all.
-    No number depends on batch size beyond rounding, and with as many threads per process no bit on restarts, devices,
-    engine or shards.
+    No number depends on batch size beyond rounding, no bit on restarts, devices, engine or shards (at as many threads).
     Errors: ValueError for no questions, two of one name, no rows, no usable row, or a folder of another run;
     MemoryError if a single row does not fit; OSError if `out` cannot be written (nothing is lost: resume).
 

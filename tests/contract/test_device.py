@@ -24,7 +24,6 @@ MORE = {
     "Spectra": "singular values, matrix by matrix",
     "Erasure": "three batches",
     "CompareMethods": "three batches of six methods",
-    "TokenAttribution flow": "three batches",
     "TokenAttribution alti_logit": "three batches, and sums that are checked",
     "Recall": "four sweeps",
     "SteeringCurve": "two batches of three sweeps",
@@ -37,11 +36,9 @@ MORE = {
     "Diff": "each part is compared with the other model's",
     "Diff heads": "each part is compared with the other model's",
     "DiffInteractions": "each part is compared with the other model's",
-    "OneTokenLosses": "tokens are chosen by a mask",
     "causal.align": "a search of many steps",
     "dynamics.influence": "factors of many matrices",
     "editing.rome_edit": "a search of many steps",
-    "runs.store_activations": "rows are written as they come",
 }
 """Who waits oftener, and for what."""
 

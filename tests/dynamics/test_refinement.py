@@ -1,5 +1,6 @@
 """Depth as time: a cut stack against the deeper model it is, splitting schemes against matrix exponentials."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -152,7 +153,7 @@ def macaron(network: Transformer) -> Transformer:
 
 
 def test_the_orders_in_a_model_are_those_of_theory() -> None:
-    network = build("gpt2")
+    network = copy.deepcopy(build("gpt2"))
     for block in network.blocks:
         for name in ("attn", "mlp"):
             for parameter in block.get_submodule(name).parameters():

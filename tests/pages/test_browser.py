@@ -364,3 +364,14 @@ def test_a_click_on_a_cell_says_why_the_head_looks_there(seen: Visit) -> None:
     seen.page.select_option("#why-other", "12")
     assert seen.texts("#why-score") == ["It does not see that token: there is no score."]
     assert seen.complaints == []
+
+
+def test_maps_that_do_not_fit_begin_at_the_last_token_and_keep_the_names_of_their_rows(seen: Visit) -> None:
+    for table in ("#patching [data-patching=denoise] .map[data-cells]", "#lens .lens[data-cells]"):
+        row = seen.page.locator(f"{table} tbody tr").first
+        row.scroll_into_view_if_needed()
+        name, last = row.locator("> :first-child"), row.locator("> :last-child")
+        width = seen.page.viewport_size["width"]
+        for cell in (name, last):
+            box = cell.bounding_box()
+            assert box is not None and box["x"] >= -3 and box["x"] + box["width"] <= width

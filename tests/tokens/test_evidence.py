@@ -1,5 +1,6 @@
 """Evidence: slow loops, closed forms of chance against drawn orders, and a model whose deciding token is planted."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -63,7 +64,7 @@ def test_what_has_no_evidence_is_refused() -> None:
 
 def test_the_token_that_a_model_without_layers_between_reads_is_on_top() -> None:
     """Attribution of a bigram model, all of whose answer comes from the last token."""
-    model, tokens = HookedTransformer(build("no-norm")), some_tokens()
+    model, tokens = HookedTransformer(copy.deepcopy(build("no-norm"))), some_tokens()
     network = model.transformer
     for layer in range(2):
         for parameter in network.block(layer).parameters():

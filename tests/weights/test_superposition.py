@@ -1,5 +1,7 @@
 """Signs of superposition in weights: a slow loop over neurons, and a planted layer of shared ones."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -38,7 +40,7 @@ def test_norms_and_biases_are_those_of_a_slow_loop(name: str, folded: bool) -> N
 
 def test_neurons_that_are_shared_by_design_show_in_every_score() -> None:
     """Toy models of superposition: the more a neuron reads, the more negative its bias."""
-    network = build("gpt2")
+    network = copy.deepcopy(build("gpt2"))
     into = network.block(1).mlp.into  # type: ignore[union-attr]
     strength = torch.linspace(1, 5, len(into.weight)).double()  # type: ignore[union-attr, arg-type]
     into.weight.copy_(torch.nn.functional.normalize(into.weight, dim=1) * strength[:, None])  # type: ignore[union-attr, operator, arg-type]
