@@ -18,12 +18,15 @@ from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
 from interp.families.hub import located
 from interp.families.reference import reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
-from interp.model.encoder_decoder import SIDES, EncoderDecoder
+from interp.model.edits import Edit
+from interp.model.encoder_decoder import SIDES, EncoderDecoder, edits_of
 from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
-from interp.passes.generate import encoded, greedy_decode
+from interp.passes.beam import Beams, beam_search
+from interp.passes.generate import decode, encoded
 from interp.passes.observe import Names, matching
+from interp.passes.sampling import Sampling
 from interp.residual.activation_cache import ActivationCache
 from interp.verify import Contract, pair_contract
 
@@ -139,12 +142,49 @@ class HookedEncoderDecoder(Shown):
 
     @public()
     def generate(
-        self, source: Prompts, max_new_tokens: int = 20, *, stop_tokens: Collection[int] | None = None
-    ) -> Batch:
-        """The most probable target, token by token; stops at the tokenizer's end of text unless told otherwise."""
-        eos = self.text.eos_id
-        stop = ([] if eos is None else [eos]) if stop_tokens is None else stop_tokens
-        return greedy_decode(self.model, self.to_source(source), max_new_tokens, stop_tokens=stop)
+        self, source: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
+        repetition_penalty: float = 1.0, stop_tokens: Collection[int] | None = None, use_cache: bool = True,
+        edits: Sequence[Edit] = (),
+    ) -> Batch:  # fmt: skip
+        """The most probable target, token by token, or one drawn by `sampling`.
+
+        It stops at the tokenizer's end of text unless told otherwise. edits: of either side, whose name their sites
+        begin with (`encoder.blocks.0.hook_resid_post`); those of the encoder act once, those of the decoder at every
+        step, on the positions that are computed in it. Errors: KeyError for a site that the side lacks; ValueError as
+        in `HookedTransformer.generate`.
+
+        Example:
+            >>> pair = interp.HookedEncoderDecoder(interp.model.build(interp.training.encoder_decoder(8, 8)))
+            >>> silent = interp.Edit("encoder.blocks.0.hook_mlp_out", interp.edits.Zero())
+            >>> pair.generate(torch.tensor([[3, 4, 5]]), 4, edits=[silent]).tokens.shape
+            torch.Size([1, 5])
+        """
+        return decode(
+            self.model, self.to_source(source), max_new_tokens, sampling=sampling,
+            repetition_penalty=repetition_penalty, stop_tokens=self._stops(stop_tokens), use_cache=use_cache,
+            edits=edits,
+        )  # fmt: skip
+
+    @public()
+    def beam_search(
+        self, source: Prompts, max_new_tokens: int = 20, *, beams: int = 4, length_penalty: float = 0.6,
+        stop_tokens: Collection[int] | None = None, use_cache: bool = True, edits: Sequence[Edit] = (),
+    ) -> Beams:  # fmt: skip
+        """The best targets that a search of this width finds, as `HookedTransformer.beam_search` does.
+
+        `to_texts(found.best)` gives the strings; `edits` as in `generate`.
+        """
+        start = encoded(self.model, self.to_source(source), edits=edits_of(edits, "encoder"))
+        return beam_search(
+            self.model.decoder, start, max_new_tokens, beams=beams, length_penalty=length_penalty,
+            stop_tokens=self._stops(stop_tokens), use_cache=use_cache, edits=edits_of(edits, "decoder"),
+        )  # fmt: skip
+
+    def _stops(self, stop_tokens: Collection[int] | None) -> Collection[int]:
+        """The given ones, or the tokenizer's end of text."""
+        if stop_tokens is not None:
+            return stop_tokens
+        return () if self.text.eos_id is None else (self.text.eos_id,)
 
     def to_texts(self, batch: Batch) -> list[str]:
         """The text of every row of a target, start token and padding left out."""

@@ -23,8 +23,10 @@ from interp.lab import (
     Polar,
     Pool,
     Reformer,
+    SpatialGating,
     Strided,
     Synthesizer,
+    TokenMixing,
 )
 from interp.model import (
     MLP,
@@ -69,6 +71,17 @@ _LINEAR_FAMILY = {
     "polar": replace(_BASE, mixer=Polar(chunk=4), d_head=10),
     "polar-rotary": replace(_ROTARY, mixer=(Polar(), Softmax())),
     "sana": replace(_ROTARY, mixer=Linear("relu", chunk=4), mlp=ConvMLP(16)),
+    "linear-bidirectional": replace(_ROTARY, mixer=(Linear(chunk=2), Softmax()), causal=False),
+    "lightning-bidirectional": replace(
+        _BASE, mixer=Lightning(chunk=4), d_head=10, n_kv_heads=2, causal=False
+    ),
+    "lightning-gated-bidirectional": replace(
+        _BASE, mixer=Lightning(gate=True, decay=False), causal=False, mlp=None
+    ),
+    "polar-bidirectional": replace(_BASE, mixer=Polar(), d_head=10, causal=False),
+    "sana-bidirectional": replace(
+        _ROTARY, mixer=Linear("relu"), mlp=ConvMLP(16, kernel=5, centred=True), causal=False
+    ),
     "gated-delta": replace(
         _ROTARY, d_head=12, mixer=(GatedDelta(2, 4, 5, 12, chunk=4), Softmax(gate=True)), qk_norm="head"
     ),
@@ -148,6 +161,7 @@ _SCORES = {
         mixer=Softmax("cosine", Dilated(2, 3), LogN(4), smeared_keys=True, refinement="additive"),
         mlp=None,
     ),
+    "refined-stochastic": replace(_ROTARY, mixer=(Softmax(refinement="stochastic"), Softmax())),
     "refined-alibi": replace(_BASE, mixer=Softmax(refinement="value"), position=Alibi()),
     "synthesizer": replace(_BASE, mixer=Synthesizer(), d_head=10),
     "synthesizer-alibi": replace(_BASE, mixer=(Synthesizer(), Softmax()), position=Alibi(), norm=RMSNorm()),
@@ -169,6 +183,12 @@ _MEMORIES = {
     ),
 }
 
+_MEMORIES |= {
+    "memory-gate-bidirectional": replace(_MEMORIES["memory-gate"], causal=False),
+    "memory-layer-bidirectional": replace(_MEMORIES["memory-layer"], causal=False),
+    "memory-context-bidirectional": replace(_MEMORIES["memory-context"], causal=False, mlp=None),
+}
+
 _GATED = MLP(20, act="silu", gated=True, bias=False)
 _LATENTS = {
     "latent": replace(
@@ -185,6 +205,15 @@ _LATENTS = {
 
 MIXERS: dict[str, ModelConfig] = (
     {
+        "spatial-gating": replace(_BASE, mixer=SpatialGating(), d_head=10),
+        "spatial-gating-softmax": replace(_ROTARY, mixer=(SpatialGating(), Softmax()), n_kv_heads=None),
+        "spatial-gating-bidirectional": replace(
+            _BASE, mixer=SpatialGating(), norm=NoNorm(), causal=False, mlp=None
+        ),
+        "token-mixing": replace(_BASE, mixer=TokenMixing(7), causal=False),
+        "token-mixing-softmax": replace(
+            _BASE, mixer=(TokenMixing(5), Softmax()), norm=RMSNorm(), position=Rotary(), causal=False
+        ),
         "pool": replace(_BASE, mixer=Pool()),
         "pool-softmax": replace(_BASE, mixer=(Pool(), Softmax())),
         "dilated": replace(_ROTARY, mixer=Softmax(sparsity=Dilated(2, 3))),

@@ -13,9 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from interp import HookedEncoderDecoder, HookedTransformer
 from interp.data.batch import Batch
+from interp.edits import Edit, Scale
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import EncoderDecoder, EncoderDecoderConfig, build, sites
+from interp.model.tap import Tap
+from interp.passes.generate import encoded, generate
 from interp.passes.observe import observe
+from interp.passes.sampling import Sampling
 from interp.verify import Contract
 from tests.families.cases_others import CASES
 from tests.families.oracle import SPREAD, hf_model
@@ -396,3 +400,70 @@ def test_verify_finds_a_weight_that_was_changed_since() -> None:
         "logits",
         "gradients",
     }
+
+
+# --- sampling, beams and edits ------------------------------------------------------------------------------------
+
+
+@BOTH
+def test_beams_are_hugging_faces_where_both_rank_by_probability(name: str) -> None:
+    given = {key: inputs()[key] for key in ("input_ids", "attention_mask")}
+    wanted = theirs(name).generate(
+        **given, max_new_tokens=6, do_sample=False, num_beams=4, num_return_sequences=4, length_penalty=0.0,
+        early_stopping="never", use_cache=False, eos_token_id=EOS, pad_token_id=PAD, decoder_start_token_id=PAD,
+        return_dict_in_generate=True, output_scores=True,
+    )  # fmt: skip
+    found = ours(name).beam_search(SOURCES, 6, beams=4, length_penalty=0.0)
+    for row, expected in enumerate(wanted.sequences.tolist()):
+        new = expected[1 : expected.index(EOS, 1) + 1] if EOS in expected[1:] else expected[1:]
+        place = divmod(row, 4)
+        assert found.tokens[place][: found.lengths[place]].tolist() == new
+        assert float(found.scores[place]) == pytest.approx(float(wanted.sequences_scores[row]), abs=1e-4)
+    greedy = ours(name).generate(SOURCES, 6)
+    assert not torch.equal(found.best.tokens, greedy.tokens), "a search finds what greedy decoding does not"
+
+
+@BOTH
+def test_sampled_targets_are_those_of_the_decoder_and_nearly_greedy_when_cold(name: str) -> None:
+    model = ours(name)
+    start = encoded(model.model, model.to_source(SOURCES))
+    sampling = Sampling(temperature=1.5, seed=3)
+    found = model.generate(SOURCES, 7, sampling=sampling, stop_tokens=())
+    assert torch.equal(found.tokens, generate(model.model.decoder, start, 7, sampling=sampling).tokens)
+    assert not torch.equal(
+        found.tokens, model.generate(SOURCES, 7, sampling=replace(sampling, seed=4), stop_tokens=()).tokens
+    )
+    cold = model.generate(SOURCES, 7, sampling=Sampling(temperature=1e-6, seed=3), stop_tokens=())
+    assert torch.equal(cold.tokens, model.generate(SOURCES, 7, stop_tokens=()).tokens)
+
+
+@BOTH
+def test_edits_of_either_side_are_those_of_its_passes(name: str) -> None:
+    """Oracle: a loop of whole passes of both sides under the same edits, without a cache."""
+    model, edits = ours(name), [
+        Edit("encoder.blocks.0.hook_mlp_out", Scale(-20.0)),
+        Edit("decoder.blocks.1.cross_attn.hook_z", Scale(-8.0)),
+    ]  # fmt: skip
+    source, plain = model.to_source(SOURCES[0]), model.generate(SOURCES[0], 6, stop_tokens=())
+    moved = []
+    for chosen in (edits[:1], edits[1:], edits):
+        target = torch.tensor([[PAD]])
+        for _ in range(6):
+            logits = model.model(source.tokens, target, Tap(edits=chosen), source_keep=source.keep)
+            target = torch.cat((target, logits[:, -1].argmax(-1, keepdim=True)), 1)
+        for use_cache in (True, False):
+            found = model.generate(SOURCES[0], 6, stop_tokens=(), edits=chosen, use_cache=use_cache)
+            assert torch.equal(found.tokens, target)
+        assert torch.equal(
+            model.beam_search(SOURCES[0], 6, beams=1, stop_tokens=(), edits=chosen).best.tokens, target
+        )
+        moved.append(not torch.equal(target, plain.tokens))
+    assert any(moved)
+
+
+def test_edits_of_a_generation_that_name_no_side_or_no_site_are_refused() -> None:
+    model = ours("t5")
+    with pytest.raises(KeyError, match=r"begin with encoder\. or decoder\., got 'blocks"):
+        model.generate("The cat", 2, edits=[Edit("blocks.0.hook_mlp_out", Scale(2.0))])
+    with pytest.raises(KeyError, match=re.escape("unknown site 'blocks.0.hook_nothing'")):
+        model.generate("The cat", 2, edits=[Edit("decoder.blocks.0.hook_nothing", Scale(2.0))])

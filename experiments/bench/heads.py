@@ -23,6 +23,7 @@ from interp.core.patterns import SCORES, pattern_scores
 from interp.core.stats import Means
 from interp.data.stream import prompt_source
 from interp.families.load import tokenizer_of
+from interp.runs import kept
 from interp.runs.run import reduced_over
 from interp.tasks import SHORT_SENTENCES
 from interp.zoo.demos import WEIGHTS
@@ -87,7 +88,11 @@ def taxonomy(pair: Pair) -> Calls:
         for part in parts:
             interp.observe(model, part)
 
-    return {"plain passes": plain, "interp": lambda: interp.heads(model)}
+    def anew() -> None:
+        kept.forget()
+        interp.heads(model)
+
+    return {"plain passes": plain, "interp": anew}
 
 
 def transformer_lens_scores(pair: Pair) -> Callable[[], Tensor]:

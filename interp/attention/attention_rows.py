@@ -4,11 +4,15 @@ With scores in [m, M] and n visible keys every weight lies in [exp(-(M - m)) / n
 mean attention that spreads with length (Veličković et al. 2024, "softmax is not enough"). Scores here are what enters
 the softmax, scale, bias and soft cap included; what a mixer does to the weights after its softmax is not in the
 numbers. Each query is reduced to four numbers where its scores arise.
+
+Mixers without a softmax of scores are read off their effective pattern. Its rows are shares (linear attention), the
+mean of two patterns of shares (polar), or weights of either sign that sum to anything: of those |a_ij| / sum_j |a_ij|
+is looked at, which says how widely a head weighs, not what is left where weights cancel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -28,6 +32,8 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
+from interp.model.records import Traits
+from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
@@ -44,8 +50,8 @@ UNITS = {"entropy": "nats", "gap": "score", "relative": "share of log n"}
 """Units of the scores; the others are attention mass."""
 BOUNDS = ("upper", "lower")
 """Exponentials of a row's gap: their means have no interval that a few texts could give."""
-AFTER_SCORES = ("attn.hook_first_pattern", "attn.hook_pattern_1", "attn.hook_pattern_2", "attn.hook_pattern")
-"""Sites of the weights that the scores become; the numbers here are read off the scores."""
+AFTER_SCORES = ("attn.hook_first_pattern", "attn.hook_pattern")
+"""Sites of the weights that the scores become, in layers whose numbers are read off the scores."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +65,8 @@ class AttentionEntropy(Question):
         """Four numbers of every query, and their means by head."""
         reads = _reads(model.transformer, self.train_length)
         finish = partial(_finish_heads, config=model.transformer.config, asked=self)
-        return Analysis(self.name, partial(_by_head, reads=reads), MaskedMeans, finish, reads)
+        asked = tuple(read for read in reads if read is not None)
+        return Analysis(self.name, partial(_by_head, reads=reads), MaskedMeans, finish, asked)
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,8 @@ class Dispersion(Question):
         """Four numbers of every query, and their means by head and number of keys."""
         reads = _reads(model.transformer, self.train_length)
         finish = partial(_finish_keys, config=model.transformer.config, asked=self)
-        return Analysis(self.name, partial(_by_keys, reads=reads), MaskedMeans, finish, reads)
+        asked = tuple(read for read in reads if read is not None)
+        return Analysis(self.name, partial(_by_keys, reads=reads), MaskedMeans, finish, asked)
 
 
 @public()
@@ -95,10 +103,14 @@ def attention_entropy(
     weight.
     train_length: m; the scores of every query are multiplied by log(n_i) / log(m) before the softmax, to show what
     log-n scaling would make of them. The passes themselves are not scaled.
+    The coordinate `weights` says what the numbers of a layer are of: `softmax` of scores; `shares` of linear attention,
+    and `halves`, the mean of polar attention's two patterns, which compare with it; `signed` weights (differential,
+    Linformer, lightning, pooling, spatial gating), whose sizes are brought to sum 1: they compare with each other only,
+    since weights that cancel count as wide attention here; NaN under `none`.
     Padding never counts. Attention sinks are left out: the weights are those among tokens, brought to sum 1. Attention
     to an encoder's memory is not looked at.
-    Errors: ValueError for packed rows, texts of a single token, a train_length below 2, and for edits of patterns,
-    which come after the scores.
+    Errors: ValueError for packed rows, texts of a single token, a model without any pattern, a train_length below 2 or
+    where a layer has no scores, and for edits of patterns that come after the scores.
 
     Example:
         >>> attention_entropy(model, prompt).value.sel(layer=0, head=1, score="relative").dims
@@ -163,20 +175,81 @@ def row_numbers(
     return numbers.masked_fill(blind, torch.nan)
 
 
-def _reads(model: Transformer, train_length: int | None) -> tuple[Read, ...]:
+def weight_numbers(weights: Float[Tensor, "b *c h q k"], *, halves: bool = False) -> Float[Tensor, "b h q 4"]:
+    """As `row_numbers`, of weights that no scores stand behind: their sizes, brought to sum 1.
+
+    There is no gap (NaN), and the number of keys is 1 where a query weighs anything, else 0: who may see whom is not in
+    the weights. halves: two patterns of either half of the values, of which this is the mean.
+
+    Example:
+        >>> weight_numbers(torch.tensor([[[[0.5, -0.5, 0.0]]]]))[0, 0, 0, :2].tolist()
+        [0.5, 0.6931471824645996]
+    """
+    sizes = wide(weights).abs()
+    total = sizes.sum(-1, keepdim=True)
+    shares = sizes / total.masked_fill(total == 0, 1)
+    if halves:
+        shares, total = shares.mean(1), total.sum(1)
+    blind = total[..., 0] == 0
+    numbers = torch.stack((shares.amax(-1), entropy(shares)), -1).masked_fill(blind[..., None], torch.nan)
+    gap = torch.full_like(numbers[..., :1], torch.nan)
+    return torch.cat((numbers, gap, (~blind)[..., None].to(numbers)), -1)
+
+
+def weights_of(config: ModelConfig) -> tuple[str, ...]:
+    """What the numbers of each layer are of: `softmax` of scores, `shares`, `halves` (the mean of two patterns of
+    shares), `signed` weights, or `none` where there is no pattern of the tokens.
+    """
+
+    def kind(traits: Traits) -> str:
+        if traits.scored:
+            return "softmax"
+        if traits.halves:
+            return "halves"
+        return "none" if not traits.patterned else "shares" if traits.distribution else "signed"
+
+    return tuple(kind(mixer.traits) for mixer in config.mixers)
+
+
+def _reads(model: Transformer, train_length: int | None) -> tuple[Read | None, ...]:
+    """One read for each layer, None for those without a pattern."""
     log_n_factor(torch.ones(1), 2 if train_length is None else train_length)  # refuses what has no logarithm
     for edit in model.edits:
-        if edit.site.endswith(AFTER_SCORES):
+        layer = find(edit.site, model.config)[1]
+        scored = layer is not None and model.config.mixers[layer].traits.scored
+        if scored and edit.site.endswith(AFTER_SCORES):
             raise ValueError(
                 f"attention here is the softmax of the scores, which the edit of {edit.name} comes after: "
                 "edit the scores, queries or keys"
             )
-    via = partial(row_numbers, train_length=train_length)
-    layers = range(model.config.n_layers)
-    return tuple(Read(f"blocks.{layer}.attn.hook_attn_scores", via) for layer in layers)
+    kinds = weights_of(model.config)
+    if set(kinds) == {"none"}:
+        raise ValueError(
+            f"attention rows require an attention pattern; this model mixes by {model.config.mixers[0]}"
+        )
+    if train_length is not None and (bare := [kind for kind in kinds if kind != "softmax"]):
+        raise ValueError(
+            f"train_length multiplies scores before a softmax; this model has layers of {bare[0]} weights"
+        )
+    vias: Mapping[str, tuple[str, Callable[[Tensor], Tensor]]] = {
+        "softmax": ("attn.hook_attn_scores", partial(row_numbers, train_length=train_length)),
+        "shares": ("attn.hook_pattern", weight_numbers),
+        "signed": ("attn.hook_pattern", weight_numbers),
+    }
+
+    def read(layer: int, kind: str) -> Read | None:
+        if kind == "none":
+            return None
+        halves = (model.config.mixers[layer].traits.halves, partial(weight_numbers, halves=True))
+        site, via = halves if kind == "halves" else vias[kind]
+        return Read(f"blocks.{layer}.{site}", via)
+
+    return tuple(read(layer, kind) for layer, kind in enumerate(kinds))
 
 
-def _rows(trace: Trace, batch: Batch, reads: tuple[Read, ...]) -> tuple[Tensor, Tensor]:
+def _rows(
+    trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
+) -> tuple[Tensor, Tensor]:
     """The four numbers of every query `[4 b l h q]`, NaN at padding, and the number of its keys `[b l h q]`."""
     if batch.documents is not None:
         raise ValueError("attention entropy and dispersion require one text per row, got a packed batch")
@@ -184,13 +257,22 @@ def _rows(trace: Trace, batch: Batch, reads: tuple[Read, ...]) -> tuple[Tensor, 
         raise ValueError(
             "attention over keys requires rows of at least two tokens, got one of a single token"
         )
-    found = torch.stack([trace[read] for read in reads], 1)
-    found = found.masked_fill(~batch.real.to(found.device)[:, None, None, :, None], torch.nan)
+    real = batch.real.to(model.device)
+    visible = real.cumsum(1) if model.config.causal else real.sum(1, keepdim=True).expand(real.shape)
+    like = trace[next(read for read in reads if read is not None)]
+    each = [torch.full_like(like, torch.nan) if read is None else trace[read].clone() for read in reads]
+    for one, read in zip(each, reads, strict=True):
+        if read is not None and not read.site.endswith("attn_scores"):  # who may see whom is not in weights
+            one[..., -1] *= visible[:, None].to(one)
+    found = torch.stack(each, 1)
+    found = found.masked_fill(~real[:, None, None, :, None], torch.nan)
     return found.movedim(-1, 0), found[..., -1].nan_to_num(0.0).long()
 
 
-def _by_head(trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read, ...]) -> Mapping[str, Tensor]:
-    (weight, spread, _, _), keys = _rows(trace, batch, reads)
+def _by_head(
+    trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
+) -> Mapping[str, Tensor]:
+    (weight, spread, _, _), keys = _rows(trace, batch, model, reads)
     several = keys > 1
     relative = torch.where(several, spread / keys.clamp_min(2).to(spread).log(), torch.nan)
     return {
@@ -198,8 +280,10 @@ def _by_head(trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read, 
     }  # fmt: skip
 
 
-def _by_keys(trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read, ...]) -> Mapping[str, Tensor]:
-    (weight, spread, gap, n), keys = _rows(trace, batch, reads)
+def _by_keys(
+    trace: Trace, batch: Batch, model: Transformer, reads: tuple[Read | None, ...]
+) -> Mapping[str, Tensor]:
+    (weight, spread, gap, n), keys = _rows(trace, batch, model, reads)
     upper, lower = (gap.exp() / n).clamp_max(1.0), (-gap).exp() / n
     values = {"max_weight": weight, "entropy": spread, "gap": gap, "upper": upper, "lower": lower}
     counts = torch.zeros(*keys.shape[:-1], keys.shape[-1] + 1, dtype=torch.double, device=keys.device)
@@ -216,16 +300,23 @@ def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy)
     assert isinstance(merged, MaskedMeans)
     nulls = {"relative": 1.0}
     scores = {
-        name: Score.of(moments, UNITS.get(name, "attention mass"), nulls.get(name, torch.nan))
+        name: _known(Score.of(moments, UNITS.get(name, "attention mass"), nulls.get(name, torch.nan)))
         for name, moments in merged.moments.items()
     }
     attrs = _attrs(merged, asked.train_length) | {"null": "relative: 1 for even attention"}
     return scored(asked.name, scores, HEAD, coords=_coords(config), attrs=attrs)
 
 
+def _known(score: Score) -> Score:
+    """The same with NaN where there is nothing to take a mean of: a layer without a pattern."""
+    none = score.n == 0
+    value, low, high = (x.masked_fill(none, torch.nan) for x in (score.value, score.low, score.high))
+    return score._replace(value=value, low=low, high=high)
+
+
 def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.Dataset:
     assert isinstance(merged, MaskedMeans)
-    longest = max(int(moments.count().amax((0, 1)).nonzero()[-1]) + 1 for moments in merged.moments.values())
+    longest = int(merged.moments["entropy"].count().amax((0, 1)).nonzero()[-1]) + 1
     n_keys = torch.arange(1, longest + 1)
     scores = {
         name: _up_to(longest, name, moments, _even(name, n_keys)) for name, moments in merged.moments.items()
@@ -258,7 +349,8 @@ def _even(name: str, n_keys: Int[Tensor, "n"]) -> Float[Tensor, "n"]:
 
 def _coords(config: ModelConfig) -> dict[str, object]:
     layers, heads = range(config.n_layers), range(config.n_heads)
-    return {"layer": layers, "head": heads, "part": (HEAD, head_names(config))}
+    kinds = (("layer",), list(weights_of(config)))
+    return {"layer": layers, "head": heads, "part": (HEAD, head_names(config)), "weights": kinds}
 
 
 def _attrs(merged: MaskedMeans, train_length: int | None) -> dict[str, str | int]:

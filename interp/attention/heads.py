@@ -27,11 +27,13 @@ from interp.core.boundary import public, shape_text
 from interp.core.patterns import SCORES, copy_scores, distance_kernel, even_attention, pattern_scores
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
+from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part
+from interp.model.records import why_not_additive
 from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -40,6 +42,7 @@ from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
 from interp.passes.observe import Model, Studied, Subject
 from interp.residual.attribution import Attribute, attribution
 from interp.residual.decomposition import IncompleteSumError, not_linear
+from interp.runs.kept import once
 from interp.runs.run import answered, reduced_over, run
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.tasks.indirect_objects import A_DRAW
@@ -197,7 +200,7 @@ def _last_rows(config: ModelConfig) -> tuple[Read, ...]:
 
 def _name_masses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """Attention of the last query `[b l h]` to each name."""
-    masks = mention_masks(batch)
+    masks = sent(mention_masks(batch.host()), batch.tokens.device)
     rows = torch.stack([trace[read] for read in _last_rows(model.config)], 1).to(torch.float64)
     rows = in_every_layer(rows, model.config)
     return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
@@ -366,7 +369,8 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
     network, config = model.transformer, model.transformer.config
     scores, attrs, peak = _by_pattern(model, asked)
     said, why_not = _names(model, asked.sentences, asked.batch_size)
-    weighed, why, random = _of_weights(network, model.text)
+    asked_of = (_of_weights.__qualname__, unlike_weights(network), embedding_edits(network))
+    weighed, why, random = once(model, asked_of, partial(_of_weights, network, model.text))
     scores |= said | weighed
     attrs |= why_not | why
     scores |= peak
@@ -519,7 +523,9 @@ def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
 def _without(score: Score, heads: Bool[Tensor, "l h"]) -> Score:
     """The score without the number of some heads, which is NaN."""
     ends = {name: getattr(score, name) for name in ("value", "low", "high")}
-    return score._replace(**{name: x.masked_fill(heads.to(x.device), torch.nan) for name, x in ends.items()})
+    return score._replace(
+        **{name: x.masked_fill(sent(heads, x.device), torch.nan) for name, x in ends.items()}
+    )
 
 
 def _coords(config: ModelConfig) -> dict[str, object]:
@@ -611,7 +617,7 @@ def _why_not_copied(config: ModelConfig) -> str | None:
             return None
         why = config.block.why_not(f"blocks.{bare}.attn.W_V") or str(config.mixers[bare])
         return f"there is no W_V in layer {bare}: {why}"
-    return "a mixer of this model makes no pattern of the values, or clips them"
+    return why_not_additive(next(mixer for mixer in config.mixers if not mixer.traits.additive))
 
 
 def _reduced(
@@ -641,7 +647,8 @@ def _compute(
     numbers = in_every_layer(torch.stack([trace[read] for read in patterns], 1), model.config)
     scores, kernel = numbers[..., : len(SCORES)], numbers[..., len(SCORES) :]
     # Weights that are no shares have no entropy: NaN in the table, which a mean over rows would refuse.
-    scores[:, list(without_shares(model.config)), :, SCORES.index("entropy")] = 0.0
+    if signed := without_shares(model.config):
+        scores[:, sent(signed, scores.device), :, SCORES.index("entropy")] = 0.0
     found = dict(zip(SCORES, scores.unbind(-1), strict=True)) | {"kernel": kernel}
     if values:
         first = batch.tokens[:, 1 : 1 + data.sample]

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model.attention import Attention, picked
 from interp.model.config import WITH_HEADS, ModelConfig
@@ -80,21 +81,23 @@ def rows_of(query: Position, key: Position) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """What the stream at one end of the score becomes: the query, or the key, of the head."""
+    """What the stream at one end of the score becomes: the query, or the key, of some heads."""
 
-    matrix: Float[Tensor, "d e"]
-    """From the stream to the head, its norms at scale 1."""
-    constant: Float[Tensor, "b 1 e"]
+    matrix: Float[Tensor, "h d e"]
+    """From the stream to the heads, its norms at scale 1."""
+    constant: Float[Tensor, "h b 1 e"]
     """What is added: beta of the norm, the bias, beta of the norm of queries or keys; placed and scaled."""
-    scale: Float[Tensor, "b"]
+    scale: Float[Tensor, "#h b"]
     """What `matrix` is multiplied by: one over the scales of the norms, and for queries the factor on the scores."""
     rotation: Rotation | None
 
-    def of(self, parts: Float[Tensor, "c b d"]) -> Float[Tensor, "b c e"]:
+    def of(self, parts: Float[Tensor, "c b d"]) -> Float[Tensor, "h b c e"]:
         """What parts of the stream become."""
-        return _placed(
-            rearrange(parts, "c b d -> b c d") @ self.matrix * self.scale[:, None, None], self.rotation
+        joint = rearrange(self.matrix, "h d e -> d (h e)")
+        read = rearrange(
+            rearrange(parts, "c b d -> b c d") @ joint, "b c (h e) -> h b c e", h=len(self.matrix)
         )
+        return _placed(read * self.scale[..., None, None], self.rotation)
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,20 +145,40 @@ def score_parts(
 
 
 @torch.no_grad()
-def every_score(model: Transformer, batch: Batch, layer: int) -> Iterator[ScoreParts]:
-    """All scores of every head of a layer on one prompt, heads apart: a row for each query and each key that it sees.
+def every_score(model: Transformer, batch: Batch, layer: int) -> Iterator[tuple[Sequence[int], ScoreParts]]:
+    """All scores of a layer on one prompt: heads that see the same, and a row for each of them, query and key it sees.
 
-    Rows are in the order of queries, keys within. One pass; errors as in `score_parts`.
+    Rows are in the order of heads, queries within, keys within those. One pass, and the stream is split once for each
+    token, which the pairs then share; errors as in `score_parts`.
     """
     reads = {site: Read(site) for site in (*_sites(model, layer, "head"), _scores(layer))}
     trace = observe(model, batch, list(reads.values()), answers_only=True).trace
     every = {site: wide(trace[read]) for site, read in reads.items()}
-    for head in range(model.config.n_heads):
-        places = (every[_scores(layer)][0, head] > -torch.inf).nonzero()
-        rows = batch.rows(torch.zeros(len(places), dtype=torch.long))
-        seen = {site: _columns(x, places) for site, x in every.items() if site != _scores(layer)}
-        seen |= {_scores(layer): _rows(every[_scores(layer)], places)}
-        yield _split(model, rows, (layer, head), places, seen, "head")
+    scores = every.pop(_scores(layer))[0]
+    visible = scores > -torch.inf
+    factor = _attention(model, layer).score_factor(visible.sum(-1), scores)
+    place = torch.arange(scores.shape[-1], device=scores.device)
+    both = torch.stack((place, place), 1)
+    seen = {site: _columns(x, both) for site, x in every.items()}
+    rows = batch.rows(torch.zeros(len(place), dtype=torch.long))
+    parts, queries, keys, _ = _taken(model, rows, layer, slice(None), both, seen, "head", factor)
+    masks = visible.cpu()
+    alike: dict[bytes, list[int]] = {}
+    for head, mask in enumerate(masks):
+        alike.setdefault(mask.numpy().tobytes(), []).append(head)
+    for heads in alike.values():
+        which = sent(heads, scores.device)[:, None]
+        places = sent(masks[heads[0]].nonzero(), scores.device)
+        query, key = places.T
+        recorded = scores[which, query, key]
+        position = _position(model, which[:, 0], places, recorded)
+        q, k, total = queries[which, query], keys[which, key], recorded
+        if model.config.attn_softcap is not None:
+            total = _content(model, layer, which, (query, key), seen, factor) + position
+        error = _checked(model, [(layer, head) for head in heads], (q, k), position, total, recorded)
+        each = places.expand(len(heads), -1, -1)
+        q, k, position, total, error, each = (x.flatten(0, 1) for x in (q, k, position, total, error, each))
+        yield heads, ScoreParts(parts, q, k, position, total, error, each, {})
 
 
 def _seen(
@@ -178,28 +201,45 @@ def _split(
     by: Split,
 ) -> ScoreParts:
     """The scores at these places, from what was seen there."""
-    layer, _ = head
-    columns = places.cpu() + (batch.tokens.shape[1] - batch.lengths[:, None]).cpu()
-    scores = seen[_scores(layer)][:, head[1]]
+    layer, index = head
+    columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
+    scores = seen[_scores(layer)][:, index]
     recorded = scores[:, QUERY].gather(1, columns[:, KEY:].to(scores.device))[:, 0]
     _check_visible(recorded, places, head)
-    factor = _attention(model, layer).score_factor(
-        (scores[:, QUERY] > -torch.inf).sum(-1)[:, None], recorded
-    )[:, 0]
+    factor = _attention(model, layer).score_factor((scores[:, QUERY] > -torch.inf).sum(-1)[:, None], recorded)
+    parts, queries, keys, sides = _taken(
+        model, batch, layer, slice(index, index + 1), columns, seen, by, factor.T
+    )
+    own, rows = torch.full_like(places[:1, :1], index), torch.arange(len(batch), device=places.device)
+    position, total = _position(model, own[:, 0], places, recorded[None]), recorded[None]
+    if model.config.attn_softcap is not None:
+        total = _content(model, layer, own, (rows, rows), seen, factor.T) + position
+    error = _checked(model, [head], (queries, keys), position, total, recorded[None])
+    sources = _sources(model, layer, seen, batch, sides) if by == "source" else {}
+    return ScoreParts(parts, queries[0], keys[0], position[0], total[0], error[0], places, sources)
+
+
+def _taken(
+    model: Transformer,
+    batch: Batch,
+    layer: int,
+    heads: slice,
+    columns: Int[Tensor, "b 2"],
+    seen: Mapping[str, Tensor],
+    by: Split,
+    factor: Float[Tensor, "#h #b"],
+) -> tuple[tuple[str, ...], Float[Tensor, "h b c e"], Float[Tensor, "h b c e"], list[_Side]]:
+    """The parts of the stream, what each becomes in queries and keys of these heads at these columns, and how."""
+    like = seen[attention_input(model.config, layer)]
     sides = [
-        _side(model, head, seen, at, _rotation(model, layer, batch, columns[:, at], recorded), times)
+        _side(model, layer, heads, seen, at, _rotation(model, layer, batch, columns[:, at], like), times)
         for at, times in ((QUERY, factor), (KEY, torch.ones_like(factor)))
     ]
     found = before_attention(seen, model, layer, heads=by != "part")
     queries, keys = [
-        torch.cat((side.of(found.values[:, :, at]), side.constant), 1) for at, side in enumerate(sides)
+        torch.cat((side.of(found.values[:, :, at]), side.constant), 2) for at, side in enumerate(sides)
     ]
-    position, total = _position(model, head[1], places, recorded), recorded
-    if model.config.attn_softcap is not None:
-        total = _content(model, head, seen, factor) + position
-    error = _checked(model, head, (queries, keys), position, total, recorded)
-    sources = _sources(model, layer, seen, batch, sides) if by == "source" else {}
-    return ScoreParts(found.parts, queries, keys, position, total, error, places, sources)
+    return found.parts, queries, keys, sides
 
 
 def _of_rows(pos: Position, batch: Batch) -> int | list[int]:
@@ -280,30 +320,32 @@ def _head_norm(model: Transformer, layer: int, part: str) -> HeadNorm | None:
 
 def _side(
     model: Transformer,
-    head: tuple[int, int],
+    layer: int,
+    heads: slice,
     seen: Mapping[str, Tensor],
     at: int,
     rotation: Rotation | None,
-    factor: Float[Tensor, "#b"],
+    factor: Float[Tensor, "#h #b"],
 ) -> _Side:
-    """Query or key of the head as a map of the stream, its norms at the scales of the pass."""
-    (layer, index), part = head, _SIDES[at]
+    """Query or key of some heads as a map of the stream, its norms at the scales of the pass."""
+    part = _SIDES[at]
     stream = seen[attention_input(model.config, layer)]
-    reading = HeadCircuits(model, folded=True, biases=True).reading(layer, part)[index].to(stream)
-    matrix, bias = reading[:-1], reading[-1:]
+    reading = HeadCircuits(model, folded=True, biases=True).reading(layer, part)[heads].to(stream)
+    matrix, bias = reading[:, :-1], reading[:, -1:]
     norm = input_norm(model, layer, "attn_out").recorded(seen)
     scale = torch.ones_like(stream[:, at, 0]) if norm.scale is None else norm.scale[:, at, 0]
-    after, beta = torch.ones_like(scale), torch.zeros_like(bias)
+    after, beta = torch.ones_like(scale)[None], torch.zeros_like(bias)
     if (head_norm := _head_norm(model, layer, part)) is not None:
         of_heads = seen[_head_scale(layer, part)][:, at, :, 0]
-        group = int(Weights(model).kv_head()[index]) if part == "k" else index
-        after = of_heads[:, 0 if head_norm.whole else group]
+        group = Weights(model).kv_head()[heads] if part == "k" else heads
+        after = of_heads[:, slice(0, 1) if head_norm.whole else group].T
         if head_norm.norm.bias is not None:
             every = head_norm.norm.bias.to(stream)
-            beta = (every.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else every)[None]
-    factor = factor.expand_as(scale)
-    constant = (bias / after[:, None] + beta) * factor[:, None]
-    return _Side(matrix, _placed(constant[:, None], rotation), factor / (scale * after), rotation)
+            own = every.unflatten(0, (-1, head_norm.d_head))[group] if head_norm.whole else every
+            beta = own.expand(len(bias), -1)[:, None]
+    factor = factor.expand(-1, len(scale))
+    constant = (bias[:, None] / after[..., None, None] + beta[:, None]) * factor[..., None, None]
+    return _Side(matrix, _placed(constant, rotation), factor / (scale * after), rotation)
 
 
 def _head_scale(layer: int, part: str) -> str:
@@ -322,27 +364,36 @@ def _rotation(
     return Rotation(cos, sin, whole.interleaved)
 
 
-def _placed(x: Float[Tensor, "b c e"], rotation: Rotation | None) -> Float[Tensor, "b c e"]:
-    return x if rotation is None else rotation.apply(x[:, None])[:, 0]
+def _placed(x: Float[Tensor, "h b c e"], rotation: Rotation | None) -> Float[Tensor, "h b c e"]:
+    if rotation is None:
+        return x
+    turned = rotation.apply(rearrange(x, "h b c e -> b 1 (h c) e"))
+    return rearrange(turned, "b 1 (h c) e -> h b c e", h=len(x))
 
 
 def _position(
-    model: Transformer, head: int, places: Int[Tensor, "b 2"], like: Float[Tensor, "b"]
-) -> Float[Tensor, "b"]:
+    model: Transformer, heads: Int[Tensor, "h"], places: Int[Tensor, "b 2"], like: Float[Tensor, "h b"]
+) -> Float[Tensor, "h b"]:
     """What positions add to the score."""
     if model.score_bias is None:
         return torch.zeros_like(like)
     query, key = places[:, QUERY, None], places[:, KEY, None]
-    return model.score_bias(query, key, model.dtype)[:, head, 0, 0].to(like)
+    return model.score_bias(query, key, model.dtype)[:, heads, 0, 0].T.to(like)
 
 
 def _content(
-    model: Transformer, head: tuple[int, int], seen: Mapping[str, Tensor], factor: Float[Tensor, "#b"]
-) -> Float[Tensor, "b"]:
-    """The score before its soft cap and without positions, from the queries and keys of the pass."""
-    layer, index = head
+    model: Transformer,
+    layer: int,
+    heads: Int[Tensor, "h 1"],
+    rows: tuple[Int[Tensor, "b"], Int[Tensor, "b"]],
+    seen: Mapping[str, Tensor],
+    factor: Float[Tensor, "#h #n"],
+) -> Float[Tensor, "h b"]:
+    """The scores before their soft cap and without positions, from the queries and keys that the pass has in rows."""
     q, k = (seen[product_site(model, layer, part)] for part in _SIDES)
-    return (q[:, QUERY, index] * k[:, KEY, int(Weights(model).kv_head()[index])]).sum(-1) * factor
+    queries, keys = q[rows[0], QUERY, heads], k[rows[1], KEY, Weights(model).kv_head()[heads]]
+    whose = heads if len(factor) > 1 else torch.zeros_like(heads)
+    return (queries * keys).sum(-1) * factor.expand(-1, len(q))[whose, rows[0]]
 
 
 def _check_visible(scores: Float[Tensor, "b"], places: Int[Tensor, "b 2"], head: tuple[int, int]) -> None:
@@ -356,19 +407,19 @@ def _check_visible(scores: Float[Tensor, "b"], places: Int[Tensor, "b 2"], head:
 
 def _checked(
     model: Transformer,
-    head: tuple[int, int],
-    sides: tuple[Float[Tensor, "b c e"], Float[Tensor, "b c e"]],
-    position: Float[Tensor, "b"],
-    total: Float[Tensor, "b"],
-    recorded: Float[Tensor, "b"],
-) -> Float[Tensor, "b"]:
+    heads: Sequence[tuple[int, int]],
+    sides: tuple[Float[Tensor, "h b c e"], Float[Tensor, "h b c e"]],
+    position: Float[Tensor, "h b"],
+    total: Float[Tensor, "h b"],
+    recorded: Float[Tensor, "h b"],
+) -> Float[Tensor, "h b"]:
     """The error of each row's sum relative to its largest term. IncompleteSumError if it is beyond rounding.
 
     A term is a product of vectors and carries the rounding of their lengths, however small it is itself.
     """
     queries, keys = sides
-    found, cap = (queries @ keys.mT).sum((1, 2)) + position, model.config.attn_softcap
-    lengths = queries.norm(dim=-1).amax(1) * keys.norm(dim=-1).amax(1)
+    found, cap = (queries @ keys.mT).sum((-2, -1)) + position, model.config.attn_softcap
+    lengths = queries.norm(dim=-1).amax(-1) * keys.norm(dim=-1).amax(-1)
     size = torch.stack((lengths, position.abs(), total.abs())).amax(0)
     miss = (found - total).abs()
     if cap is not None:
@@ -377,11 +428,12 @@ def _checked(
     error = miss / size.clamp_min(torch.finfo(size.dtype).tiny)
     if not bool((error <= TOLERANCE[model.dtype]).all()):
         edited = ", ".join(edit.name for edit in model.edits)
+        worst = error.amax(1)
         raise IncompleteSumError(
-            f"the score of {Part('head', *head)}: parts miss it by {float(error.max()):.2e} of the largest, "
-            f"allowed {TOLERANCE[model.dtype]:.0e} in {model.dtype}"
+            f"the score of {Part('head', *heads[int(worst.argmax())])}: parts miss it by {float(worst.max()):.2e} of "
+            f"the largest, allowed {TOLERANCE[model.dtype]:.0e} in {model.dtype}"
             + (f"; under the edits of {edited} it is not what the stream makes of it" if edited else ""),
-            float(error.max()),
+            float(worst.max()),
         )
     return error
 
@@ -404,7 +456,7 @@ def _sources(
                 norm = sum_norm(model, *place).recorded(seen)
                 moved = replace(norm, scale=None if norm.scale is None else norm.scale[:, at]).through(moved)
             heads = len(moved)
-            read = side.of(rearrange(moved, "h k b d -> (h k) b d"))
+            read = side.of(rearrange(moved, "h k b d -> (h k) b d"))[0]
             each = rearrange(read, "b (h k) e -> b h k e", h=heads)
             both.append(each.take_along_dim(order.to(each.device)[:, None, :, None], 2))
         found[i] = torch.stack(both)

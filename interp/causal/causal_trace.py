@@ -28,6 +28,7 @@ from interp.causal.spans import ROLES, Where, roles, spans, within
 from interp.core.boundary import Count, public
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, wide
+from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -262,7 +263,7 @@ def _embedded(
     )
     count = where.sum((1, 2))
     mean = (value * where).sum((1, 2)) / count
-    if not bool(mean[count > 0].isfinite().all()):
+    if not bool((mean.isfinite() | (count == 0)).all()):
         raise NotFiniteError("the subjects' embeddings of some prompt are NaN or infinite")
     spread = ((value - mean[:, None, None]).square() * where).sum((1, 2))
     return {"count": count.double(), "mean": mean, "spread": spread}
@@ -332,16 +333,14 @@ class Noised:
         the split into batches changes a number.
         """
         noise = torch.zeros(len(batch), tracing.samples, *where.shape[1:], model.config.d_model)
-        for row, tokens, real, mine in zip(
-            noise, batch.tokens.cpu(), batch.real.cpu(), where.cpu(), strict=True
-        ):
+        for row, tokens, real, mine in zip(noise, batch.tokens, batch.real, where, strict=True):
             seed = zlib.crc32(tokens[real].numpy().tobytes(), tracing.seed % 2**32)
             generator = torch.Generator().manual_seed(seed)
             row[:, mine] = scale * torch.randn(
                 tracing.samples, int(mine.sum()), row.shape[-1], generator=generator
             )
         rows = batch.rows(torch.arange(len(batch)).repeat_interleave(tracing.samples))
-        return cls(model, rows.to(model.device), noise.flatten(0, 1).to(model.device))
+        return cls(model, rows.to(model.device), sent(noise.flatten(0, 1), model.device))
 
     def corrupted(self, embedding: Float[Tensor, "r p d"]) -> Variant:
         """The corruption of these clean token embeddings."""
@@ -361,16 +360,19 @@ def _compute(
         raise ValueError(
             "causal tracing requires the answer of every prompt, got none: name it, or bring it with the data"
         )
-    span = spans(text, batch, _of_rows(question.subject, batch))
+    home = batch.host()
+    assert home.answer is not None
+    span = spans(text, home, _of_rows(question.subject, home))
     logits = observe(model, batch, logits_at=batch.last()[:, None]).output[:, 0]
-    if bool(logits.isnan().any()):
+    seen = fetched({"best": logits.argmax(-1), "nan": logits.isnan().any()})
+    if bool(seen["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")
-    best = logits.argmax(-1).cpu()
-    known = best == batch.answer.cpu()
+    best = seen["best"]
+    known = best == home.answer
     rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
     found: dict[str, Tensor] = {}
     if len(rows):
-        found = _some(model, batch.rows(rows), span[rows.to(span.device)], question, metric)
+        found = _some(model, batch.rows(rows), span[rows], question, metric)
     layers, values = model.config.n_layers, {}
     shapes: dict[str, tuple[int, ...]] = {
         "clean": (), "corrupt": (),
@@ -385,8 +387,8 @@ def _compute(
     values["total"] = values["clean"] - values["corrupt"]
     values["known"] = known.double()
     if question.each:
-        values |= {"best": best, "answer": batch.answer.cpu(), "token": batch.token_ids.cpu()}
-        values["subject"] = within(batch, span).cpu().double()
+        values |= {"best": best, "answer": home.answer, "token": home.token_ids}
+        values["subject"] = within(home, span).double()
     return values
 
 
@@ -396,7 +398,8 @@ def _some(
 ) -> dict[str, Tensor]:
     """Everything that is kept of some prompts, on the host, by row."""
     assert question.sigma is not None
-    noised = Noised.of(model, batch, within(batch, span), question.noise * question.sigma, question)
+    home = batch.host()
+    noised = Noised.of(model, home, within(home, span), question.noise * question.sigma, question)
     rows, config, layers = noised.batch, model.config, range(model.config.n_layers)
     restored = {name for layer in layers for name in question.restored(layer, config)}
     frozen = {name for layer in layers for name in question.frozen(layer, config)}
@@ -404,23 +407,23 @@ def _some(
     common = noised.corrupted(clean.values["hook_embed"])
     corrupt = Sweep(model, rows, (), common).recorded([*map(Read, sorted(frozen))])
     cells = question.cells(config, clean.values, corrupt.values, rows.tokens.shape[1])
-    home = clean.final if metric.everywhere else picked(clean.final, rows.last()[:, None])
-    swept = Sweep(model, rows, cells, common=common).run(metric, home)
+    final = clean.final if metric.everywhere else picked(clean.final, rows.last()[:, None])
+    swept = Sweep(model, rows, cells, common=common).run(metric, final)
     swept = _isolated(swept, noised)
-    example = torch.arange(len(rows), device=home.device)
-    value = wide(metric.of(Outcome(model, home, rows, example, home)))
+    example = torch.arange(len(rows), device=final.device)
+    value = wide(metric.of(Outcome(model, final, rows, example, final)))
     if not bool(value.isfinite().all()):
         raise NotFiniteError(f"{metric.name} is NaN or infinite in the clean run of some prompt")
     n, p = question.samples, rows.tokens.shape[1]
     effect = rearrange(swept.values - swept.base, "(l p) (b n) -> b n l p", p=p, n=n)
     changed = rearrange(swept.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)
     found = {
-        **_by_token(effect, changed, batch.real.to(home.device)),
-        **_by_role(effect, changed, roles(batch, span).to(home.device)),
+        **_by_token(effect, changed, sent(home.real, final.device)),
+        **_by_role(effect, changed, sent(roles(home, span), final.device)),
         "clean": value[::n],
         "corrupt": swept.base.unflatten(0, (-1, n)).mean(1),
     }
-    return {name: value.cpu() for name, value in found.items()}
+    return fetched(found)
 
 
 def _isolated(swept: Swept, noised: Noised) -> Swept:

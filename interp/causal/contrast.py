@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import public
+from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts, Text, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -142,7 +143,7 @@ class Watched:
         """What the metric sees of the final stream."""
         if self.metric.everywhere:
             return stream
-        return picked(stream, batch.last().to(stream.device)[:, None])
+        return picked(stream, sent(batch.last(), stream.device)[:, None])
 
     def value(
         self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, "r"] | None = None

@@ -19,7 +19,8 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.boundary import nearest, public, shape_text
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Partial, Rows, over, ranks
+from interp.core.stats import Means, Moments, Partial, Rows, all_finite, over, ranks
+from interp.core.transfers import sent
 from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
@@ -68,7 +69,7 @@ class Measured:
 
         def rows(values: Iterable[Tensor]) -> Tensor:
             found = torch.cat(list(values))
-            return found if order is None else found[order.to(found.device)]
+            return found if order is None else found[sent(order, found.device)]
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
         return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs)
@@ -153,6 +154,8 @@ def swept(
 
 def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
     """ValueError unless all prompts are equally long; `otherwise` says what may be done instead."""
+    if batch.keep is None:
+        return
     lengths = batch.lengths
     if bool((lengths != lengths[0]).any()):
         found = sorted(set(lengths.tolist()))
@@ -173,9 +176,12 @@ def _compute(
     if table.columns:
         check_one_length(batch, f"effects by {', '.join(table.columns)}", OTHERWISE)
     found = measure(model, batch)
-    for name, value in found.runs.items():
-        if not bool(value.isfinite().all()):
-            raise NotFiniteError(f"{table.metric.name} is NaN or infinite in the {name} run of some prompt")
+    if not all_finite(found.runs.values()):
+        for name, value in found.runs.items():
+            if not bool(value.isfinite().all()):
+                raise NotFiniteError(
+                    f"{table.metric.name} is NaN or infinite in the {name} run of some prompt"
+                )
     rows = {
         "effect": found.effect, "changed": found.changed.double(), "length": batch.lengths.double(), **found.runs,
     }  # fmt: skip

@@ -21,6 +21,7 @@ from interp.causal.ablation import chosen, chosen_layers
 from interp.causal.effects import Measured, Table, causal, dims_asked, swept
 from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
+from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -233,8 +234,9 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
     layers = sorted({layer for group in cuts.groups for layer in group})
     reads = [Read(f"blocks.{layer}.attn.hook_attn_scores", via=_finite) for layer in layers]
     trace = observe(model, batch, reads, answers_only=True).trace
-    for layer, read in zip(layers, reads, strict=True):
-        seen = trace[read].cpu() & queries[:, :, None]
+    every = fetched({layer: trace[read] for layer, read in zip(layers, reads, strict=True)})
+    for layer, visible in every.items():
+        seen = visible & queries[:, :, None]
         hit = seen & keys[:, None, :]
         blind = hit.any(-1) & (seen.sum(-1) == (1 if "key" in cuts.by else hit.sum(-1)))
         if bool(blind.any()):
@@ -254,6 +256,7 @@ def _columns(given: Columns, batch: Batch, what: str) -> list[tuple[int, ...]]:
     if isinstance(given, Tensor):
         mask = rows_of_mask(given, batch, f"{what} columns")
         return [tuple(row.nonzero()[:, 0].tolist()) for row in mask]
+    batch = batch.host()
     first = batch.real.int().argmax(1).tolist()
     return [
         tuple(start + i for i in chosen(given, length, what))

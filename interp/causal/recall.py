@@ -24,6 +24,7 @@ from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Partial, Rows
+from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -114,7 +115,8 @@ def _compute(
     groups: Mapping[str, list[int]],
 ) -> Mapping[str, Tensor]:
     mine = rows_of_mask(span, batch, "span")
-    before = (batch.real.roll(1, 1) & batch.real).to(mine.device)
+    real = batch.host().real
+    before = real.roll(1, 1) & real
     before[:, 0] = False
     if not bool(mine.any(1).all()) or bool((mine & ~before).any()):
         raise ValueError(
@@ -184,7 +186,7 @@ class Measure:
         def value(outcome: Outcome) -> Float[Tensor, "r"]:
             outcome.model.config.require_tokens("recall of a text")
             tokens = outcome.batch.tokens[:, 1:]
-            inside = span.to(tokens.device)[outcome.example, 1:]
+            inside = sent(span, tokens.device)[outcome.example, 1:]
             scores = self.score(outcome.logits()[:, :-1], tokens)
             if self.whole:
                 return scores.masked_fill(~inside, torch.inf).amin(1)

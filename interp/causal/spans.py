@@ -15,6 +15,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import public, shape_text
+from interp.core.transfers import sent
 from interp.data.batch import Batch, Text, Tokenizer
 
 ROLES = ("first subject", "middle subject", "last subject", "first after", "further", "last token")
@@ -54,12 +55,12 @@ def spans(text: Text, batch: Batch, where: Where | Sequence[Where]) -> Int[Tenso
     each = [where] * len(batch) if isinstance(where, Where) else list(where)
     if len(each) != len(batch):
         raise ValueError(f"one subject per prompt is required, got {len(each)} for {len(batch)} prompts")
+    there, batch = batch.tokens.device, batch.host()
     found = [
         _columns(text, row[real].tolist(), place)
         for row, real, place in zip(batch.tokens, batch.real, each, strict=True)
     ]
-    first = batch.real.int().argmax(1)
-    return torch.tensor(found, device=first.device) + first[:, None]
+    return sent(torch.tensor(found) + batch.real.int().argmax(1)[:, None], there)
 
 
 def within(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b p"]:
@@ -81,7 +82,7 @@ def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Boo
             f"{shape_text(mask.shape)}"
         )
     mine = mask.cpu()[rows]
-    if bool((mine[:, :width] & ~batch.real.cpu()).any()) or bool(mine[:, width:].any()):
+    if bool((mine[:, :width] & ~batch.host().real).any()) or bool(mine[:, width:].any()):
         raise ValueError(f"{what} must be tokens of every prompt, got padding")
     return mine[:, :width]
 

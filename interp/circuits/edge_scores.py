@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.model.edits import Add
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
@@ -144,7 +145,7 @@ class Gradients:
             return rearrange(value, "(b k) ... -> b k ...", k=len(weights))
 
         def weighted(sites: list[str]) -> Tensor:
-            share = weights.to(model.device)
+            share = sent(weights, model.device)
             found = torch.cat([of(site) for site in sites], -2) if len(sites) > 1 else of(sites[0])
             return found if len(share) == 1 else torch.einsum("bk...,k->bk...", found, share.to(found))
 
@@ -178,12 +179,12 @@ def edge_scores(
     points = max((x.shape[1] for x in gradients.heads.values()), default=1)
     width = d * (len(graph.senders) + (points + 1) * (graph.n_heads + 2 * graph.n_kv_heads))
     for rows, columns in _tiles(b, p, max(1, tile_floats(found.device) // width)):
-        sent = rearrange(change.vectors(graph, rows, columns), "b s c d -> b s (c d)")
+        senders = rearrange(change.vectors(graph, rows, columns), "b s c d -> b s (c d)")
         for receivers, seen, received in _received(graph, gradients, rows, columns):
             some = slice(first, min(seen, len(graph.senders) if last is None else last))
             flat = rearrange(received, "b r c d -> b (c d) r")
-            found[rows, some, receivers] += sent[:, some] @ flat
-    return found.mul_(graph.exists.to(found.device))
+            found[rows, some, receivers] += senders[:, some] @ flat
+    return found.mul_(sent(graph.exists, found.device))
 
 
 def _received(

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -39,7 +39,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.frozen import output_norm
-from interp.passes.memory import that_fit
+from interp.passes.memory import room, that_fit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
 from interp.runs.run import answered
@@ -115,8 +115,13 @@ Chosen = Circuit | Sequence[Circuit] | Bool[Tensor, "c sender receiver"]
 """One circuit, several, or masks over the edge graph, True at the edges that are kept."""
 
 
+LEAST_ROOM = 128 << 20
+"""Bytes of a pass below which products of few rows cost more than they need to: GPT-2's shape with 16 tokens takes 1.26
+s with 8 rows in this room, 1.67 with 2 in a quarter of it (`experiments/bench/circuit_passes.py`)."""
 _HELD = "corrections of a layer"
 """Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
+_CHANGES, _KNOWN = "changes of senders", "how many are known"
+"""Where it keeps replaced - current of every sender so far, carried to the stream, and how many `Said` that is."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,8 +168,7 @@ def interchange(
     replacement: what the edges outside carry: "resample", their sender's value in the corrupted run of the same pair;
     "mean", its mean over the `reference` prompts (None: the corrupted ones), position by position; "zero", nothing.
     Circuits and pairs are rows of common passes, as many as memory allows: a row holds, per position, about 8 [head,
-    d_model] (the heads' own copies of the stream, and what one layer of senders says at a time) and every sender's
-    output, heads d_head wide.
+    d_model] (the heads' own copies of the stream) and every sender's change [sender, d_model], projected once a pass.
     Errors: ValueError for pairs that do not align, models (or edits) whose stream is no sum, an unknown replacement,
     circuits of another graph, a reference without a mean, or one that lacks positions of the prompts.
 
@@ -335,11 +339,11 @@ def _finish(merged: Partial, name: str, passes: CircuitPasses) -> xr.Dataset:
 
 def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int:
     """How many rows `circuit, pair` one pass may have; everywhere: for a metric that looks at every column."""
-    config = model.config
-    inside = config.d_model * (8 * config.n_heads + 24)
+    config, graph = model.config, EdgeGraph.of(model.config)
+    inside = config.d_model * (8 * config.n_heads + 8 + len(graph.senders))
     said = config.n_layers * (config.n_heads * config.head_width + config.d_model)
     logits = config.n_outputs * (columns if everywhere else 1)
-    return that_fit(model, 4 * columns * (inside + said) + 8 * logits)
+    return that_fit(model, 4 * columns * (inside + said) + 8 * logits, max(LEAST_ROOM, room(model)))
 
 
 # --- the change of a pass
@@ -368,6 +372,16 @@ def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[Input]:
             yield Input(f"blocks.{layer}.hook_mlp_in", mlp, False, mlp)
     end = slice(len(graph.receivers) - 1, len(graph.receivers))
     yield Input(final_stream(model.config), end, False, end)
+
+
+class Said(NamedTuple):
+    """Senders that are known at one moment of the pass."""
+
+    site: str
+    layer: int | None
+    senders: slice
+    rows: slice
+    """Their places among all that is said: a bias after the norm of a layer's heads stands behind these."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -411,44 +425,72 @@ class DroppedEdges:
         """Which edges any of the circuits drops."""
         return self.dropped.any(0)
 
+    @cached_property
+    def _said(self) -> tuple[Said, ...]:
+        """The senders that speak together, in the order of the pass."""
+        found = [Said(START, None, slice(0, 1), slice(0, 1))]
+        for layer in range(self.graph.n_layers):
+            heads, first, z = self.graph.heads(layer), found[-1].rows.stop, f"blocks.{layer}.attn.hook_z"
+            found.append(Said(z, layer, heads, slice(first, first + self.replaced[z].shape[2])))
+            if self.graph.mlp:
+                first, mlp = found[-1].rows.stop, self.graph.mlp_sender(layer)
+                found.append(
+                    Said(f"blocks.{layer}.hook_mlp_out", layer, slice(mlp, mlp + 1), slice(first, first + 1))
+                )
+        return tuple(found)
+
+    @cached_property
+    def _shares(self) -> Float[Tensor, "c row receiver"]:
+        """`dropped` by row; a bias after the norm of heads is replaced where all of them are."""
+        found = []
+        for each in self._said:
+            found.append(self.dropped[:, each.senders])
+            if each.rows.stop - each.rows.start > each.senders.stop - each.senders.start:
+                found.append(found[-1].amin(1, keepdim=True))
+        return torch.cat(found, 1)
+
     def _corrected(self, x: Tensor, where: Input, said: Values, memory: dict[str, object]) -> Tensor:
         """What these inputs are in the circuits."""
         if where.receivers.start == where.block.start:
-            memory[_HELD] = self._correction(where.block, said)
+            memory[_HELD] = self._correction(where.block, said, memory)
         held, first = memory[_HELD], where.block.start
         assert isinstance(held, Tensor)
         added = held[:, where.receivers.start - first : where.receivers.stop - first].to(x.device)
         return x + rearrange(added, "c v b p d -> (c b) p v d" if where.heads else "c 1 b p d -> (c b) p d")
 
-    def _correction(self, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
-        """The sum over dropped senders of (replaced - current), one layer of senders at a time."""
-        seen = int(self.graph.visible[receivers.start])
-        start = self._change(wide(said[Read(START)]), self.replaced[START])
-        total = einsum(start, self.dropped[:, 0, receivers], "c b p d, c v -> c v b p d")
-        for layer in range(self.graph.n_layers):
-            heads = self.graph.heads(layer)
-            if heads.start >= seen:
-                break
-            if bool(self._any[heads, receivers].any()):
-                total += self._from_heads(layer, receivers, said)
-            mlp = heads.stop
-            if self.graph.mlp and mlp < seen and bool(self._any[mlp, receivers].any()):
-                change = self._change(mlp_output(said, layer), self.replaced[f"blocks.{layer}.hook_mlp_out"])
-                total += einsum(change, self.dropped[:, mlp, receivers], "c b p d, c v -> c v b p d")
-        return total
+    def _correction(
+        self, receivers: slice, said: Values, memory: dict[str, object]
+    ) -> Float[Tensor, "c v b p d"]:
+        """The sum over dropped senders of (replaced - current)."""
+        visible = int(self.graph.visible[receivers.start])
+        seen = [each for each in self._said if each.senders.stop <= visible]
+        if _CHANGES not in memory:
+            start = self._change(START, said[Read(START)])
+            memory[_CHANGES] = start.new_empty(self._said[-1].rows.stop, *start.shape)
+            memory[_KNOWN] = 0
+        changes, known = memory[_CHANGES], memory[_KNOWN]
+        assert isinstance(changes, Tensor) and isinstance(known, int)
+        for each in seen[known:]:
+            self._write(each, said, changes[each.rows])
+        memory[_KNOWN] = len(seen)
+        rows = seen[-1].rows.stop
+        of_circuit = rearrange(changes[:rows], "s c b p d -> c s (b p d)")
+        return (self._shares[:, :rows, receivers].mT @ of_circuit).unflatten(-1, changes.shape[2:])
 
-    def _from_heads(self, layer: int, receivers: slice, said: Values) -> Float[Tensor, "c v b p d"]:
-        """The part of the heads of one layer; a bias after their norm is replaced where all of them are."""
-        dropped = self.dropped[:, self.graph.heads(layer), receivers]
-        replaced = self.replaced[f"blocks.{layer}.attn.hook_z"]
-        count = replaced.shape[2]
-        if count > dropped.shape[1]:
-            dropped = torch.cat((dropped, dropped.amin(1, keepdim=True)), 1)
-        change = self._change(head_outputs(self.model, said, layer)[:, :, :count], replaced)
-        out = head_matrices(self.model, layer)[:count].to(change)
-        added = einsum(change, out, "c b p h e, h e d -> h c b p d")
-        return einsum(dropped, added, "c h v, h c b p d -> c v b p d")
+    def _write(self, each: Said, said: Values, out: Float[Tensor, "s c b p d"]) -> None:
+        """What some senders' share of the stream changes by, written in its place: once a pass."""
+        if not bool(self._any[each.senders].any()):
+            out.zero_()
+        elif each.layer is None or not each.site.endswith("hook_z"):
+            out[0] = self._change(each.site, said[Read(each.site)])
+        else:
+            change = self._change(
+                each.site,
+                head_outputs(self.model, said, each.layer)[:, :, : each.rows.stop - each.rows.start],
+            )
+            matrices = head_matrices(self.model, each.layer)[: len(out)].to(change)
+            torch.bmm(rearrange(change, "c b p h e -> h (c b p) e"), matrices, out=out.flatten(1, 3))
 
-    def _change(self, current: Float[Tensor, "r p ..."], replaced: Float[Tensor, "#n #p ..."]) -> Tensor:
+    def _change(self, site: str, current: Float[Tensor, "r p ..."]) -> Tensor:
         """replaced - current, `[c b p ...]`."""
-        return replaced - current.unflatten(0, (len(self.dropped), -1))
+        return self.replaced[site] - wide(current).unflatten(0, (len(self.dropped), -1))

@@ -42,7 +42,7 @@ class InContext:
         place = torch.arange(n * p, device=values[self.top.value].device).view(n, p)
         found = self._rule.of({**values, _PLACE: place}, rows)
         assert found.context is not None
-        around, entry = found.context, found.context[..., [self.top.before]]
+        around, entry = found.context, found.context[..., self.top.before : self.top.before + 1]
         kept = {name: _taken(named(values, name), around) for name in self.along}
         kept |= {name: _taken(named(values, name), entry) for name in self.at}
         return Examples(replace(found, context=None), kept)

@@ -36,7 +36,8 @@ class Covariance:
         """Of the columns of x with those of y; with each other if y is None."""
         y = x if y is None else y
         whole = ~(x.isnan().any(1) | y.isnan().any(1))
-        x, y = x[whole].double(), y[whole].double()
+        kept = whole.nonzero()[:, 0]
+        x, y = x[kept].double(), y[kept].double()
         mean, mean_other = (z.sum(0) / max(len(z), 1) for z in (x, y))
         x, y = x - mean, y - mean_other
         n = whole.sum()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from interp.core.boundary import shape_text
 from interp.core.named import named
+from interp.core.transfers import sent
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class TopRows:
         cells = value.shape[2:]
         if len(rows) == 0:
             return self._nothing(cells, value.device)
-        rows = rows.to(value.device).long()
+        rows = sent(rows, value.device).long()
         scores, at = self._candidates(self._scores(value), rows)
         place, position = at // value.shape[1], at % value.shape[1]
         best, scores = _ranked(scores, rows[place], position, self)

@@ -118,7 +118,7 @@ def distance_kernel(pattern_bhqk: Float[Tensor, "b h q k"], farthest: int) -> Fl
 def relative_entropy(pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h rows"]:
     """H_i / log(i + 1) of every causal row i >= 1: 1 for even attention to all that it may see, 0 for one token."""
     found = entropy(pattern_bhqk[..., 1:, :])
-    return found / torch.arange(2, pattern_bhqk.shape[-1] + 1).to(found).log()
+    return found / torch.arange(2, pattern_bhqk.shape[-1] + 1, device=found.device).to(found).log()
 
 
 def entropy(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:

@@ -22,6 +22,7 @@ from interp.core import viewer
 from interp.core.boundary import public
 from interp.core.files import write_atomically
 from interp.core.stats import FEWEST, Moments
+from interp.core.transfers import fetched
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,18 +118,18 @@ def labelled(
     from interp.core import accessor  # noqa: F401 - gives every result its `.view`
 
     def host(value: Tensor) -> object:
-        value = value.detach()
         if value.is_floating_point() and value.dtype not in (torch.float32, torch.float64):
             value = value.float()
-        return value.cpu().numpy()
+        return value.numpy()
 
     def unit_of(name: str, value: Tensor) -> dict[str, str]:
         if not value.is_floating_point():
             return {}
         return {"unit": units if isinstance(units, str) else (units or {}).get(name, "1")}
 
+    here = fetched({name: value for name, (_, value) in values.items()})
     variables = {
-        name: (tuple(dims), host(value), unit_of(name, value)) for name, (dims, value) in values.items()
+        name: (tuple(dims), host(here[name]), unit_of(name, value)) for name, (dims, value) in values.items()
     }
     found = xr.Dataset(variables, attrs={**(attrs or {}), viewer.ANALYSIS: analysis})
     given = {name: _coordinate(value) for name, value in (coords or {}).items()}
@@ -205,11 +206,12 @@ def scored(
     others: further variables, such as labels or indices. units: of those that are not over `score`.
     """
     where = (*dims, "score")
+    parts = ("value", "low", "high", "null", "n")
+    here = fetched({(name, part): getattr(s, part) for name, s in scores.items() for part in parts})
     values = {
-        name: (where, torch.stack([getattr(score, name).double().cpu() for score in scores.values()], -1))
-        for name in ("value", "low", "high", "null")
+        part: (where, torch.stack([here[name, part].double() for name in scores], -1)) for part in parts[:-1]
     }
-    counts = torch.stack([score.n.cpu() for score in scores.values()], -1)
+    counts = torch.stack([here[name, "n"] for name in scores], -1)
     listed = ("score", [score.unit for score in scores.values()])
     every = {**values, "n": (where, counts), **(others or {})}
     of_scores = {name: "see the coordinate unit" for name, (its, _) in every.items() if "score" in its}

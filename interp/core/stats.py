@@ -21,10 +21,11 @@ from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int, Real
+from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
 from interp.core.boundary import shape_text
+from interp.core.transfers import fetched, sent
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
@@ -34,9 +35,14 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
         >>> all_finite([torch.ones(3), torch.tensor([1.0, torch.nan])])
         False
     """
+    return bool(finite(tensors))
+
+
+def finite(tensors: Iterable[Tensor]) -> Bool[Tensor, ""]:
+    """`all_finite` as a tensor, for who does not wait for it yet."""
     floats = [x for x in tensors if x.is_floating_point()]
     sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).to(floats[0].device) for x in floats]
-    return not sums or bool(torch.stack([total.float() for total in sums]).isfinite().all())
+    return torch.stack([total.float() for total in sums]).isfinite().all() if sums else torch.tensor(True)
 
 
 def wide(x: Tensor) -> Tensor:
@@ -142,7 +148,7 @@ def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -
         >>> bool((uniforms(torch.arange(5), 3, seed=0)[:, 2:] == uniforms(torch.arange(2, 5), 3, seed=0)).all())
         True
     """
-    return _shift_right(_bits(rows, draws, seed, start), 11).double() * 2.0**-53
+    return _shift_right(bits(rows, draws, seed, start), 11).double() * 2.0**-53
 
 
 def poisson_weights(
@@ -170,7 +176,7 @@ def signs(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -> F
         >>> signs(torch.tensor([4, 4]), 1, seed=0).prod().item()
         1.0
     """
-    return torch.where(_bits(rows, draws, seed, start) >= 0, 1.0, -1.0).double()
+    return torch.where(bits(rows, draws, seed, start) >= 0, 1.0, -1.0).double()
 
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -179,11 +185,11 @@ _MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _POISSON_CDF = tuple(accumulate(exp(-1) / factorial(k) for k in range(18)))
 
 
-def _bits(rows: Int[Tensor, "n"], draws: int, seed: int, start: int) -> Int[Tensor, "draws n"]:
+def bits(rows: Int[Tensor, "n"], draws: int, seed: int, start: int) -> Int[Tensor, "draws n"]:
     """64 random bits per draw and row, as int64."""
     if draws < 0 or start < 0:
         raise ValueError(f"a number of draws >= 0 from a start >= 0 is required, got {draws} from {start}")
-    keys = _output(torch.tensor(_signed(seed), device=rows.device), rows.long())
+    keys = _output(sent(_signed(seed), rows.device), rows.long())
     return _output(keys, torch.arange(start, start + draws, device=rows.device)[:, None])
 
 
@@ -596,7 +602,7 @@ def parted(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
 def on_host(partial: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copies on the CPU, each contiguous and with a memory of its own."""
     form = torch.contiguous_format
-    return {name: value.detach().cpu().clone(memory_format=form) for name, value in partial.items()}
+    return {name: value.clone(memory_format=form) for name, value in fetched(partial).items()}
 
 
 def _both(one: Replicates | None, other: Replicates | None) -> Replicates | None:

@@ -25,7 +25,7 @@ def log_n_factor(n_visible: Real[Tensor, "*b"], train_length: int) -> Float[Tens
     if train_length < 2:
         raise ValueError(f"a train_length of at least 2 is required, got {train_length}")
     n = n_visible if n_visible.is_floating_point() else n_visible.double()
-    return n.log() / n.new_tensor(train_length).log()
+    return n.log() / torch.full((), train_length, dtype=n.dtype, device=n.device).log()
 
 
 def adaptive_temperature(entropy: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeGuard, runtime_checkable
@@ -17,6 +18,7 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from interp.core.boundary import MOST, Required, public, shape_text, shown
+from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
 from interp.model.attention import Layout, Memory
 from interp.model.transformer import ID_TYPES
@@ -88,13 +90,17 @@ class Batch(Brief):
         if not rows or min(lengths) == 0:
             raise ValueError(f"every prompt requires at least one token, got lengths {lengths}")
         width = max(lengths)
-        tokens = torch.full((len(rows), width), pad_id)
-        keep = torch.zeros(len(rows), width, dtype=torch.bool)
+        tokens = np.full(
+            (len(rows), width), pad_id, np.int64
+        )  # NumPy reads a list in a quarter of torch's time
         for i, row in enumerate(rows):
             span = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
-            tokens[i, span] = torch.tensor(list(row))
-            keep[i, span] = True
-        return cls(tokens, None if min(lengths) == width else keep, bos)
+            tokens[i, span] = list(row)
+        if min(lengths) == width:
+            return cls(torch.from_numpy(tokens), None, bos)
+        places, own = torch.arange(width), torch.tensor(lengths)[:, None]
+        keep = places < own if side == "right" else places >= width - own
+        return cls(torch.from_numpy(tokens), keep, bos)
 
     @classmethod
     def packed(
@@ -198,15 +204,45 @@ class Batch(Brief):
         return n - 1 - self.keep.flip(1).int().argmax(1)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on another device."""
-        return self._each(lambda x: x.to(device))
+        """The same batch on another device; the numbers of its rows stay with the host, which alone asks for them."""
+        found = self._each(lambda x: sent(x, device), lambda row: row)
+        known: Batch | None = self if self.tokens.is_cpu else vars(self).get("_host")
+        return found if known is None or found.tokens.is_cpu else found._beside(known)
+
+    def host(self) -> Batch:
+        """The same batch on the host: the one that it was made of, or fetched in one copy.
+
+        What is decided by tokens, lengths or padding is decided there, so that nothing waits for a device.
+        """
+        known: Batch | None = vars(self).get("_host")
+        if known is not None or self.tokens.is_cpu:
+            return self if known is None else known
+        names = ("tokens", "keep", "answer", "wrong", "documents", "types", "corrupt")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        memory = self.memory and Memory(
+            self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
+        )
+        here = fetched(given)
+        tokens, keep, answer, wrong, documents, types, corrupt = (here.get(name) for name in names)
+        assert tokens is not None
+        found = Batch(
+            tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt,
+        )  # fmt: skip
+        self._beside(found)
+        return found
+
+    def _beside(self, host: Batch) -> Batch:
+        """The same, whose copy on the host is known."""
+        object.__setattr__(self, "_host", host)
+        return self
 
     def pinned(self) -> Batch:
         """The same in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
 
         Errors: RuntimeError without an accelerator.
         """
-        return self._each(lambda x: x.pin_memory() if x.is_cpu else x) if self.tokens.is_cpu else self
+        pinned = partial(self._each, lambda x: x.pin_memory() if x.is_cpu else x, lambda row: row)
+        return pinned() if self.tokens.is_cpu else self
 
     def split(self, size: int) -> Iterator[Batch]:
         """Consecutive parts of at most `size` rows, of the same width; ValueError for a size below 1."""
@@ -217,7 +253,10 @@ class Batch(Brief):
 
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
         """These rows in this order, one several times if need be; of the same width."""
-        return self._each(lambda x: x[index.to(x.device)])
+        here = sent(index, self.tokens.device)
+        found = self._each(lambda x: x[here.to(x.device)], lambda row: row[index.to(row.device)])
+        known: Batch | None = vars(self).get("_host")
+        return found if known is None or not index.is_cpu else found._beside(known.rows(index))
 
     def trimmed(self) -> Batch:
         """The same rows without the last columns that are padding in all of them."""
@@ -251,7 +290,11 @@ class Batch(Brief):
         """
         if self.corrupt is None:
             raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
-        return replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+        own, other = replace(self, corrupt=None), replace(self, tokens=self.corrupt, corrupt=None)
+        known: Batch | None = vars(self).get("_host")
+        if known is None:
+            return own, other
+        return tuple(each._beside(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
         """The same rows with the tokens a question is about."""
@@ -277,14 +320,20 @@ class Batch(Brief):
         tokens = change(self.tokens)
         return replace(self, tokens=tokens, keep=keep, documents=documents, types=types, corrupt=corrupt)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def _each(
+        self, change: Callable[[Tensor], Tensor], numbers: Callable[[Tensor], Tensor] | None = None
+    ) -> Batch:
+        """The same with everything changed; numbers: what is done with those of its rows, if it is something else."""
+
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)
 
         memory = self.memory
         if memory is not None:
             memory = Memory(change(memory.states), changed(memory.keep))
-        row = changed(self.row) if self.documents is None else self.row
+        row = self.row
+        if row is not None and self.documents is None:
+            row = (numbers or change)(row)
         return Batch(
             change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
             changed(self.documents), changed(self.types), memory, row, changed(self.corrupt),

@@ -1,8 +1,7 @@
 """Token consensus: the angles between the tokens of a text by depth, and as blocks are applied again and again.
 
-Rodríguez Abella et al. 2024/25 read depth as time: tokens on a sphere move along x' = Proj_x(U sum_j softmax_j(x^T P
-x_j) x_j). From a hemisphere they meet; under a causal mask they go to the first token, which never moves. The theory
-has no MLPs and no residual growth; `consensus` measures what a model does, `flow` is the theory itself.
+Rodríguez Abella et al. 2024/25 read depth as time: tokens on a sphere meet, under a causal mask at the first token. The
+theory (`particles.py`) has no MLPs and no residual growth; `consensus` measures what a model does.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import Count, public, shape_text
+from interp.core.boundary import Count, public
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Partial, wide
 from interp.data.batch import Batch
@@ -136,53 +135,6 @@ def angles(
         mean(x.norm(dim=-1), real),
     )
     return torch.stack(found, -1)
-
-
-@public()
-def flow(
-    x: Float[Tensor, "n d"],
-    *,
-    qk: Float[Tensor, "d d"],
-    ov: Float[Tensor, "d d"],
-    causal: bool = False,
-    dt: float = 0.05,
-    steps: Count = 4000,
-) -> Float[Tensor, "n d"]:
-    """Where tokens on the unit sphere are after `steps` Euler steps of the continuous dynamics, time dt * steps.
-
-    x_i' = Proj_{x_i}(U sum_j softmax_j(x_i^T P x_j) x_j), Proj_x y = y - (x . y) x, each step brought back to the
-    sphere; one head (Rodríguez Abella et al. 2024/25, equation of motion; theorems 4.1 and 5.1 have U = 1).
-    qk: P = Q^T K. ov: U^T, so that a token moves by `x @ ov`. causal: token i sees tokens 0..i.
-    Errors: ValueError for tokens that are zero or not finite, or dt <= 0.
-
-    Example:
-        >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
-        >>> end = flow(x, qk=torch.eye(2), ov=torch.eye(2), steps=400)
-        >>> bool((end @ end.T).min() > 0.999)
-        True
-    """
-    if not bool(x.isfinite().all()) or not bool(x.norm(dim=-1).gt(0).all()) or dt <= 0:
-        raise ValueError(
-            f"finite tokens other than 0 and dt > 0 are required, got {shape_text(x.shape)}, dt={dt}"
-        )
-    if not qk.shape == ov.shape == (x.shape[-1], x.shape[-1]):
-        raise ValueError(
-            f"qk and ov must have the width of x on both sides, {x.shape[-1]}, got {shape_text(qk.shape)} and "
-            f"{shape_text(ov.shape)}"
-        )
-    if not qk.dtype == ov.dtype == x.dtype:
-        raise ValueError(f"qk and ov must be of the dtype of x, {x.dtype}, got {qk.dtype} and {ov.dtype}")
-    x = F.normalize(x, dim=-1)
-    qk, ov = qk.to(x), ov.to(x)
-    hidden = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1) if causal else None
-    for _ in range(steps):
-        scores = x @ qk @ x.mT
-        if hidden is not None:
-            scores = scores.masked_fill(hidden, -torch.inf)
-        pull = scores.softmax(-1) @ x @ ov
-        pull = pull - (pull * x).sum(-1, keepdim=True) * x
-        x = F.normalize(x + dt * pull, dim=-1)
-    return x
 
 
 def _first(real: Bool[Tensor, "b p"]) -> Tensor:

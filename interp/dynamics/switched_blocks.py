@@ -18,7 +18,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.model.config import MLPS, ModelConfig
-from interp.model.edits import Edit, Function, Set, Zero
+from interp.model.edits import Edit, Function, Scale, Set, Zero
 from interp.model.parts import Part
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
@@ -98,6 +98,11 @@ def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> li
     return edits
 
 
+def shortened(config: ModelConfig, layer: int, step: float) -> list[Edit]:
+    """The edits that multiply what every sublayer of a block adds: the block as a shorter step."""
+    return [Edit(Part.of(f"blocks.{layer}.hook_{name}"), Scale(step)) for name in config.sublayers]
+
+
 @torch.no_grad()
 def pass_through(
     model: Transformer,
@@ -105,21 +110,24 @@ def pass_through(
     layers: range,
     *,
     stream: Float[Tensor, "b p d"],
-    off: Collection[Switch],
-    via: Callable[[Tensor], Tensor],
+    off: Collection[Switch] = (),
+    via: Callable[[Tensor], Tensor] | None = None,
+    step: float = 1.0,
 ) -> tuple[list[Tensor], Float[Tensor, "b p d"]]:
     """`via` of the stream after every one of these blocks, and the stream itself after the last.
 
     The model's own forward pass, with what is off switched off. A model's own edits hold, and come before the switches
     where they act on the same value, but where a sum is replaced: there they come after. An edit of the stream that
     enters the first of the blocks has been applied to `stream`.
-    stream: what enters the first of them, in place of what the model would have there.
+    stream: what enters the first of them, in place of what the model would have there. via: None: nothing is kept.
+    step: a factor on what every sublayer adds, after all edits of it: the step of Euler's scheme.
     """
     first, config = layers[0], model.config
-    reads = [Read(leaving(config, layer), via) for layer in layers]
+    reads = [] if via is None else [Read(leaving(config, layer), via) for layer in layers]
     last = Read(leaving(config, layers[-1]))
     switches = [edit for layer in layers for edit in switched_off(config, layer, off)]
     sums = [edit for edit in switches if isinstance(edit.change, SumOf)]
+    switches += [] if step == 1 else [scaled for layer in layers for scaled in shortened(config, layer, step)]
     switched = model.unedited.edited([*sums, *model.edits, *(edit for edit in switches if edit not in sums)])
     tap = Tap([*reads, last], [Edit(entering(first), Set(stream))], answers_only=True)
     switched(

@@ -83,7 +83,7 @@ class Diff(Question):
     def asked(self, model: Subject) -> Analysis:
         """A pass per exchanged part, from its block on, and one planned sweep."""
         other, network = _compared(self.tuned, model), model.transformer
-        cells = Cells.of(self.parts, network, other.network)
+        cells = Cells.of(self.parts, network, other.beside(network).unedited)
         return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric), tuple(self.what),
                                    self.direction, self.each), model)  # fmt: skip
 
@@ -167,7 +167,7 @@ class DiffInteractions(Question):
             )
         other, network = _compared(self.tuned, model), model.transformer
         pairs = [list(pair) for pair in combinations(self.parts, 2)]
-        cells = Cells.of([*self.parts, *pairs], network, other.network)
+        cells = Cells.of([*self.parts, *pairs], network, other.beside(network).unedited)
         return _analysis(_Exchange(self.name, "pair", cells, other, as_metric(self.metric), tuple(self.what),
                                    self.direction, self.each), model)  # fmt: skip
 

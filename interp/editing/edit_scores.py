@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
@@ -119,8 +119,8 @@ class EditCase:
                 )
 
 
-Editor = Callable[[Model, EditCase], WeightEdit]
-"""An editor with its layer and sizes chosen."""
+Editor = Callable[[Model, EditCase], WeightEdit | Sequence[WeightEdit]]
+"""An editor with its layers and sizes chosen: the change, or several that belong together."""
 
 
 @public()
@@ -173,7 +173,7 @@ def edit_table(
     def by_case(name: str, editor: Editor | None) -> Float[Tensor, "score case"]:
         columns = []
         for turn, each in enumerate(tqdm(posed, desc=name, delay=1, leave=False)):
-            with nullcontext() if editor is None else editor(model, each.case).applied(subject):
+            with _made([] if editor is None else editor(model, each.case), subject):
                 numbers = each.shares(subject.transformer)
                 if continuation is not None:
                     numbers.append(each.entropy(subject, continuation, turn))
@@ -183,6 +183,15 @@ def edit_table(
 
     rows = [by_case("original", None), *(by_case(name, editor) for name, editor in editors.items())]
     return labelled_scores(torch.stack(rows), ["original", *editors], names, [case.prompt for case in cases])
+
+
+@contextmanager
+def _made(edits: WeightEdit | Sequence[WeightEdit], model: Subject) -> Iterator[None]:
+    """Inside `with`, the model has the change, or all of those that belong together."""
+    with ExitStack() as stack:
+        for edit in [edits] if isinstance(edits, WeightEdit) else edits:
+            stack.enter_context(edit.applied(model))
+        yield
 
 
 def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from interp.core.boundary import nearest
+from interp.core.transfers import fetched
 from interp.data.batch import Text
 from interp.model import sites
 from interp.model.attention import Attention
@@ -88,8 +90,15 @@ class Other:
         """It on the device of the model, under its interventions."""
         moved = self.network
         if moved.device != model.device:
-            moved = copy.deepcopy(moved).to(model.device)
+            if model.device not in self._elsewhere:
+                self._elsewhere[model.device] = copy.deepcopy(moved).to(model.device, non_blocking=True)
+            moved = self._elsewhere[model.device]
         return moved.edited(self.edits) if self.edits else moved
+
+    @cached_property
+    def _elsewhere(self) -> dict[torch.device, Transformer]:
+        """Its copies on other devices, made once for all batches."""
+        return {}
 
 
 def check_alike(model: Subject, tuned: Transformer, text: Text) -> None:
@@ -166,17 +175,21 @@ def differ(one: Transformer, other: Transformer, pieces: Sequence[Piece]) -> boo
     both = [
         [piece.of(net.get_parameter(piece.parameter)).detach() for net in (one, other)] for piece in pieces
     ]
-    return not all(torch.equal(mine, its.to(mine.device)) for mine, its in both)
+    if any(mine.shape != its.shape for mine, its in both):
+        return True
+    unlike = {i: (mine != its.to(mine.device)).any() for i, (mine, its) in enumerate(both)}
+    return any(bool(each) for each in fetched(unlike).values())
 
 
 def moved(one: Transformer, other: Transformer, pieces: Sequence[Piece]) -> float:
     """The length of the change from one to the other, by the length that these pieces have in the one; 0 for none."""
+    every: dict[int, Tensor] = {}
+    for i, piece in enumerate(pieces):
+        mine, its = (piece.of(net.get_parameter(piece.parameter)).detach().double() for net in (one, other))
+        every[i] = torch.stack(((its.to(mine.device) - mine).square().sum(), mine.square().sum()))
     squares = torch.zeros(2, dtype=torch.float64)
-    for piece in pieces:
-        mine, its = (
-            piece.of(net.get_parameter(piece.parameter)).detach().double().cpu() for net in (one, other)
-        )
-        squares += torch.stack(((its - mine).square().sum(), mine.square().sum()))
+    for each in fetched(every).values():
+        squares += each
     return float((squares[0] / squares[1]).sqrt()) if squares[0] else 0.0
 
 

@@ -162,7 +162,7 @@ def rome_edit(
     extra = [] if rome.essence is None else [rome.essence.format(subject=subject)]
     batch = posed(given, [*texts, *extra], answer, prepend_bos=prepend_bos)
     where = mentions(given.text, batch, subject)
-    _reaching(network, batch, where, keys.layer)
+    reaching(network, batch, where, keys.layer)
     read = Read(f"blocks.{keys.layer}.mlp.hook_post")
     posts = observe(network, batch, [read], stop=keys.layer + 1, answers_only=True).trace[read]
     key = posts[where][: len(texts)].double().mean(0)
@@ -228,7 +228,7 @@ def _loss(
     return loss + search.rome.kl * divergence
 
 
-def _reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
+def reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
     """ValueError where nothing written at the subject can reach the prompt's logits."""
     subject, last = int(where[0].int().argmax()), int(batch.last()[0])
     if layer == model.config.n_layers - 1 and subject < last:

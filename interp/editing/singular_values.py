@@ -136,8 +136,8 @@ def train_z(
     z are the only leaves: the model's parameters are neither written nor given gradients. data: prompts, all in one
     pass. loss: from their logits to a number. names: the matrices, as `WeightEdit` names them. Apply the result with
     `SingularValues.edit`. Every step of `tuning` is taken.
-    Differs from the paper: plain gradients where it has REINFORCE, and z itself where the released code trains
-    sigmoid(p) times a largest value. Errors: as `SingularValues.of`; ValueError for no or repeated
+    Differs from the paper: plain gradients where it has REINFORCE (`reinforce_z`), and z itself where the released code
+    trains sigmoid(p) times a largest value. Errors: as `SingularValues.of`; ValueError for no or repeated
     names, a model without logits, a loss that is not one finite number.
 
     Example:

@@ -22,6 +22,7 @@ from interp.core.stats import Partial, Rows, upper_p, wilson
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
+from interp.features.best_subset import CANDIDATES, best_subsets, check_sizes
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import KINDS, Part, axis_size
@@ -35,6 +36,7 @@ from interp.runs.run import answered
 if TYPE_CHECKING:
     import xarray as xr
     from sklearn.linear_model import LogisticRegression
+    from sklearn.svm import LinearSVC
 
 Labels = Sequence[bool] | Sequence[int] | Tensor
 """Whether each example has the feature: booleans, or 0 and 1."""
@@ -42,7 +44,9 @@ Position = Literal["mean"] | int
 """What stands for a text: the mean over its tokens (BOS aside), or one token by number, negative from the end."""
 SIZES = (1, 2, 4, 8, 16)
 """How many neurons the probes read, unless told otherwise."""
-Selection = Literal["mean_difference", "f_statistic", "mutual_information", "l1", "adaptive", "random"]
+Selection = Literal[
+    "mean_difference", "f_statistic", "mutual_information", "l1", "svm", "adaptive", "optimal", "random"
+]
 """How neurons are chosen; `selected` says what each means."""
 WEAKEST = 12
 """Doublings of the strongest L1 penalty's C after which the search for k surviving neurons ends."""
@@ -436,8 +440,11 @@ def selected(
     f_statistic: of the one-way analysis of variance. mutual_information: of the neuron and the label (Kraskov's
     nearest-neighbour estimate, whose noise `seed` draws; slow, some 10 ms per neuron and thousand examples).
     l1: the largest coefficients at the strongest L1 penalty (of those that double C) that leaves k neurons.
+    svm: the largest coefficients of a linear support vector machine (squared hinge loss, L2 penalty, C = 1).
     adaptive: a probe is fitted on all neurons, only the largest coefficients are kept, and so on with half as many,
     pausing at every size (adaptive thresholding; how fast to shrink is not in the paper).
+    optimal: no other k of the 50 neurons of the largest mean difference (in standard deviations) fit the labels better
+    by least squares (`best_subset.py`); up to k = 5, of fewer neurons more.
     random: any k. Coefficients are those of activations in standard deviations. A constant neuron has difference,
     F and coefficient 0. Errors: ValueError for sizes outside 1 to m, an unknown selector, labels that are all the same.
 
@@ -455,6 +462,8 @@ def selected(
         return _by_l1(activations, labels, sizes)
     if select == "adaptive":
         return _by_adaptive_thresholding(activations, labels, sizes)
+    if select == "optimal":
+        return [subset.neurons for subset in best_subsets(activations, labels, sizes)]
     order = _descending(_SCORES[select](activations, labels, seed))
     return [order[:k] for k in sizes]
 
@@ -465,6 +474,8 @@ def check_selection(sizes: Sequence[int], select: str, neurons: int) -> None:
         raise ValueError(f"select must be one of {', '.join(get_args(Selection))}, got {select!r}")
     if not sizes or min(sizes) < 1 or max(sizes) > neurons:
         raise ValueError(f"sizes from 1 to {neurons}, the neurons there are, are required, got {list(sizes)}")
+    if select == "optimal":
+        check_sizes(sizes, min(neurons, CANDIDATES))
 
 
 def standard(activations: Float[Tensor, "n m"]) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
@@ -508,6 +519,14 @@ def _mutual_information(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed
     return torch.from_numpy(mutual_info_classif(x.double().numpy(), labels.numpy(), random_state=seed))
 
 
+def _svm(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: int) -> Float[Tensor, "m"]:
+    from sklearn.svm import LinearSVC
+
+    mean, spread = standard(x)
+    machine = LinearSVC(class_weight="balanced", dual="auto", random_state=seed, max_iter=10_000)
+    return _coefficients(machine, (x.double() - mean) / spread, labels)[0].abs()
+
+
 def _random(x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"], seed: int) -> Float[Tensor, "m"]:
     return torch.rand(x.shape[1], dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
@@ -516,6 +535,7 @@ _SCORES: dict[str, Callable[[Tensor, Tensor, int], Float[Tensor, "m"]]] = {
     "mean_difference": _mean_difference,
     "f_statistic": _f_statistic,
     "mutual_information": _mutual_information,
+    "svm": _svm,
     "random": _random,
 }
 """Selectors that give each neuron a score of its own."""
@@ -569,7 +589,7 @@ def _by_adaptive_thresholding(
 
 
 def _coefficients(
-    model: "LogisticRegression", x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"]
+    model: "LogisticRegression | LinearSVC", x: Float[Tensor, "n m"], labels: Bool[Tensor, "n"]
 ) -> tuple[Float[Tensor, "m"], Float[Tensor, ""]]:
     model.fit(x.numpy(), labels.numpy())
     return torch.from_numpy(model.coef_[0].copy()), torch.tensor(float(model.intercept_[0])).double()

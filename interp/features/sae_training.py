@@ -11,8 +11,10 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from tqdm import tqdm
 
 from interp.core.boundary import Count, Device, public, shape_text
@@ -45,7 +47,10 @@ class Terms(NamedTuple):
     """Mean of ||x - x_hat||^2."""
     penalty: Float[Tensor, ""]
     """Mean L1 of the features (ReLU), mean number of active ones (JumpReLU), error of the dead ones (TopK)."""
-    features: Float[Tensor, "n s"]
+    l0: Float[Tensor, ""]
+    """Mean number of active features."""
+    fired: Bool[Tensor, "s"]
+    """Which features were active on any vector."""
 
 
 @public(unchecked=("activations",))
@@ -112,31 +117,74 @@ def train_sae(
 
 def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Tensor, "s"]) -> Terms:
     """What a batch costs: the mean of ||x - x_hat||^2 and what its kind adds. Differentiable."""
+    if isinstance(sae.kind, TopK):
+        return _topk_objective(sae, sae.kind.k, x, dead)
     z = sae.before(x)
     features = sae.activate(z)
-    residual = x - sae.decode(features, x)
+    error = (x - sae.decode(features)).square().sum(1).mean()
+    if isinstance(sae.kind, ReLU):
+        penalty = features.sum(1).mean()
+    else:
+        penalty = step(z, sae.thresholds, sae.kind.bandwidth).sum(1).mean()
+    active = features.detach() > 0
+    l0 = active.sum(dtype=x.dtype) / len(x)
+    return Terms(error + sparsity * penalty, error, penalty, l0, active.any(0))
+
+
+def _topk_objective(sae: SAE, k: int, x: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]) -> Terms:
+    """The same with k rows of each matrix per vector, forwards and backwards: of the dense products only z is left."""
+    with torch.no_grad():
+        z = sae.before(x)
+        index = z.topk(k, sorted=False).indices
+    values = _Chosen.apply(x, sae.b_dec, sae.W_enc, sae.b_enc, z, index).relu()  # type: ignore[no-untyped-call]
+    guess = F.embedding_bag(index, sae.W_dec, per_sample_weights=values, mode="sum") + sae.b_dec
+    residual = x - guess
     error = residual.square().sum(1).mean()
-    match sae.kind:
-        case ReLU():
-            penalty, weight = features.sum(1).mean(), sparsity
-        case JumpReLU(bandwidth):
-            penalty, weight = step(z, sae.thresholds, bandwidth).sum(1).mean(), sparsity
-        case TopK():
-            penalty, weight = dead_error(sae, z, residual.detach(), dead), AUX_COEFFICIENT
-    return Terms(error + weight * penalty, error, penalty, features)
+    penalty = dead_error(sae, x, residual.detach(), dead)
+    active = values.detach() > 0
+    counts = torch.zeros_like(sae.b_enc).index_add(0, index.flatten(), active.flatten().to(x.dtype))
+    l0 = active.sum(dtype=x.dtype) / len(x)
+    return Terms(error + AUX_COEFFICIENT * penalty, error, penalty, l0, counts > 0)
+
+
+class _Chosen(torch.autograd.Function):
+    """z = (x - b_dec) W_enc + b_enc at k features of each vector, with the gradient of these k columns alone."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx, x: Tensor, b_dec: Tensor, W_enc: Tensor, b_enc: Tensor, z: Tensor, index: Tensor
+    ) -> Float[Tensor, "n k"]:
+        ctx.save_for_backward(x, b_dec, W_enc, index)
+        return z.gather(1, index)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Float[Tensor, "n k"]) -> tuple[Tensor | None, ...]:
+        x, b_dec, W_enc, index = ctx.saved_tensors  # type: ignore[attr-defined]
+        order = index.flatten().argsort(stable=True)
+        every = torch.arange(W_enc.shape[1], device=x.device)
+        starts = torch.searchsorted(index.flatten()[order], every)
+        of_feature = grad.flatten()[order]
+        columns = F.embedding_bag(
+            order // index.shape[1], x - b_dec, starts, per_sample_weights=of_feature, mode="sum"
+        )
+        bias = grad.new_zeros(W_enc.shape[1]).index_add(0, index.flatten(), grad.flatten())
+        return None, -(W_enc @ bias), columns.mT.contiguous(), bias, None, None
 
 
 def dead_error(
-    sae: SAE, z: Float[Tensor, "n s"], residual: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]
+    sae: SAE, x: Float[Tensor, "n d"], residual: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]
 ) -> Float[Tensor, ""]:
     """Mean of ||residual - sum of the dead features||^2 over the d/2 dead features of largest z; 0 if none is dead.
 
     Gao et al. 2024, appendix A.2. Their z counts as it is: one below 0 learns too.
     """
-    best = z.masked_fill(~dead, -torch.inf).topk(min(max(1, sae.d_in // 2), sae.d_sae))
-    values = best.values.masked_fill(best.values.isneginf(), 0.0)
-    guess = torch.zeros_like(z).scatter(1, best.indices, values) @ sae.W_dec
-    return (residual - guess).square().sum(1).mean() * dead.any()
+    where = dead.nonzero()[:, 0]
+    if not len(where):
+        return residual.new_zeros(())
+    z = (x - sae.b_dec) @ sae.W_enc[:, where] + sae.b_enc[where]
+    best = z.topk(min(max(1, sae.d_in // 2), len(where)))
+    guess = torch.zeros_like(z).scatter(1, best.indices, best.values) @ sae.W_dec[where]
+    return (residual - guess).square().sum(1).mean()
 
 
 def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Tensor, "d"]:
@@ -251,10 +299,9 @@ def _train(
         optimiser.step()
         schedule.step()
         _project(sae)
-        active = terms.features > 0
-        idle = torch.where(active.any(0), 0, idle + 1)
-        shares = torch.stack((active.sum(1).to(x.dtype).mean(), (idle >= dead_after).to(x.dtype).mean()))
-        history.append(torch.cat((torch.stack(terms[:3]).detach(), shares)))
+        idle = torch.where(terms.fired, 0, idle + 1)
+        share = (idle >= dead_after).to(x.dtype).mean()
+        history.append(torch.stack((terms.loss, terms.error, terms.penalty, terms.l0, share)).detach())
         if n % dead_after == 0 and n <= steps // 2 and not isinstance(sae.kind, TopK):
             idle = _resample(sae, optimiser, x, idle, dead_after, generator)
     sae.requires_grad_(False)

@@ -5,6 +5,7 @@ line here is what makes configs with it readable; a record of your own is readab
 """
 
 from interp.lab.conv_mlp import ConvMLP
+from interp.lab.cost import cost, costs
 from interp.lab.differential import Differential
 from interp.lab.dual_chunk import DualChunk
 from interp.lab.lightning import Lightning
@@ -17,11 +18,13 @@ from interp.lab.polar import Polar
 from interp.lab.pool import Pool
 from interp.lab.reformer import Reformer
 from interp.lab.sparsity import BigBird, Dilated, FixedBlocks, Longformer, Strided
+from interp.lab.spatial import SpatialGating, TokenMixing
 from interp.lab.synthesizer import Synthesizer
 from interp.lab.temperature import AdaptiveTemperature, LogN
 
 __all__ = [
     "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Differential", "Dilated", "DualChunk",
     "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory", "Longformer",
-    "Macaron", "Polar", "Pool", "Reformer", "Strided", "Synthesizer",
+    "Macaron", "Polar", "Pool", "Reformer", "SpatialGating", "Strided", "Synthesizer", "TokenMixing",
+    "cost", "costs",
 ]  # fmt: skip

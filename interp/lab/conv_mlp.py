@@ -21,11 +21,13 @@ from interp.model.tap import Scope, at
 
 @dataclass(frozen=True)
 class ConvMLP(AnyMLP):
-    """An MLP that also sees the tokens just before: a depthwise convolution between its matrices (Sana's Mix-FFN)."""
+    """An MLP that also sees the tokens beside: a depthwise convolution between its matrices (Sana's Mix-FFN)."""
 
     d_mlp: int
     kernel: int = 3
     """Tokens that the convolution sees, the own one last."""
+    centred: bool = False
+    """Whether the own one stands in their middle, in a bidirectional model (Sana itself)."""
 
     words: ClassVar[str] = "an MLP with a convolution"
     no_matrices: ClassVar[str | None] = "a convolution in its MLP"
@@ -56,8 +58,10 @@ class ConvMLP(AnyMLP):
         return 3 * self.d_mlp
 
     def check(self, config: ModelConfig) -> None:
-        """ValueError for a model without an order of its tokens."""
-        requires(config.causal, "a causal model for ConvMLP")
+        """ValueError for a convolution that looks ahead in a causal model, or does not in a bidirectional one."""
+        which = f"got {self} in a {'causal' if config.causal else 'bidirectional'} model"
+        requires(self.centred != config.causal, f"centred=True under ConvMLP for causal=False alone, {which}")
+        requires(not self.centred or self.kernel % 2 == 1, f"an odd kernel for a centred ConvMLP, {which}")
 
     def build(self, d_model: int, layer: int, name: str) -> ConvFeedForward:
         """The module."""
@@ -68,13 +72,15 @@ class ConvFeedForward(nn.Module):
     """`(c_in * silu(c_gate)) W_out`, c = depthwise(silu(x W + b)) + b_conv, for each of the two branches in and gate.
 
     The Mix-FFN of Sana (Xie et al. 2024, section 2.2 and released code) in one dimension: the convolution sees a token
-    and the `kernel - 1` kept ones of its text before it. Not per position: it keeps a state for generation. Branches
-    share one matrix, rows ordered gate, in; `kernel [t, f]`, the own token's weights last. W_out has no bias.
+    and the `kernel - 1` kept ones of its text before it (centred: as many on either side). Not per position: it keeps a
+    state for generation. Branches share one matrix, rows ordered gate, in; `kernel [t, f]`, the own token's weights
+    last (centred: in the middle). W_out has no bias.
     """
 
     def __init__(self, mlp: ConvMLP, d_model: int, layer: int) -> None:
         super().__init__()
         self.layer = layer
+        self.ahead = mlp.kernel // 2 if mlp.centred else 0
         self.into = nn.Linear(d_model, 2 * mlp.d_mlp)
         self.kernel = nn.Parameter(torch.zeros(mlp.kernel, 2 * mlp.d_mlp))
         self.bias = nn.Parameter(torch.zeros(2 * mlp.d_mlp))
@@ -87,6 +93,8 @@ class ConvFeedForward(nn.Module):
             gate, linear = expanded.chunk(2, -1)
             gate, linear = at(tap, "mlp.hook_expanded", gate), at(tap, "mlp.hook_expanded_linear", linear)
             expanded = torch.cat((gate, linear), -1)
-        gate, linear = convolved(expanded, self.kernel, shared, (self.layer, "mlp"), self.bias).chunk(2, -1)
+        place = (self.layer, "mlp")
+        mixed = convolved(expanded, self.kernel, shared, place, self.bias, ahead=self.ahead)
+        gate, linear = mixed.chunk(2, -1)
         post = F.silu(at(tap, "mlp.hook_pre", gate)) * at(tap, "mlp.hook_pre_linear", linear)
         return self.out(at(tap, "mlp.hook_post", post))

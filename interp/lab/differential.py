@@ -15,7 +15,7 @@ from interp.model.attention import Attention, Mask, Pass, View, attend, hidden_s
 from interp.model.config import ModelConfig, RMSNorm, Rotary
 from interp.model.norm import HeadNorm
 from interp.model.position import Rotation
-from interp.model.records import Mixer, Traits, requires
+from interp.model.records import Mixer, Traits, maps_flops, requires
 from interp.model.sites import Site, norm_sites
 from interp.model.tap import Scope, at
 
@@ -37,7 +37,7 @@ class Differential(Mixer):
 
     eps: float = 1e-5
 
-    traits = Traits(additive=False)
+    traits = Traits(additive=False, beside="a norm of each head's z follows it")
     own_sites = (
         Site(
             "attn.hook_pattern_1",
@@ -64,6 +64,10 @@ class Differential(Mixer):
         whole = half % 2 == 0
         fits = not isinstance(turned, Rotary) or (whole if turned.dim is None else turned.dim <= half)
         requires(fits, f"rotations that fit half a head under Differential, {half} wide, got {turned}")
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps and two patterns, whose halves are filled up to the width of the values."""
+        return maps_flops(config, n) + 8 * config.n_heads * config.head_width * n**2
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from interp.model.attention import Attention, Mask, Pass, View, attend, attend_scores, picked
 from interp.model.config import DynamicScaling, LongScaling, ModelConfig, Rotary
 from interp.model.position import Rotation
-from interp.model.records import Mixer, Traits, requires
+from interp.model.records import Mixer, Traits, maps_flops, requires
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
 
@@ -63,6 +63,17 @@ class DualChunk(Mixer):
         requires(config.causal, "a causal model under DualChunk")
         requires(not moving, "rotary frequencies that do not depend on the length under DualChunk")
         requires(self.chunk <= config.n_ctx, f"a chunk <= n_ctx, got {self.chunk} > {config.n_ctx}")
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps and two products with every key up to a query's run."""
+        pairs = n * n
+        if n > self.chunk:
+            begins = [
+                i for start in range(0, n, self.chunk) for i in range(start, min(start + self.chunk, n), RUN)
+            ]
+            ends = [min(begin + RUN, begin // self.chunk * self.chunk + self.chunk, n) for begin in begins]
+            pairs = sum((end - begin) * end for begin, end in zip(begins, ends, strict=True))
+        return maps_flops(config, n) + 4 * config.n_heads * config.head_width * pairs
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.lab.linear import Decay, LinearMixer, OfSums
+from interp.lab.linear import Decay, LinearMixer, OfSums, sums_flops
 from interp.model.attention import Attention, Pass
 from interp.model.config import ModelConfig, RMSNorm
 from interp.model.norm import HeadNorm
 from interp.model.position import alibi_slopes
-from interp.model.records import Traits
+from interp.model.records import Traits, maps_flops
 from interp.model.sites import GATE, Site, norm_sites
 from interp.model.tap import Scope, at
 
@@ -55,6 +55,7 @@ class Lightning(OfSums):
             rotated=False,
             scaled=False,
             additive=False,
+            beside=f"a norm {'and a gate follow' if self.gate else 'of z follows'} it",
             keyed=False,
             stateful=True,
         )
@@ -63,13 +64,22 @@ class Lightning(OfSums):
         """The norm of z, and the gate if there is one."""
         return self.own_sites if self.gate else self.own_sites[:-1]
 
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps, a gate if there is one, and sums in chunks."""
+        h, e = config.n_heads, config.head_width
+        gate = 2 * n * config.d_model * h * e if self.gate else 0
+        sums = sums_flops(n, self.chunk, e, e, causal=config.causal, decays=self.decay)
+        return maps_flops(config, n) + gate + h * sums
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
         return LightningMixer(config, layer)
 
 
 class LightningMixer(LinearMixer):
-    """z_i = RMSNorm(sum_j exp(-s_h (p_i - p_j)) silu(q_i) . silu(k_j) v_j), j the kept tokens up to i.
+    """z_i = RMSNorm(sum_j exp(-s_h |p_i - p_j|) silu(q_i) . silu(k_j) v_j), j the kept tokens up to i.
+
+    In a bidirectional model j are all kept tokens (TransNormer has both; the decay to both sides is ours).
 
     s_h: ALiBi's slope of the head times 1 - l / (L - 1 + 1e-5) + 1e-5 in layer l of L, as MiniMax-01's released code
     has it (TransNormerLLM's text: 1 - l / L). SiLU stands on queries and keys, as in TransNormerLLM; MiniMax-01 has it

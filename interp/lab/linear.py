@@ -1,7 +1,7 @@
 """Linear attention: weights phi(q) . phi(k) over their sum, at a cost linear in the length.
 
 Katharopoulos et al. 2020, "Transformers are RNNs", equations 5, 7 and 9; with phi = relu the mixer of Sana (Xie et al.
-2024, section 2.2), here causal.
+2024, section 2.2), which is bidirectional.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.model.attention import Attention, Mask, Pass, picked
 from interp.model.config import ModelConfig
-from interp.model.records import Mixer, Traits, at_least_one
+from interp.model.records import Mixer, Traits, at_least_one, maps_flops
 from interp.model.tap import Scope, at
 
 
@@ -44,6 +44,12 @@ class Linear(OfSums):
 
     traits = Traits(scaled=False, distribution=True, keyed=False, stateful=True)
 
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps and sums in chunks, the values with a column of ones."""
+        e = config.head_width
+        sums = sums_flops(n, self.chunk, e, e + 1, causal=config.causal)
+        return maps_flops(config, n) + config.n_heads * sums
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
         return LinearMixer(config, layer)
@@ -51,6 +57,8 @@ class Linear(OfSums):
 
 class LinearMixer(Attention):
     """z_i = sum_j phi(q_i) . phi(k_j) v_j / (eps + sum_j phi(q_i) . phi(k_j)), j the kept tokens up to i.
+
+    In a bidirectional model j are all kept tokens of the text, and nothing is computed in chunks but a decay.
 
     phi is elu(x) + 1 or relu(x), applied after the rotation of a rotary model, so that weights are never negative; no
     scale. Where every relu weight of a query is 0 its z is 0, by eps. Sums run in float32 at least.
@@ -67,7 +75,7 @@ class LinearMixer(Attention):
         super().__init__(config, layer)
         kind = config.mixers[layer]
         assert isinstance(kind, OfSums)
-        self.chunk, self.eps = kind.chunk, kind.eps
+        self.chunk, self.eps, self.causal = kind.chunk, kind.eps, config.causal
         self.relu = isinstance(kind, Linear) and kind.feature == "relu"
 
     def _mix(
@@ -92,7 +100,10 @@ class LinearMixer(Attention):
                 sums = self._written_out(features, allowed, state, decay, tap if observed else None, v.dtype)
                 after = None if cache is None else state_after(*features[1:], state, decay)
             else:
-                sums, after = causal_sums(*features, chunk=self.chunk, state=state, decay=decay)
+                if self.causal:
+                    sums, after = causal_sums(*features, chunk=self.chunk, state=state, decay=decay)
+                else:
+                    sums, after = all_sums(*features, chunk=self.chunk, decay=decay), None
                 sums = sums[..., :-1] / (sums[..., -1:] + self.eps) if self.normalised else sums
         if cache is not None and after is not None:
             shared.left[self.layer] = (after,)
@@ -183,6 +194,11 @@ class Decay:
         rates = self.rates.view(-1, *[1] * (gap.ndim - 1))
         return torch.exp(-rates * gap.clamp_min(0)[:, None])
 
+    def reversed(self) -> "Decay":
+        """That of the same text turned round."""
+        positions = (self.last - self.positions).flip(1)
+        return Decay(self.rates, positions, positions[:, :1], self.even)
+
     @property
     def last(self) -> Int[Tensor, "#b 1"]:
         """The position of the last column."""
@@ -245,6 +261,35 @@ def causal_sums(
     return found.flatten(2, 3)[:, :, :n], states[:, :, -1]
 
 
+def all_sums(
+    q: Float[Tensor, "b h p r"],
+    k: Float[Tensor, "b h p r"],
+    v: Float[Tensor, "b h p f"],
+    *,
+    chunk: int,
+    decay: Decay | None = None,
+) -> Float[Tensor, "b h p f"]:
+    """sum over all j of decay_ij (q_i . k_j) v_j, the decay of |p_i - p_j|.
+
+    Without a decay one product for all queries; with one the sums up to i and, of the text turned round, those from i
+    on, less what is in both.
+    """
+    if decay is None:
+        return q @ (k.mT @ v)
+    before, _ = causal_sums(q, k, v, chunk=chunk, decay=decay)
+    after, _ = causal_sums(*(x.flip(2) for x in (q, k, v)), chunk=chunk, decay=decay.reversed())
+    return before + after.flip(2) - (q * k).sum(-1, keepdim=True) * v
+
+
+def sums_flops(n: int, chunk: int, r: int, f: int, *, causal: bool, decays: bool = False) -> int:
+    """What the sums of a head and n tokens cost."""
+    if not causal and not decays:
+        return 4 * n * r * f
+    c = min(chunk, n)
+    one_way = -(-n // c) * (2 * c * c * (r + f) + 4 * c * r * f)
+    return one_way if causal else 2 * one_way
+
+
 def _cut(x: Float[Tensor, "b h p f"], c: int) -> Float[Tensor, "b h t c f"]:
     """Chunks of `c` columns, the last one filled with zeros."""
     fill = -x.shape[2] % c
@@ -275,7 +320,7 @@ def weights(
     """decay_ij (q_i . k_j) where `allowed`, 0 elsewhere: the sums' weights, written out."""
     found = q @ k.mT
     if decay is not None:
-        found = found * decay.left(decay.positions[:, :, None] - decay.positions[:, None, :])
+        found = found * decay.left((decay.positions[:, :, None] - decay.positions[:, None, :]).abs())
     return found if allowed is None else found.masked_fill(~allowed, 0)
 
 

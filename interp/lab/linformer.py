@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from interp.model.attention import Attention, Mask, Pass, picked
 from interp.model.config import ModelConfig
-from interp.model.records import Mixer, at_least_one, requires
+from interp.model.records import Mixer, at_least_one, maps_flops, requires
 from interp.model.tap import Scope, at
 
 
@@ -31,6 +31,11 @@ class Linformer(Mixer):
         requires(not config.causal, "causal=False under Linformer, which mixes later keys into earlier")
         fits = self.rank <= config.n_ctx
         requires(fits, f"Linformer's rank <= n_ctx, got {self.rank} > {config.n_ctx}")
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps, two mixtures of the positions, and two products with the mixtures."""
+        mixed = 4 * self.rank * n * config.head_width * (config.n_heads + config.kv_heads)
+        return maps_flops(config, n) + mixed
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

@@ -15,10 +15,11 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass, picked
+from interp.model.attention import Attention, Layout, Pass, View, picked
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
-from interp.model.records import Mixer, Traits, at_least_one
+from interp.model.position import Rotation
+from interp.model.records import Mixer, Traits, at_least_one, maps_flops
 from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
 
@@ -49,7 +50,12 @@ class LongTermMemory(Mixer):
     """Tokens whose gradients are taken at the same network, that before the first of them; 1 = each at its own."""
 
     traits = Traits(
-        reads_by_qkv=False, patterned=False, additive=False, grouped=False, keyed=False, stateful=True
+        reads_by_qkv=False,
+        patterned=False,
+        additive=False,
+        grouped=False,
+        keyed=False,
+        stateful=True,
     )
     own_sites = (
         Site(
@@ -94,6 +100,17 @@ class LongTermMemory(Mixer):
         """Those of the memory and of its attention, and the gate if there is one."""
         return self.own_sites[:-1] if self.arrangement == "layer" else self.own_sites
 
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Maps, attention to two segments, and the chunks in which the memory is read and learns."""
+        h, e, c, depth = config.n_heads, config.head_width, self.chunk, self.depth
+        filled = -(-n // self.segment) * self.segment
+        chunk = (12 * depth - 2) * c * e * e + 4 * depth * c * c * e + 2 * c * c * (c + 1)
+        attended = 4 * filled * (self.n_persistent + 2 * self.segment) * e
+        inner = {"gate": 0, "layer": 6 * n * e * e, "context": (2 * depth + 10) * filled * e * e}
+        own = -(-n // c) * chunk + attended + inner[self.arrangement]
+        ways = 1 if config.causal else 2
+        return maps_flops(config, n) + 6 * n * config.d_model * h + ways * h * own
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
         return MemoryMixer(config, layer)
@@ -118,13 +135,18 @@ class MemoryMixer(Attention):
 
     Where the paper has convolutions after the projections there are none here, nor a gate before W_O. Rotary positions
     rotate the queries and keys of attention (not of the memory, nor of readings and persistent vectors).
+
+    In a bidirectional model, of which Titans says nothing, the text is also read from its end, by the same memory as it
+    begins and the same matrices, and z is the mean of both readings: every token sees all before it in one and all
+    after it in the other. q, k, v and the rates are made once; what is seen and edited within the recurrence is that of
+    the reading from the beginning.
     """
 
     def _build(self, config: ModelConfig) -> None:
         super()._build(config)
         kind = config.mixers[self.layer]
         assert isinstance(kind, LongTermMemory)
-        self.kind = kind
+        self.kind, self.causal = kind, config.causal
         heads, e = config.n_heads, self.d_head
         self.memory = nn.Parameter(torch.randn(kind.depth, heads, e, e))
         self.rates = nn.Linear(config.d_model, 3 * heads)
@@ -148,18 +170,30 @@ class MemoryMixer(Attention):
         momentum, step, forget = rearrange(self.rates(x).sigmoid(), "b p (r h) -> r b p h", r=3)
         rates = (momentum, step / self.kind.chunk, forget)
         given = {name: at(tap, f"attn.hook_{name}", rate) for name, rate in zip(_RATES, rates, strict=True)}
-        (rows, n), segment = x.shape[:2], self.kind.segment
-        where = shared.once(("texts", segment), lambda: texts(shared, rows, n, segment))
-        state = () if shared.cache is None else shared.cache.states.get(self.layer, ())
-        wide = torch.promote_types(x.dtype, torch.float32)
-        given = {name: where.apart(rate.to(wide)) for name, rate in given.items()}
-        mix = self._context if self.kind.arrangement == "context" else self._beside
-        with torch.autocast(x.device.type, enabled=False):
-            z, state = mix((q.to(wide), k.to(wide), v.to(wide)), given, where, state, shared, tap)
-        if shared.cache is not None:
-            shared.left[self.layer] = state
+        z = self._read((q, k, v), given, shared, tap)
+        if not self.causal:
+            turned = {name: rate.flip(1) for name, rate in given.items()}
+            back = self._read((q.flip(1), k.flip(1), v.flip(1)), turned, _turned(shared, x), None)
+            z = (z + back.flip(1)) / 2
         z = z.to(v.dtype) if only is None else picked(z.to(v.dtype), only)
         return self._write(at(tap, "attn.hook_z", z), tap)
+
+    def _read(
+        self, qkv: tuple[Tensor, Tensor, Tensor], rates: Values, shared: Pass, tap: Scope | None
+    ) -> Float[Tensor, "b p h e"]:
+        """z before it is written, in float32 at least, of texts read from their first column on."""
+        (rows, n), segment, like = qkv[0].shape[:2], self.kind.segment, qkv[2]
+        where = shared.once(("texts", segment), lambda: texts(shared, rows, n, segment))
+        state = () if shared.cache is None else shared.cache.states.get(self.layer, ())
+        wide = torch.promote_types(like.dtype, torch.float32)
+        given = {name: where.apart(rate.to(wide)) for name, rate in rates.items()}
+        q, k, v = (x.to(wide) for x in qkv)
+        mix = self._context if self.kind.arrangement == "context" else self._beside
+        with torch.autocast(like.device.type, enabled=False):
+            z, state = mix((q, k, v), given, where, state, shared, tap)
+        if shared.cache is not None:
+            shared.left[self.layer] = state
+        return z
 
     def _beside(
         self,
@@ -300,6 +334,19 @@ class MemoryMixer(Attention):
         if self.gamma is None:
             return a
         return a * at(tap, "attn.hook_gate", (self.gamma.to(a).view(a.shape[2:]) * reading).sigmoid())
+
+
+def _turned(shared: Pass, like: Tensor) -> Pass:
+    """The same pass with its columns in the other order; rotations go with their tokens."""
+    keep, documents = (
+        None if x is None else x.flip(1) for x in (shared.layout.keep, shared.layout.documents)
+    )
+    layout, view = Layout(keep, documents), shared.everywhere
+    if view.rotation is not None:
+        cos, sin = (x.flip(1) for x in (view.rotation.cos, view.rotation.sin))
+        view = View(view.mask, Rotation(cos, sin, view.rotation.interleaved))
+    positions = layout.positions(like.shape[1], 0, like.device)
+    return replace(shared, everywhere=view, local=view, layout=layout, positions=positions, left={}, _made={})
 
 
 def _observed(

@@ -14,10 +14,10 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from interp.lab.linear import LinearMixer, OfSums
+from interp.lab.linear import LinearMixer, OfSums, sums_flops
 from interp.model.attention import Attention
 from interp.model.config import ModelConfig
-from interp.model.records import Traits, requires
+from interp.model.records import Traits, maps_flops, requires
 from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
 
@@ -32,7 +32,13 @@ class Polar(OfSums):
     chunk: int = 64
 
     traits = Traits(
-        reads_by_qkv=False, scaled=False, patterned=False, additive=False, keyed=False, stateful=True
+        reads_by_qkv=False,
+        scaled=False,
+        patterned=False,
+        additive=False,
+        keyed=False,
+        stateful=True,
+        halves="attn.hook_polar_pattern",
     )
     own_sites = (
         Site(
@@ -47,6 +53,13 @@ class Polar(OfSums):
     def check(self, config: ModelConfig) -> None:
         """ValueError unless values fall into two halves."""
         requires(config.head_width % 2 == 0, f"an even d_head under Polar, got {config.head_width}")
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Five maps, and sums in chunks of two streams: twice as wide features, half of the values."""
+        h, e = config.n_heads, config.head_width
+        gate = 2 * n * config.d_model * h * e
+        sums = sums_flops(n, self.chunk, 2 * e, e // 2 + 1, causal=config.causal)
+        return maps_flops(config, n) + gate + 2 * h * sums
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

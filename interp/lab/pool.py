@@ -30,6 +30,10 @@ class Pool(Mixer):
         whole = config.n_heads * config.head_width == config.d_model
         requires(whole, "n_heads * d_head = d_model under Pool")
 
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """None but for the means that no running sum gives."""
+        return 0 if config.causal else 2 * config.d_model * n**2
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
         return PoolMixer(config, layer)

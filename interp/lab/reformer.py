@@ -37,6 +37,11 @@ class Reformer(Mixer):
         """ValueError for a norm of queries and keys."""
         requires(config.qk_norm is None, "no qk_norm under Reformer, whose keys are its normalised queries")
 
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Three maps, the hashes of queries and keys, and two products with every pair."""
+        width, buckets = config.n_heads * config.head_width, self.n_rounds * self.n_buckets
+        return 6 * n * config.d_model * width + 2 * n * width * buckets + 4 * width * n**2
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
         return ReformerAttention(config, layer)

@@ -35,6 +35,13 @@ class Synthesizer(Mixer):
         grouped=False,
     )
 
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Two maps and a product with every pair; dense: a hidden layer, and a product for the scores."""
+        h, e, maps = config.n_heads, config.head_width, 2 * n * config.d_model
+        if self.scores == "random":
+            return 2 * maps * h * e + 2 * h * n**2 * e
+        return 3 * maps * h * e + 4 * h * n**2 * (e + 1)
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
         return SynthesizerAttention(config, layer)

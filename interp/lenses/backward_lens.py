@@ -162,10 +162,10 @@ class BackwardLens(_OfGradients):
         updated = values["relative_update"] > self.threshold
         vectors = torch.stack([found.in_stream(layer, matrix) for layer in layers], 1)
         assert found.batch.answer is not None
-        answers = found.batch.answer[:, None, None].expand(updated.shape)[updated]
-        for name, ids in _read_off(found.model, vectors[updated], answers, self).items():
+        cells = updated.nonzero().unbind(1)  # one wait for all that is taken and put there
+        for name, ids in _read_off(found.model, vectors[cells], found.batch.answer[cells[0]], self).items():
             values[name] = torch.full((*updated.shape, *ids.shape[1:]), -1, device=ids.device)
-            values[name][updated] = ids
+            values[name][cells] = ids
         return values
 
     def labelled(

@@ -22,6 +22,7 @@ from torch import Tensor
 from interp.core.boundary import Count, public
 from interp.core.results import labelled
 from interp.core.stats import Partial, wide
+from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource, Stream, prompt_source
@@ -163,13 +164,13 @@ def _compute(
     model = under_rules(model, rules)
     d = model.config.d_model
     rows = torch.eye(d, device=model.device) if tokens is None else token_directions(model, tokens)
-    texts = list(_texts(batch))
+    texts = list(_texts(batch.host()))
     counts = [max(0, text.tokens.shape[1] - 1 - skip) for text in texts]
     nothing = wide(torch.empty(0, dtype=model.dtype)).new_zeros(
         len(layers), len(rows), d, device=model.device
     )
     found = [
-        prompt_jacobian(model, text, layers, rows, skip) if count else nothing
+        prompt_jacobian(model, text.to(model.device), layers, rows, skip) if count else nothing
         for text, count in zip(texts, counts, strict=True)
     ]
     return {"jacobian": torch.stack(found), "positions": torch.tensor(counts)}
@@ -273,11 +274,11 @@ class JacobianGroups:
     def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> JacobianSums:
         """The sums of one batch; rows without numbers are numbered by their places."""
         positions, jacobian = values["positions"], values["jacobian"]
-        counts = (positions > 0).to(jacobian.device)
+        counts = positions > 0
         number = torch.arange(len(counts)) if rows is None else rows
-        group, place = (number.to(jacobian.device)[counts] % self.count).unique(return_inverse=True)
-        found = jacobian[counts].double()
-        total = found.new_zeros(len(group), *found.shape[1:]).index_add_(0, place, found)
+        group, place = (number.to(counts.device)[counts] % self.count).unique(return_inverse=True)
+        found = jacobian[sent(counts.nonzero()[:, 0], jacobian.device)].double()
+        total = found.new_zeros(len(group), *found.shape[1:]).index_add_(0, sent(place, found.device), found)
         prompts = torch.bincount(place, minlength=len(group))
         return JacobianSums(group, prompts, total, found.square().sum((0, 2, 3)), (~counts).sum())
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float, Int
@@ -42,7 +42,6 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.analysis import Analysis, Posed, Question
-from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
@@ -80,6 +79,8 @@ class LateLayers(Brief, Question):
     """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
     reference: DataSource | Data | None = None
     """The prompts over whose tokens the mean prediction is taken, where no frequencies are given."""
+    words: Literal["unembedding", "embedding"] = "unembedding"
+    """Whose directions of the words the average token is made of: W_U or W_E."""
 
     def asked(self, model: Subject) -> Analysis:
         """The last layer's parts, and one planned sweep without each; the mean prediction is looked up beforehand."""
@@ -94,9 +95,9 @@ class LateLayers(Brief, Question):
         given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
         return Analysis(
             self.name,
-            partial(_compute, share=share),
+            partial(_compute, share=share, words=self.words),
             Means,
-            partial(_finish, name=self.name, config=config, frequencies=given),
+            partial(_finish, name=self.name, config=config, frequencies=given, words=self.words),
             reads=_reads(config),
             pose=posed,
             left=True,
@@ -122,6 +123,7 @@ def late_layers(
     *,
     frequencies: Float[Tensor, "v"] | None = None,
     reference: DataSource | Data | None = None,
+    words: Literal["unembedding", "embedding"] = "unembedding",
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -140,8 +142,9 @@ def late_layers(
     `first_attention`, from the last token to the first (`signed_shares` where weights are none).
     The states `L3.resid`, `L3.resid_mid` (those that the layer has) and the final stream `L3.resid_post` have
     `log_prob` and `rank` (0 = most probable) of the answer by the logit lens, the last one those of the model itself.
-    Average token: sum_t p(t) W_U[:, t] - mean_t W_U[:, t]; outputs are compared with it as the unembedding reads them,
-    after the final norm's linear part. The mean is removed because any model's words share a direction.
+    Average token: sum_t p(t) W_U[:, t] - mean_t W_U[:, t], or the same of W_E's rows with words="embedding" (one and
+    the same in tied models); outputs are compared with it as the unembedding reads them, after the final norm's linear
+    part. The mean is removed because any model's words share a direction.
     frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of `reference`, which
     is the data itself unless given (then the data are read twice).
     Ranks have no interval: few prompts decide their mean, which Student's t of 4 to 32 prompts rarely holds.
@@ -157,7 +160,7 @@ def late_layers(
     source = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
     if frequencies is None and reference is None:
         reference = source
-    return answered(LateLayers(answer, frequencies, reference), model, source, edits=edits)
+    return answered(LateLayers(answer, frequencies, reference, words), model, source, edits=edits)
 
 
 def mean_prediction(model: Subject, reference: DataSource | Data) -> Float[Tensor, "v"]:
@@ -200,10 +203,15 @@ def _normalised(frequencies: Float[Tensor, "v"], n_outputs: int) -> Float[Tensor
     return frequencies.double() / frequencies.double().sum()
 
 
-def average_token(model: Transformer, share: Float[Tensor, "*n v"]) -> Float[Tensor, "*n d"]:
-    """sum_t p(t) W_U[:, t] - mean_t W_U[:, t]: where the stream goes when it says the frequent words."""
-    unembedding = wide(Weights(model).W_U)
-    return (share.to(unembedding) - 1 / share.shape[-1]) @ unembedding.mT
+def average_token(
+    model: Transformer,
+    share: Float[Tensor, "*n v"],
+    words: Literal["unembedding", "embedding"] = "unembedding",
+) -> Float[Tensor, "*n d"]:
+    """sum_t p(t) w_t - mean_t w_t, w_t = W_U[:, t] or W_E[t]: where the stream goes when it says the frequent words."""
+    weights = Weights(model)
+    each = wide(weights.W_U.mT if words == "unembedding" else weights.W_E)
+    return (share.to(each) - 1 / share.shape[-1]) @ each
 
 
 def _groups(config: ModelConfig) -> dict[Part, tuple[Part, ...]]:
@@ -241,7 +249,11 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
 
 @torch.no_grad()
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, share: Float[Tensor, "v"]
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    share: Float[Tensor, "v"],
+    words: Literal["unembedding", "embedding"],
 ) -> Mapping[str, Tensor]:
     if batch.answer is None:
         raise ValueError(
@@ -251,7 +263,10 @@ def _compute(
         raise ValueError("late layers require rows that end in the last column (padding on the left)")
     config, groups = model.config, _groups(model.config)
     single = dict.fromkeys(part for group in groups.values() for part in group)
-    written = {part: written_by(part, trace, model)[:, -1] for part in single}
+    last = Trace(
+        {read: value[:, -1:] for read, value in trace.items()}
+    )  # nothing else is carried to the words
+    written = {part: written_by(part, last, model)[:, -1] for part in single}
     out = torch.stack([torch.stack([written[p] for p in group]).sum(0) for group in groups.values()], 1)
     unembedding = wide(Weights(model).W_U)
     towards = (unembedding.mT[batch.answer] - unembedding.mean(1)) * config.logit_scale
@@ -259,7 +274,7 @@ def _compute(
     log_prob, rank = _said(model.read_out(states), batch.answer)
     generator = torch.Generator().manual_seed(0)
     orders = torch.rand(PERMUTATIONS, len(share), generator=generator).argsort(1).to(share.device)
-    axis, null = (average_token(model, p.to(model.device)) for p in (share, share[orders]))
+    axis, null = (average_token(model, p.to(model.device), words) for p in (share, share[orders]))
     return {
         "attribution": torch.einsum("bcd,bd->bc", out, towards),
         "cosine": torch.cosine_similarity(out, axis.to(out)[None, None], dim=-1),
@@ -273,26 +288,19 @@ def _compute(
 
 
 def _without(batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
-    """By how much log probability and rank of the answer change when the output of each group is zero."""
+    """By how much log probability and rank of the answer change when the output of each group is zero.
+
+    All groups are rows of one pass through the last block (`Sweep`).
+    """
+    assert batch.answer is not None
     sweep = Sweep(model, batch, [Variant([Edit(part, Zero()) for part in group]) for group in groups])
-    found = {}
-    for name, metric in _METRICS.items():
-        swept = sweep.run(metric)
-        found[f"{name}_change"] = (swept.values - swept.base).mT
-    return found
-
-
-def _answers_said(outcome: Outcome) -> tuple[Float[Tensor, "r"], Float[Tensor, "r"]]:
-    """Log probability and rank of each row's answer at the last token."""
-    assert outcome.batch.answer is not None
-    log_prob, rank = _said(outcome.logits(), outcome.batch.answer.to(outcome.stream.device))
-    return log_prob[:, -1], rank[:, -1].to(log_prob)
-
-
-_METRICS = {
-    "log_prob": Metric("log probability", "nats", lambda outcome: _answers_said(outcome)[0]),
-    "rank": Metric("rank", "ranks", lambda outcome: _answers_said(outcome)[1]),
-}
+    streams = torch.cat((sweep.base.final[None, :, -1], sweep.final()))
+    said = [_said(model.read_out(stream[:, None]), batch.answer.to(stream.device)) for stream in streams]
+    log_prob, rank = (torch.cat(each, 1) for each in zip(*said, strict=True))
+    return {
+        "log_prob_change": log_prob[:, 1:] - log_prob[:, :1],
+        "rank_change": (rank[:, 1:] - rank[:, :1]).to(log_prob),
+    }
 
 
 def _said(
@@ -312,7 +320,7 @@ def _to_first(pattern: Float[Tensor, "b h k"], batch: Batch) -> Float[Tensor, "b
     return pattern.gather(-1, first[:, None, None].expand(-1, pattern.shape[1], 1))[..., 0]
 
 
-def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -> xr.Dataset:
+def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str, words: str) -> xr.Dataset:
     assert isinstance(merged, Means)
     written, states = list(_groups(config)), [Part.of(site) for site in _states(config)]
     parts, heads = [*written, *states], config.n_heads
@@ -343,6 +351,7 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str) -
         others={"null_sd": (("part", "score"), sd), "p": (("part", "score"), p)},
         attrs={
             "change": "without the part minus with it; its output is zero", "frequencies": frequencies,
+            "words": words,
             "null": f"changes and attribution: 0; cosine: {PERMUTATIONS} permutations of the frequencies",
             "interval": "95 % over prompts, from as many on as its number needs",
             "prompts": merged.moments["log_prob"].n,

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from interp.core.boundary import listed, public
 from interp.core.results import Score, check_result, labelled, scored
-from interp.core.stats import FEWEST, FEWEST_PROBABILITIES, Moments, Partial, Rows
+from interp.core.stats import FEWEST, FEWEST_PROBABILITIES, Moments, Partial, Rows, all_finite
+from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -334,19 +335,20 @@ def _compute(
     translators: Translators | None,
     top: int,
 ) -> Mapping[str, Tensor]:
-    columns, real = columns_of(batch, positions)
-    cells = real.flatten().nonzero()[:, 0]
-    row, column = cells // columns.shape[1], columns.flatten()[cells]
+    columns, real = columns_of(batch.host(), positions)
+    flat, there = real.flatten().nonzero()[:, 0], batch.tokens.device
+    cells, row, column = sent(torch.stack((flat, flat // columns.shape[1], columns.flatten()[flat])), there)
+    columns, real = sent(columns, there), sent(real, there)
     target = targets(batch, model.config)[row, column]
     chunks: list[dict[str, Tensor]] = []
     tiles = LogitTiles(model, min(CHUNK, len(cells)))
-    for part in torch.arange(len(cells), device=cells.device).split(CHUNK):
-        states = {site: trace[Read(site)][row[part], column[part]] for site in sites}
-        if not all(bool(state.isfinite().all()) for state in states.values()):
+    for at_row, at_column, said in zip(*(x.split(CHUNK) for x in (row, column, target)), strict=True):
+        states = {site: trace[Read(site)][at_row, at_column] for site in sites}
+        if not all_finite(states.values()) and not all(bool(x.isfinite().all()) for x in states.values()):
             raise NotFiniteError("the residual stream of some prompt is NaN or infinite")
         if translators is not None:
             states |= {site: translators(site, state) for site, state in states.items() if site != sites[-1]}
-        chunks.append(_read_out(list(states.values()), target[part], tiles, top))
+        chunks.append(_read_out(list(states.values()), said, tiles, top))
     out = {}
     for name in chunks[0]:
         value = torch.cat([chunk[name] for chunk in chunks], 1)

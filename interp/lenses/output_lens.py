@@ -21,6 +21,7 @@ from interp.core.boundary import listed, public
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
+from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -28,7 +29,8 @@ from interp.lenses.lens import targets
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Named, Part
-from interp.model.tap import Trace
+from interp.model.records import require
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.analysis import Analysis, Posed, Question
@@ -54,6 +56,8 @@ class OutputLens(Question):
     token."""
     top: int | None = None
     """How many of the most promoted and of the most suppressed tokens are listed; None = 10, or all of fewer."""
+    source: int | None = None
+    """Of a head: what it moved from this token of each prompt alone, negative from the end; None = from all."""
 
     def asked(self, model: Subject) -> Analysis:
         """The part's activations, and the scale of every norm on its way."""
@@ -68,12 +72,13 @@ class OutputLens(Question):
         part = as_writer(self.part, config)
         check_arrives(part, network)
         posed = Posed.of(model.text, self.answer)
+        moved = () if self.source is None else _moving(part, network)
         return Analysis(
             self.name,
-            partial(_compute, part=part, top=top),
+            partial(_compute, part=part, top=top, source=self.source),
             Rows,
-            partial(_finish, name=self.name, config=config, part=part, text=model.text),
-            reads=reads_of(part, config),
+            partial(_finish, name=self.name, config=config, part=part, source=self.source, text=model.text),
+            reads=(*reads_of(part, config), *moved),
             pose=posed,
         )
 
@@ -86,6 +91,7 @@ def output_lens(
     *,
     answer: Answers | None = None,
     top: int | None = None,
+    source: int | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -99,31 +105,77 @@ def output_lens(
     part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases); of the MLP before
     attention in Macaron blocks `L3B17`, `L3.mlp_before`; of cross-attention `L3X2`, `L3.cross_attn`.
     answer: one token for all prompts or one each; None = the data's answers, else the next tokens.
+    source: of a head, one token of each prompt (0 the first, negative from the end): only what the head moved from
+    there, a_qs v_s W_O; the writes from all tokens sum to the head's. Nothing (norm 0) where it does not look there.
     target_logit + vocabulary_mean at the last position is the part's number in `attribute`. Logits are those before a
     soft cap, norms frozen at their real scale.
-    Errors: KeyError or IndexError for a part that the model lacks; ValueError for one that does not write on its own,
-    without logits linear in the stream, and under edits that change what the part wrote on its way.
+    Errors: KeyError or IndexError for a part that the model lacks, and a source that a prompt lacks; ValueError for a
+    part that does not write on its own, without logits linear in the stream, under edits that change what the part
+    wrote on its way, and for a source of anything but a head whose z is pattern @ values.
 
     Example:
         >>> found = output_lens(model, "When Mary and John went to the shop, John gave a drink to", "L2H3")
         >>> words = found.top_word.values[0, -1]
     """
-    question = OutputLens(part, answer, top)
+    question = OutputLens(part, answer, top, source)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 @torch.no_grad()
-def _compute(trace: Trace, batch: Batch, model: Transformer, part: Part, top: int) -> Mapping[str, Tensor]:
-    written = written_by(part, trace, model)
+def _compute(
+    trace: Trace, batch: Batch, model: Transformer, part: Part, top: int, source: int | None
+) -> Mapping[str, Tensor]:
+    written = written_by(part, trace if source is None else _from(source, part, trace, batch, model), model)
     keep = batch.real
-    found = spoken(written[keep], model, targets(batch, model.config)[keep], top)
+    row, column = sent(batch.host().real.nonzero().T, keep.device)
+    found = spoken(written[row, column], model, targets(batch, model.config)[row, column], top)
     out = {"token": batch.tokens.masked_fill(~keep, -1)}
     for name, value in found.items():
         nothing = torch.nan if value.is_floating_point() else -1
         every = value.new_full((*keep.shape, *value.shape[1:]), nothing)
-        every[keep] = value
+        every[row, column] = value
         out[name] = every
     return out
+
+
+@dataclass(frozen=True)
+class _One:
+    """One entry of an axis: what a read keeps of a site."""
+
+    axis: int
+    index: int
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return value.select(self.axis, self.index)
+
+
+def _moving(part: Part, model: Transformer) -> tuple[Read, Read]:
+    """The head's pattern and the values that it moves. ValueError for what is no head, or moves otherwise."""
+    if part.kind != "head" or part.layer is None or part.index is None:
+        raise ValueError(f"a source requires a head, which moves something from a token, got {part}")
+    require("additive", model.config.mixers[part.layer : part.layer + 1], "what a head moved from a token")
+    group = int(Weights(model).kv_head()[part.index])
+    site = f"blocks.{part.layer}.attn.hook_"
+    return (
+        Read(f"{site}pattern", _One(1, part.index)),
+        Read(f"{site}v", _One(2, group)),
+    )
+
+
+def _from(source: int, part: Part, trace: Trace, batch: Batch, model: Transformer) -> Trace:
+    """The trace in which the head's z is what it moved from one token."""
+    length = batch.lengths[:, None]
+    if batch.documents is not None:
+        raise ValueError("a source requires one text per row, this batch is packed")
+    if not -int(length.min()) <= source < int(length.min()):
+        raise IndexError(
+            f"a source that every prompt has is required, the shortest has {int(length.min())} tokens; got {source}"
+        )
+    pattern, value = _moving(part, model)
+    here = (batch.real & (batch.places == source % length)).to(trace[value])
+    z = trace[Read(part.site)].clone()
+    z[:, :, part.index] = torch.einsum("bqk, bk, bke -> bqe", trace[pattern].to(here), here, trace[value])
+    return Trace({**trace, Read(part.site): z})
 
 
 def spoken(
@@ -152,7 +204,9 @@ def spoken(
     return {**found, "norm": written.norm(dim=-1)}
 
 
-def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: Text) -> xr.Dataset:
+def _finish(
+    merged: Partial, name: str, config: ModelConfig, part: Part, source: int | None, text: Text
+) -> xr.Dataset:
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "pos", "rank"), dict(merged.rows)
     token = text.token_words(rows.pop("token"))
@@ -168,7 +222,8 @@ def _finish(merged: Partial, name: str, config: ModelConfig, part: Part, text: T
             "vocabulary_mean": unit, "norm": "norm",
         },
         attrs={
-            "part": str(part), "unit": relative, "norms": "frozen at their real scale",
+            "part": str(part), "unit": relative,
+            "source": "all tokens" if source is None else source, "norms": "frozen at their real scale",
             "null": "0: the part says nothing about the token",
         },
     )  # fmt: skip

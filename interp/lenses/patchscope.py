@@ -19,7 +19,8 @@ from torch import Tensor
 
 from interp.core.boundary import listed, public, shape_text, shown
 from interp.core.results import labelled
-from interp.core.stats import Partial, Rows, wilson
+from interp.core.stats import Partial, Rows, all_finite, wilson
+from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -147,9 +148,9 @@ def _compute(
     top: int,
 ) -> Mapping[str, Tensor]:
     receiver = model if into is None else as_model(into).transformer
-    column = columns_of(batch, (pos,))[0]
+    column = sent(columns_of(batch.host(), (pos,))[0], batch.tokens.device)
     states = [trace[Read(site)].gather(1, _wide(column, trace[Read(site)]))[:, 0] for site in sites]
-    if not all(bool(state.isfinite().all()) for state in states):
+    if not all_finite(states) and not all(bool(state.isfinite().all()) for state in states):
         raise NotFiniteError("the residual stream of some prompt is NaN or infinite")
     given = [_mapped(state, mapping, receiver) for state in states]
     rows = target.rows(torch.zeros(len(batch), dtype=torch.long))

@@ -378,6 +378,10 @@ class Memory:
         """Every query sees every real state."""
         return Mask(causal=False, allowed=None if self.keep is None else self.keep[:, None, None, :])
 
+    def of_rows(self, index: Int[Tensor, "n"]) -> "Memory":
+        """These rows alone, in this order."""
+        return Memory(self.states[index], None if self.keep is None else self.keep[index])
+
     def to(self, device: torch.device) -> "Memory":
         """The same on another device."""
         return Memory(self.states.to(device), None if self.keep is None else self.keep.to(device))
@@ -558,7 +562,13 @@ class Attention(nn.Module):
         self, x: Float[Tensor, "b p d"], source: tuple[Tensor, Normalize], tap: Scope | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `[b p h|g e]`, each a site."""
-        qkv = rearrange(self.qkv(x), "b p (n e) -> b p n e", e=self.d_head)
+        if tap is not None and all(tap.alters(site) for site in SPLIT_INPUTS.values()):
+            fused = x.new_zeros(()).expand(
+                *x.shape[:2], len(self.qkv.weight)
+            )  # each is made of its own input
+        else:
+            fused = self.qkv(x)
+        qkv = rearrange(fused, "b p (n e) -> b p n e", e=self.d_head)
         heads = dict(zip("qkv", qkv.split(self.heads, 2), strict=True))
         if tap is not None:
             heads = {part: self._from_split(part, head, *source, tap) for part, head in heads.items()}

@@ -259,7 +259,7 @@ class ModelConfig(Record):
         )
         fits = traits.grouped or self.kv_heads == self.n_heads
         requires(fits, f"as many value heads as heads under {name}")
-        requires(traits.softmax or not traits.stateful or self.causal, f"a causal model under {name}")
+        requires(self.causal or not traits.ordered, f"a causal model under {name}")
 
     @property
     def _given(self) -> tuple[Mixer, ...]:

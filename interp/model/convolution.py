@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -15,18 +16,22 @@ def convolved(
     shared: Pass,
     key: tuple[int, str],
     bias: Float[Tensor, "f"] | None = None,
+    *,
+    ahead: int = 0,
 ) -> Float[Tensor, "b p f"]:
-    """sum_t kernel_t x_(i - T + 1 + t) + bias over the kept tokens of each text, the own token's weights last.
+    """sum_t kernel_t x_(i - T + 1 + ahead + t) + bias over the kept tokens of each text.
 
+    The own token's weights are last, but for those of the `ahead` tokens after it, which a model without cache may see.
     Padded columns are stepped over, whatever they hold. key: where a cache keeps the last columns for the next pass.
     """
-    n, back, cache = x.shape[1], len(kernel) - 1, shared.cache
+    n, back, cache = x.shape[1], len(kernel) - 1 - ahead, shared.cache
     keep, documents = shared.layout.keep, shared.layout.documents
     order: Int[Tensor, "b p"] | None = None
     if keep is not None:
         keep = keep[:, -n:]
         order = (~keep).int().argsort(dim=1, stable=True)
         x = picked(x, order)
+        x = x.masked_fill(~picked(keep, order)[..., None], 0) if ahead else x
         documents = None if documents is None else picked(documents, order)
     before = () if cache is None else cache.states.get(key, ())
     past = torch.cat((before[0] if before else x.new_zeros(len(x), back, x.shape[2]), x), 1)
@@ -38,6 +43,11 @@ def convolved(
         if documents is not None:
             earlier = earlier.masked_fill(_other_text(documents, t)[..., None], 0)
         found = found + kernel[back - t] * earlier
+    for t in range(1, ahead + 1):
+        later = F.pad(x[:, t:], (0, 0, 0, min(t, n)))
+        if documents is not None:
+            later = later.masked_fill(_other_text(documents.flip(1), t).flip(1)[..., None], 0)
+        found = found + kernel[back + t] * later
     return found if order is None else picked(found, order.argsort(1))
 
 

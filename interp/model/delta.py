@@ -47,7 +47,7 @@ class GatedDelta(Mixer):
 
     traits = Traits(
         queries=False, values=False, valued=False, reads_by_qkv=False, rotated=False, scaled=False, patterned=False,
-        additive=False, keyed=False, stateful=True,
+        additive=False, keyed=False, stateful=True, ordered=True,
     )  # fmt: skip
     own_sites = (
         *MEMORY,
@@ -79,6 +79,19 @@ class GatedDelta(Mixer):
         requires(whole, f"d_value to divide d_head = {config.head_width} under {self}, got {self.d_value}")
         fits = self.value_heads % self.key_heads == 0
         requires(fits, f"key_heads to divide value_heads under {self}")
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Maps, and the products of every chunk; the solution of its triangular system is not counted."""
+        keys, values, r, f = (
+            self.key_heads * self.d_key,
+            self.value_heads * self.d_value,
+            self.d_key,
+            self.d_value,
+        )
+        c = min(self.chunk, n)
+        maps = 2 * n * config.d_model * (2 * keys + 3 * values + 2 * self.value_heads)
+        chunk = 4 * c * c * r + 2 * c * c * f + 6 * c * r * f
+        return maps + self.value_heads * (-(-n // c) * chunk + 2 * c * r * f)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

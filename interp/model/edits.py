@@ -19,6 +19,7 @@ from torch import Tensor
 
 from interp.core.boundary import describe, nearest, public, shape_text, shown
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.core.viewer import Brief
 from interp.model import sites
 from interp.model.parts import Part
@@ -99,7 +100,7 @@ class Add(Brief):
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
         """The cells with the values added."""
         assert own is not None
-        return cells + self.scale * own.to(cells)
+        return cells + self.scale * sent(own, cells.device).to(cells)
 
 
 @public()
@@ -482,4 +483,4 @@ def _row_index(edit: Edit, value: Tensor) -> Tensor:
     n = value.shape[0]
     if not edit.rows or min(edit.rows) < 0 or max(edit.rows) >= n or len(set(edit.rows)) < len(edit.rows):
         raise ValueError(f"the edit of {edit.name} names rows {edit.rows}, the batch has rows 0 to {n - 1}")
-    return torch.tensor(edit.rows, device=value.device)
+    return sent(edit.rows, value.device)

@@ -103,15 +103,26 @@ def names(config: EncoderDecoderConfig, *, on_demand: bool = False) -> tuple[str
     )
 
 
-def _side(tap: Tap, side: str) -> Tap:
-    """The part of a tap that concerns one side, without the side in its names."""
-    asked: Iterable[Read | Edit] = (*tap.reads, *tap.edits)
+def edits_of(edits: Iterable[Edit], side: str) -> tuple[Edit, ...]:
+    """The edits of one side, without the side in their names. Errors: KeyError for one that names no side."""
+    given = tuple(edits)
+    _check_sides(given)
+    return tuple(
+        replace(e, where=e.site.removeprefix(f"{side}.")) for e in given if e.site.startswith(f"{side}.")
+    )
+
+
+def _check_sides(asked: Iterable[Read | Edit]) -> None:
     if bad := [item.site for item in asked if item.site.partition(".")[0] not in SIDES]:
         raise KeyError(f"sites of an encoder-decoder begin with encoder. or decoder., got {bad[0]!r}")
+
+
+def _side(tap: Tap, side: str) -> Tap:
+    """The part of a tap that concerns one side, without the side in its names."""
+    _check_sides(tap.reads)
     prefix = f"{side}."
     reads = [Read(r.site.removeprefix(prefix), r.via, r.grad) for r in tap.reads if r.site.startswith(prefix)]
-    edits = [replace(e, where=e.site.removeprefix(prefix)) for e in tap.edits if e.site.startswith(prefix)]
-    return Tap(reads, edits)
+    return Tap(reads, edits_of(tap.edits, side))
 
 
 def _gather(tap: Tap, taps: dict[str, Tap | None]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SHARED = "mlp.shared"
 """What the sites of the shared expert begin with."""
+GROUPED = (torch.float32, torch.bfloat16, torch.float16)
+"""What torch multiplies by groups of rows in one kernel."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +168,60 @@ class MoE(AnyMLP):
         shared = [s for s in self.shared_sites if self.shared_gate or not s.name.endswith("shared_weight")]
         return (*dense, *self.own_sites, *(shared if self.shared else ()))
 
+    def flops(self, d_model: int, layer: int, n: int) -> int:
+        """The router, the chosen experts of each token and the shared one."""
+        kind = self.at_layer(layer)
+        if not isinstance(kind, MoE):
+            return kind.flops(d_model, layer, n)
+        gate = 1 if self.shared_gate else 0
+        return 2 * n * d_model * (kind.width + self.n_experts + gate)
+
     def build(self, d_model: int, layer: int, name: str) -> nn.Module:
         """The module."""
         kind = self.at_layer(layer)
         return Experts(kind, d_model, name) if isinstance(kind, MoE) else kind.build(d_model, layer, name)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Rows in the order of their experts, so that each expert's are neighbours: one stop for the host, or none."""
+
+    expert: Int[Tensor, "n"]
+    """Whose every row is, ascending."""
+    ends: Int[Tensor, "x"]
+    """Where the rows of every expert end."""
+
+    @classmethod
+    def of(cls, expert: Int[Tensor, "n"], n_experts: int) -> Groups:
+        """The groups of rows of these experts, which ascend."""
+        every = torch.arange(n_experts, device=expert.device)
+        return cls(expert, torch.searchsorted(expert, every, right=True, out_int32=True))
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """How many rows every expert has, for the host."""
+        ends = [0, *self.ends.tolist()]
+        return [end - start for start, end in pairwise(ends)]
+
+    def product(
+        self, x: Float[Tensor, "n i"], weight: Float[Tensor, "x o i"], bias: Float[Tensor, "x o"] | None
+    ) -> Float[Tensor, "n o"]:
+        """Every row through its expert's matrix, and its bias added.
+
+        One kernel where torch has it: in float32 and below, rows of whole 16 bytes, and nobody differentiates (it has
+        no second derivative, and no rule for batches of gradients). Else one product per expert that has rows, of the
+        same bits.
+        """
+        record = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+        whole = all(width * x.element_size() % 16 == 0 for width in weight.shape[1:])
+        values = len(x) > 0 and not x.is_meta
+        if values and whole and not record and x.dtype == weight.dtype and x.dtype in GROUPED:
+            found = F.grouped_mm(x, weight.mT, offs=self.ends)
+        else:
+            parts = zip(x.split(self.sizes), weight.unbind(), strict=True)
+            none = x.new_zeros(0, weight.shape[1])
+            found = torch.cat([none, *(F.linear(rows, matrix) for rows, matrix in parts if len(rows))])
+        return found if bias is None else found + bias[self.expert]
 
 
 class Experts(nn.Module):
@@ -255,13 +308,22 @@ class Experts(nn.Module):
             )
             return at(tap, out_site, outs.to(x.dtype)).sum(2)
         flat, shares = x.flatten(0, 1), weights.flatten(0, 1)
-        out = torch.zeros_like(flat)
-        for i in range(self.kind.n_experts):
-            rows = shares[:, i].nonzero()[:, 0]
-            if len(rows):
-                found = self._weighted(i, flat[rows], shares[rows, i, None])
-                out = out.index_add(0, rows, found.to(out.dtype))
-        return out.view_as(x)
+        chosen = shares.topk(self.kind.top_k, -1).indices.sort(-1).values
+        order = chosen.flatten().argsort(stable=True)
+        weight = shares.gather(-1, chosen).flatten()[order, None]
+        groups = Groups.of(chosen.flatten()[order], self.kind.n_experts)
+        found = self._grouped(flat[order // self.kind.top_k], weight, groups).to(x.dtype)
+        back = torch.empty_like(found).index_copy(0, order, found)
+        return back.view(*x.shape[:2], self.kind.top_k, x.shape[2]).sum(2)
+
+    def _grouped(
+        self, x: Float[Tensor, "n d"], weight: Float[Tensor, "n 1"], groups: Groups
+    ) -> Float[Tensor, "n d"]:
+        """The weighted outputs for rows in the order of their experts."""
+        inside = self.kind.router.weighs == "input"
+        hidden = groups.product((x * weight).to(x.dtype) if inside else x, self.into, self.into_bias)
+        found = groups.product(self._gated(hidden), self.out, self.out_bias)
+        return found if inside else found * weight
 
     def _weighted(
         self, i: int, x: Float[Tensor, "*b d"], weight: Float[Tensor, "*b 1"]
@@ -273,8 +335,12 @@ class Experts(nn.Module):
 
     def expert(self, i: int, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
         """The output of one expert, unweighted."""
-        bias = None if self.into_bias is None else self.into_bias[i]
-        gate, linear = F.linear(x, self.into[i], bias).chunk(2, -1)
+        post = self._gated(F.linear(x, self.into[i], None if self.into_bias is None else self.into_bias[i]))
+        return F.linear(post, self.out[i], None if self.out_bias is None else self.out_bias[i])
+
+    def _gated(self, hidden: Float[Tensor, "*b m2"]) -> Float[Tensor, "*b m"]:
+        """What the neurons of experts say: the activated gate times the linear branch."""
+        gate, linear = hidden.chunk(2, -1)
         most, offset = self.kind.clamp, self.kind.linear_offset
         if most is not None:
             gate = secant(partial(torch.clamp, max=most), gate, self.rules)
@@ -285,4 +351,4 @@ class Experts(nn.Module):
             offset and "gate" in self.rules
         ):  # the offset is a constant, so that its share goes to the gate alone
             post = kept(post, product(act, linear, self.rules) + act * offset)
-        return F.linear(post, self.out[i], None if self.out_bias is None else self.out_bias[i])
+        return post

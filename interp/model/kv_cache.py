@@ -115,8 +115,16 @@ class KVCache:
         self.keep = keep
 
     def of_rows(self, index: Int[Tensor, "n"]) -> KVCache:
-        """The keys and values of these rows alone, in this order."""
-        return self._with(*([x[index.to(x.device)] for x in each] for each in (self.keys, self.values)))
+        """All that is kept of these rows alone, in this order."""
+
+        def rows(x: Tensor) -> Tensor:
+            return x[index.to(x.device)]
+
+        found = self._with(*([rows(x) for x in each] for each in (self.keys, self.values)))
+        found.keep = None if self.keep is None else rows(self.keep)
+        found.crossed = {layer: (rows(k), rows(v)) for layer, (k, v) in self.crossed.items()}
+        found.states = {key: tuple(rows(x) for x in state) for key, state in self.states.items()}
+        return found
 
     @classmethod
     def joined(cls, parts: Sequence[KVCache]) -> KVCache:

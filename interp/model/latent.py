@@ -82,6 +82,14 @@ class Latent(Mixer):
         """Without those of the queries' latent where there is none."""
         return self.own_sites if self.query_rank is not None else self.own_sites[3:]
 
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """The maps to latents and back, and two products with every pair."""
+        h, r, e, d = config.n_heads, self.query_width(config), config.head_width, config.d_model
+        low = self.query_rank
+        queries = d * h * r if low is None else low * (d + h * r)
+        keys = d * (self.rank + config.rotary_dim) + self.rank * h * (self.content + e)
+        return 2 * n * (queries + keys + h * e * d) + 2 * h * n**2 * (r + max(r, e))
+
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""
         return LatentAttention(config, layer)

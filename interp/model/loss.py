@@ -20,12 +20,16 @@ def next_token_loss(
     tokens: Int[Tensor, "b p"],
     keep: Bool[Tensor, "b p"] | None = None,
     documents: Int[Tensor, "b p"] | None = None,
+    *,
+    label_smoothing: float = 0.0,
 ) -> Float[Tensor, "b p-1"]:
     """Cross-entropy in nats of each token given those before it; 0 where nothing predicts it (see `predicted`).
 
     Column i is the loss of token i + 1; ValueError for a single column, which predicts nothing. For a mean divide
-    the sum by `predicted(keep, documents).sum()`.
+    the sum by `predicted(keep, documents).sum()`. label_smoothing: the share of the target spread over all tokens.
     """
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing in [0, 1) is required, got {label_smoothing}")
     if tokens.shape[1] < 2:
         raise ValueError(f"a loss requires at least two tokens, got shape {shape_text(tokens.shape)}")
     if logits.shape[:2] != tokens.shape:
@@ -47,8 +51,9 @@ def next_token_loss(
         tokens[:, 1:], (0, 1), value=IGNORED
     )  # the last column predicts nothing: no logits are copied
     flat = F.cross_entropy(
-        logits.to(wide).flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="none"
-    )
+        logits.to(wide).flatten(0, 1), target.flatten(), ignore_index=IGNORED, reduction="none",
+        label_smoothing=label_smoothing,
+    )  # fmt: skip
     loss = flat.view(tokens.shape)[:, :-1]
     counted = predicted(keep, documents)
     return loss if counted is None else loss * counted

@@ -56,7 +56,7 @@ class Mamba2(Mixer):
 
     traits = Traits(
         queries=False, values=False, valued=False, reads_by_qkv=False, rotated=False, scaled=False, patterned=False,
-        additive=False, keyed=False, stateful=True,
+        additive=False, keyed=False, stateful=True, ordered=True,
     )  # fmt: skip
     own_sites = (
         Site("attn.hook_channels_in", "b p u", "x, B and C before their convolution", before="attn.hook_z"),
@@ -94,6 +94,19 @@ class Mamba2(Mixer):
         requires(
             fits, f"key_heads = {self.key_heads} to divide value_heads = {self.value_heads} under Mamba2"
         )
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Maps, and the products of every chunk, whose groups share those of queries and keys."""
+        keys, values, r, f = (
+            self.key_heads * self.d_key,
+            self.value_heads * self.d_value,
+            self.d_key,
+            self.d_value,
+        )
+        c = min(self.chunk, n)
+        maps = 2 * n * config.d_model * (2 * keys + 3 * values + self.value_heads)
+        shared = self.key_heads * 2 * c * c * r
+        return maps + -(-n // c) * (shared + self.value_heads * (2 * c * c * f + 4 * c * r * f))
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

@@ -96,6 +96,10 @@ class Traits:
     """Rows of the pattern are shares: never negative, of sum 1 (with sinks less, without any similarity 0)."""
     additive: bool = True
     """z = pattern @ values and nothing before or after it, so that heads split by source."""
+    beside: str = "a norm or a gate stands beside it"
+    """What else there is, of a mixer with a pattern that is not additive."""
+    halves: str = ""
+    """The site `[b c h q k]` of two patterns, one for either half of the values, where there is no single one."""
     grouped: bool = True
     """Heads may share keys and values."""
     keyed: bool = True
@@ -105,6 +109,8 @@ class Traits:
     of the query decides: parts on both sides sum to it."""
     stateful: bool = False
     """It keeps a state of the past, so that a pass cannot go on from an arbitrary column of an earlier one."""
+    ordered: bool = False
+    """It is defined by what comes after what: there is no bidirectional form."""
 
     @property
     def moves(self) -> bool:
@@ -138,9 +144,18 @@ class Mixer(Record):
         """Width of a head's z: `d_head`, but in layers that are wider or narrower than attention."""
         return config.head_width
 
+    def flops(self, config: "ModelConfig", layer: int, n: int) -> int:
+        """What `interp.lab.cost` counts of a layer and a row of n tokens: 2 a b c for a product [a b] @ [b c]."""
+        raise ValueError(f"{type(self).__name__} does not say what it costs: it has no method flops")
+
     def build(self, config: "ModelConfig", layer: int) -> "Attention":
         """The module of a layer: an `Attention` with its own `_mix`, matrices (`_build`) or `_project`."""
         raise NotImplementedError
+
+
+def maps_flops(config: "ModelConfig", n: int) -> int:
+    """Of W_Q, W_K, W_V and W_O, every head as wide as the config says, for n tokens."""
+    return 2 * n * config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
 
 
 class AnyMLP(Record):
@@ -163,6 +178,10 @@ class AnyMLP(Record):
         """What a layer has, where layers differ."""
         return self
 
+    def flops(self, d_model: int, layer: int, n: int) -> int:
+        """What `interp.lab.cost` counts of a layer and n tokens: products of matrices alone."""
+        return 2 * n * d_model * self.at_layer(layer).width
+
     def build(self, d_model: int, layer: int, name: str) -> nn.Module:
         """The module, whose sites begin with `name`."""
         raise NotImplementedError
@@ -183,6 +202,10 @@ class OutputLayer(nn.Module):
 class Output(Record):
     """How the final stream becomes probabilities."""
 
+    def flops(self, config: "ModelConfig", n: int) -> int:
+        """What `interp.lab.cost` counts for n rows of logits."""
+        raise ValueError(f"{type(self).__name__} does not say what it costs: it has no method flops")
+
     def build(self, config: "ModelConfig") -> OutputLayer | None:
         """The output layer of a model that has another one than an unembedding."""
         raise NotImplementedError
@@ -192,12 +215,15 @@ class Output(Record):
 class FullSoftmax(Output):
     """A logit for each token: one matrix, the unembedding."""
 
+    def flops(self, config: "ModelConfig", n: int) -> int:
+        """One matrix."""
+        return 2 * n * config.d_model * config.n_outputs
+
     def build(self, config: "ModelConfig") -> None:
         """Nothing: the unembedding is the model's."""
 
 
 _LACKS = {
-    "additive": "z = pattern @ values; {} makes no pattern of the values, or clips them",
     "values": "a matrix W_V that makes values of the normed stream; there is none in {}",
     "separable": "scores that are one product of queries and keys, linear in the normed stream; not so of {}",
     "distribution": "weights that are shares; those of {} may be negative or sum to anything",
@@ -211,7 +237,15 @@ def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
     """
     for mixer in mixers:
         if not getattr(mixer.traits, trait):
-            raise ValueError(f"{what} requires {_LACKS[trait].format(mixer)}")
+            why = why_not_additive(mixer) if trait == "additive" else _LACKS[trait].format(mixer)
+            raise ValueError(f"{what} requires {why}")
+
+
+def why_not_additive(mixer: Mixer) -> str:
+    """What a mixer lacks, or has beside it, whose z is not its pattern times the values."""
+    if mixer.traits.patterned:
+        return f"z = pattern @ values alone; {mixer} has a pattern, but {mixer.traits.beside}"
+    return f"z = pattern @ values; {mixer} makes no pattern of the values"
 
 
 def requires(condition: object, what: str) -> None:

@@ -31,7 +31,7 @@ class ShortConv(Mixer):
 
     traits = Traits(
         queries=False, values=False, valued=False, reads_by_qkv=False, rotated=False, scaled=False, patterned=False,
-        additive=False, keyed=False, stateful=True,
+        additive=False, keyed=False, stateful=True, ordered=True,
     )  # fmt: skip
     own_sites = (
         Site("attn.hook_conv_in", "b p h e", "channels after the first gate", before="attn.hook_z"),
@@ -50,6 +50,10 @@ class ShortConv(Mixer):
         """ValueError unless heads are runs of the channels, which are those of the stream."""
         whole = config.n_heads * config.head_width == config.d_model
         requires(whole, "n_heads * d_head = d_model under ShortConv")
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps; the convolution is no product of matrices."""
+        return 8 * n * config.d_model**2
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """The module of a layer."""

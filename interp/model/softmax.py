@@ -28,7 +28,8 @@ from interp.model.attention import (
     visible,
 )
 from interp.model.norm import Heads, Norm, Normalize, RMSNorm
-from interp.model.records import Mixer, Record, Traits, at_least_one, positive, requires
+from interp.model.position import Alibi, Buckets
+from interp.model.records import Mixer, Record, Traits, at_least_one, maps_flops, positive, requires
 from interp.model.rules import constant, halves, held, secant
 from interp.model.sites import GATE, Site
 from interp.model.tap import Scope, at
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
 Score = Literal["dot", "cosine", "additive"]
-Refinement = Literal["simple", "value", "additive"]
+Refinement = Literal["simple", "value", "additive", "stochastic"]
 PIECES_FROM = 512
 """Keys from which runs of queries with gathered keys are quicker than one dense mask."""
 BLOCK = 1 << 24
@@ -156,6 +157,7 @@ class Softmax(Mixer):
         return Traits(
             bilinear=bilinear,
             additive=linear and not self.gate,
+            beside="a gate follows it" if self.gate else "its queries, keys and values are clipped",
             reads_by_qkv=not self.gate,
             rotated=self.rotated,
             scaled=self.score == "dot",
@@ -187,6 +189,26 @@ class Softmax(Mixer):
         """Smeared keys, the pattern before a refinement, and a gate."""
         has = (self.smeared_keys, self.refinement is not None, self.gate)
         return tuple(site for site, there in zip(self.own_sites, has, strict=True) if there)
+
+    def flops(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Four maps and two products with every pair; a sparse pattern saves those of long texts, a window none."""
+        h, e, width = config.n_heads, config.head_width, config.d_model
+        found = maps_flops(config, n) + (2 * n * width * h * e if self.gate else 0)
+        if self.refinement is not None:
+            wide = 8 if self.refinement == "stochastic" else 6
+            found += h * (wide * n**2 * e + (2 * n**3 if self.refinement == "value" else 0))
+        return found + 4 * h * e * self._pairs(config, layer, n)
+
+    def _pairs(self, config: ModelConfig, layer: int, n: int) -> int:
+        """Pairs of query and key whose product is computed."""
+        by_row = self.temperature is not None and self.temperature.by_row
+        explicit = by_row or self.score == "additive" or self.refinement is not None or config.attn_softcap
+        hidden = config.window is not None and config.window < n and config.is_local(layer)
+        dense = explicit or hidden or config.sinks or isinstance(config.position, Alibi | Buckets)
+        if self.sparsity is None or dense or n < PIECES_FROM:
+            return n * (n + (1 if config.sinks and not config.attn_softcap else 0))
+        found = pieces(self.sparsity, n, n, torch.device("cpu"), causal=config.causal)
+        return sum(len(piece.allowed) * len(piece.keys) for piece in found)
 
     def build(self, config: ModelConfig, layer: int) -> Attention:
         """`Attention`, or `SoftmaxAttention` if anything was done to it."""
@@ -429,15 +451,18 @@ class RowAttention(nn.Module):
     b_i = A_i W, with U and W trained, `query` and `key` `[head, position, d_head]`. Then, over the rows j that i sees,
         B_ij = softmax_j(a_i . b_j / sqrt(d_head));
     simple: B; value: B A, the mean of rows; additive: (A + B) / 2.
+    stochastic: a row is a normal distribution of mean A_i U and variances elu(A_i W) + 1, and rows are compared by the
+    squared 2-Wasserstein distance, as STOSA compares items (Fan et al. 2022):
+        B_ij = softmax_j(-(|m_i - m_j|^2 + |s_i - s_j|^2) / sqrt(d_head)), s the standard deviations.
     Rows of each sum to 1, and nothing after i enters row i. This is our reading for causal models: the paper's refined
-    weights come from trained matrices and are used in these three ways; its formulas we have not seen.
+    weights come from trained matrices and are used in these ways; its formulas we have not seen.
 
     The rows b_j of the past are kept in the cache, and with `value` those of A.
     """
 
     def __init__(self, config: ModelConfig, layer: int, kind: Refinement) -> None:
         super().__init__()
-        self.kind, self.state = kind, (layer, "refinement")
+        self.kind, self.state, self.scale = kind, (layer, "refinement"), config.head_width**-0.5
         shape = (config.n_heads, config.n_ctx, config.head_width)
         self.query, self.key = (nn.Parameter(torch.randn(shape)) for _ in range(2))
 
@@ -448,16 +473,22 @@ class RowAttention(nn.Module):
         n, total = pattern.shape[2:]
         places = shared.once("key positions", lambda: shared.layout.positions(total, 0, pattern.device))
         left, right = (pattern @ table[:, places].movedim(1, 0) for table in (self.query, self.key))
+        if self.kind == "stochastic":
+            left = right = torch.cat((left, (F.elu(right) + 1).sqrt()), -1)
         mask = Mask(mask.causal, mask.allowed)
         right, rows = self._with_past(right, pattern, shared)
         if only is not None:
             mask, columns = mask.queries(only, n, total), only[:, None, :, None]
             left, pattern = left.take_along_dim(columns, 2), pattern.take_along_dim(columns, 2)
-        scores = (left * left.shape[-1] ** -0.5) @ right.mT
+        if self.kind == "stochastic":
+            lengths = left.square().sum(-1, keepdim=True) + right.square().sum(-1)[..., None, :]
+            scores = (2 * left @ right.mT - lengths) * self.scale
+        else:
+            scores = (left * self.scale) @ right.mT
         higher = row_softmax(hidden_scores(scores, mask), mask).to(pattern.dtype)
         if self.kind == "value":
             return higher @ rows
-        return higher if self.kind == "simple" else (pattern + higher) / 2
+        return (pattern + higher) / 2 if self.kind == "additive" else higher
 
     def _with_past(
         self, right: Float[Tensor, "b h q r"], pattern: Float[Tensor, "b h q k"], shared: Pass

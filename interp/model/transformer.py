@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from interp.core.boundary import public, shape_text, shown
+from interp.core.transfers import sent
 from interp.model import sites
 from interp.model.attention import Layout, Memory, Pass, View, attention_mask, picked
 from interp.model.block import ACTIVATIONS, Block
@@ -27,6 +29,7 @@ from interp.model.position import Rotation, ScoreBias, depends_on_length, sinuso
 from interp.model.rules import NO_RULES, Rule, secant
 from interp.model.tap import Scope, Tap, at
 
+T = TypeVar("T")
 ID_TYPES = (torch.int64, torch.int32)
 """What token ids may be stored in: what an embedding takes."""
 
@@ -108,6 +111,13 @@ def check_extras(config: ModelConfig, tokens: Tensor, types: Tensor | None, memo
         raise ValueError(
             f"the memory's keep must have shape {shape_text(states.shape[:2])}, got {shape_text(memory.keep.shape)}"
         )
+
+
+def _beside(device: torch.device, given: T) -> T:
+    """What came from another device, such as token ids of the host, on this one; anything else as it is."""
+    if not isinstance(given, Tensor) or given.device == device:
+        return given
+    return sent(given, device)  # type: ignore[return-value]
 
 
 def _check_ids(what: str, ids: Int[Tensor, "b p"], count: int) -> None:
@@ -273,11 +283,16 @@ class Transformer(nn.Module):
         documents: an id per column, where rows pack several texts; each sees itself only, its positions begin at 0.
         types: token types of a model that has them; None = 0 everywhere.
         memory: what cross-attention reads, required by models that have it.
+        Token ids and what goes with them are brought to the model's device.
         A model without an unembedding returns its final residual stream.
         Errors: ValueError for ids, shapes, lengths or layers that do not fit the model, and for weights whose file was
         overwritten in place.
         """
         self.check_files()
+        tokens = tokens if start else _beside(self.device, tokens)
+        keep, documents, types, logits_at = (
+            _beside(self.device, x) for x in (keep, documents, types, logits_at)
+        )
         last = self.config.n_layers if stop is None else stop
         check_pass(self.config, tokens, (start, last), keep, cache, documents)
         check_extras(self.config, tokens, types, memory)

@@ -6,7 +6,7 @@ In Macaron blocks W_in, W_gate and W_out are those of the MLP after attention; `
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from einops import rearrange
@@ -20,24 +20,123 @@ from interp.model.config import MLP, Learned
 from interp.model.transformer import Transformer
 
 
-@dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """Views of one block's weights; a bias the model lacks is zeros, a matrix it lacks is None (and its bias too)."""
+    """Views of one block's weights; a bias the model lacks is zeros, a matrix it lacks is None (and its bias too).
 
-    W_Q: Float[Tensor, "h d e"] | None
-    W_K: Float[Tensor, "g d e"] | None
-    W_V: Float[Tensor, "g d e"] | None
-    W_O: Float[Tensor, "h e d"]
-    b_Q: Float[Tensor, "h e"] | None
-    b_K: Float[Tensor, "g e"] | None
-    b_V: Float[Tensor, "g e"] | None
-    b_O: Float[Tensor, "d"]
-    W_gate: Float[Tensor, "d m"] | None
-    W_in: Float[Tensor, "d m"] | None
-    W_out: Float[Tensor, "m d"] | None
-    b_gate: Float[Tensor, "m"] | None
-    b_in: Float[Tensor, "m"] | None
-    b_out: Float[Tensor, "d"] | None
+    Each is made when it is first asked for.
+    """
+
+    def __init__(self, model: Transformer, layer: int, attn: Attention, *, before: bool) -> None:
+        """attn: attention of the block, or its cross-attention; before: the MLP is the one before attention."""
+        self._model, self._attn = model, attn
+        block, traits = model.block(layer), model.config.mixers[layer].traits
+        cross = attn is not block.attn
+        self._has = "qkv" if cross or traits.queries else "v" if traits.values else ""
+        mlp, kind = block.mlps().get("mlp_before" if before else "mlp"), model.config.mlp
+        self._mlp = mlp if isinstance(mlp, FeedForward) and isinstance(kind, MLP) else None
+        self._gated = isinstance(kind, MLP) and kind.gated
+
+    @cached_property
+    def W_Q(self) -> Float[Tensor, "h d e"] | None:
+        """To the queries."""
+        return self._matrix("q")
+
+    @cached_property
+    def W_K(self) -> Float[Tensor, "g d e"] | None:
+        """To the keys."""
+        return self._matrix("k")
+
+    @cached_property
+    def W_V(self) -> Float[Tensor, "g d e"] | None:
+        """To the values."""
+        return self._matrix("v")
+
+    @cached_property
+    def W_O(self) -> Float[Tensor, "h e d"]:
+        """From what heads read to the stream."""
+        return self._here(rearrange(self._attn.out.weight, "d (h e) -> h e d", e=self._attn.d_head))
+
+    @cached_property
+    def b_Q(self) -> Float[Tensor, "h e"] | None:
+        """Of the queries."""
+        return self._bias("q")
+
+    @cached_property
+    def b_K(self) -> Float[Tensor, "g e"] | None:
+        """Of the keys."""
+        return self._bias("k")
+
+    @cached_property
+    def b_V(self) -> Float[Tensor, "g e"] | None:
+        """Of the values."""
+        return self._bias("v")
+
+    @cached_property
+    def b_O(self) -> Float[Tensor, "d"]:
+        """Of the output of attention."""
+        return self._given(self._attn.out.bias, self._attn.out.weight, self._model.config.d_model)
+
+    @cached_property
+    def W_gate(self) -> Float[Tensor, "d m"] | None:
+        """To the gates of neurons."""
+        into = self._into
+        return self._here(into.weight.chunk(2)[0].mT) if into is not None and self._gated else None
+
+    @cached_property
+    def W_in(self) -> Float[Tensor, "d m"] | None:
+        """To the neurons."""
+        into = self._into
+        if into is None:
+            return None
+        return self._here((into.weight.chunk(2)[1] if self._gated else into.weight).mT)
+
+    @cached_property
+    def W_out(self) -> Float[Tensor, "m d"] | None:
+        """From the neurons to the stream."""
+        return None if self._mlp is None else self._here(self._mlp.out.weight.mT)
+
+    @cached_property
+    def b_gate(self) -> Float[Tensor, "m"] | None:
+        """Of the gates."""
+        return self._b_into.chunk(2)[0] if self._b_into is not None and self._gated else None
+
+    @cached_property
+    def b_in(self) -> Float[Tensor, "m"] | None:
+        """Of the neurons."""
+        return self._b_into.chunk(2)[1] if self._b_into is not None and self._gated else self._b_into
+
+    @cached_property
+    def b_out(self) -> Float[Tensor, "d"] | None:
+        """Of the output of the MLP."""
+        out = None if self._mlp is None else self._mlp.out
+        return None if out is None else self._given(out.bias, out.weight, self._model.config.d_model)
+
+    @cached_property
+    def _into(self) -> nn.Linear | None:
+        return None if self._mlp is None else self._mlp.into
+
+    @cached_property
+    def _b_into(self) -> Tensor | None:
+        into = self._into
+        return None if into is None else self._given(into.bias, into.weight, len(into.weight))
+
+    def _matrix(self, name: str) -> Tensor | None:
+        if name not in self._has:
+            return None
+        return self._here(rearrange(self._attn.part(name)[0], "h e d -> h d e"))
+
+    def _bias(self, name: str) -> Tensor | None:
+        if name not in self._has:
+            return None
+        weight, bias = self._attn.part(name)
+        return self._here(weight.new_zeros(weight.shape[:2]) if bias is None else bias)
+
+    def _given(self, bias: Tensor | None, weight: Tensor, size: int) -> Tensor:
+        return self._here(weight.new_zeros(size) if bias is None else bias)
+
+    def _here(self, value: Tensor) -> Tensor:
+        """The view; a copy where the block lives on another device than the embedding."""
+        return value.to(self._model.device)
 
 
 class Weights:
@@ -62,43 +161,7 @@ class Weights:
             raise ValueError("this model has no cross-attention")
         if before and "mlp_before" not in self.config.mlps:
             raise ValueError(f"this model has no MLP before attention: block={self.config.block}")
-        found = self._views(layer, attn, before)
-        if found.W_O.device == self.model.device:
-            return found
-        views: dict[str, Tensor | None] = {f.name: getattr(found, f.name) for f in fields(found)}
-        return replace(found, **{n: w.to(self.model.device) for n, w in views.items() if w is not None})
-
-    def _views(self, layer: int, attn: Attention, before: bool) -> LayerWeights:
-        traits = self.config.mixers[layer].traits
-        cross = attn is not self.model.block(layer).attn
-        has = "qkv" if cross or traits.queries else "v" if traits.values else ""
-        parts = {name: attn.part(name) for name in has}
-        w = {n: rearrange(weight, "h e d -> h d e") for n, (weight, _) in parts.items()}
-        b = {
-            n: weight.new_zeros(weight.shape[:2]) if bias is None else bias
-            for n, (weight, bias) in parts.items()
-        }
-        zeros = attn.out.weight.new_zeros(self.config.d_model)
-        return LayerWeights(
-            W_Q=w.get("q"), W_K=w.get("k"), W_V=w.get("v"),
-            W_O=rearrange(attn.out.weight, "d (h e) -> h e d", e=attn.d_head),
-            b_Q=b.get("q"), b_K=b.get("k"), b_V=b.get("v"),
-            b_O=zeros if attn.out.bias is None else attn.out.bias,
-            **self._mlp(layer, before),
-        )  # fmt: skip
-
-    def _mlp(self, layer: int, before: bool) -> dict[str, Tensor | None]:
-        names = ("W_gate", "W_in", "W_out", "b_gate", "b_in", "b_out")
-        block, kind = self.model.block(layer), self.config.mlp
-        mlp = block.mlps().get("mlp_before" if before else "mlp")
-        if not isinstance(mlp, FeedForward) or not isinstance(kind, MLP):
-            return dict.fromkeys(names)
-        bias = mlp.into.weight.new_zeros(mlp.into.weight.shape[0]) if mlp.into.bias is None else mlp.into.bias
-        gate_w, in_w = mlp.into.weight.chunk(2) if kind.gated else (None, mlp.into.weight)
-        gate_b, in_b = bias.chunk(2) if kind.gated else (None, bias)
-        out_b = mlp.out.weight.new_zeros(self.config.d_model) if mlp.out.bias is None else mlp.out.bias
-        gate = None if gate_w is None else gate_w.mT
-        return dict(zip(names, (gate, in_w.mT, mlp.out.weight.mT, gate_b, in_b, out_b), strict=True))
+        return LayerWeights(self.model, layer, attn, before=before)
 
     def _stack(self, pick: Callable[[LayerWeights], Tensor | None], name: str) -> Tensor:
         parts = [pick(self.layer(i)) for i in range(self.config.n_layers)]

@@ -7,7 +7,7 @@ all pairs would be more than the rest of the page.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from interp.attention.attention_attribution import sides_of
 from interp.attention.score_parts import ScoreParts, every_score
+from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
@@ -62,7 +63,7 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> lis
 
     written: the attribution to heads, which says how much they write; None = the first ones.
     """
-    config, found = model.config, []
+    config = model.config
     heads = [(layer, head) for layer in splitting(config) for head in range(config.n_heads)]
     most = MOST_SCORES // (batch.tokens.shape[1] * (batch.tokens.shape[1] + 1) // 2)
     if len(heads) > most and written is not None:
@@ -71,11 +72,12 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> lis
         }
         heads.sort(key=lambda head: -size.get(str(Part("head", *head)), 0.0))
     chosen = set(heads[:most])
+    found: list[Reasons] = []
     for layer in sorted({layer for layer, _ in chosen}):
         sides = sides_of(config, layer, heads=True)
-        for head, scores in enumerate(every_score(model, batch, layer)):
-            if (layer, head) in chosen:
-                found.append(_largest(str(Part("head", layer, head)), scores, sides))
+        for alike, scores in every_score(model, batch, layer):
+            kept = [str(Part("head", layer, head)) if (layer, head) in chosen else None for head in alike]
+            found += _largest(kept, scores, sides)
     return found
 
 
@@ -85,33 +87,33 @@ def splitting(config: ModelConfig) -> list[int]:
     return [layer for layer, mixer in enumerate(config.mixers) if known and mixer.traits.separable]
 
 
-def _largest(head: str, scores: ScoreParts, sides: dict[str, list[str]]) -> Reasons:
+def _largest(
+    heads: Sequence[str | None], scores: ScoreParts, sides: dict[str, list[str]]
+) -> Iterator[Reasons]:
+    """Those of heads whose scores stand one after the other; None: of a head that is left out."""
     pairs = scores.pairs
     at = [(marginal.gather(1, top), top) for marginal, top in _tops(pairs)]
     best = pairs.flatten(1).abs().topk(min(PAIRS, pairs[0].numel())).indices
     width = pairs.shape[2]
-    values = [
-        scores.total[:, None],
-        scores.position[:, None],
-        *(x for x, _ in at),
-        pairs.flatten(1).gather(1, best),
-    ]
-    unit = max(float(max(x.abs().max() for x in values)), torch.finfo(torch.float32).tiny) / STEPS
-    total, position, query, key, pair = ((x / unit).round().long() for x in values)
-    parts = [
-        scores.places,
-        total,
-        position,
-        at[0][1],
-        query,
-        at[1][1],
-        key,
-        best // width,
-        best % width,
-        pair,
-    ]
-    cells = torch.cat([x.cpu() for x in parts], 1).numpy().astype("<i2")
-    return Reasons(head, sides["query_part"], sides["key_part"], unit, cells)
+    values = torch.cat(
+        [
+            scores.total[:, None], scores.position[:, None], *(x for x, _ in at),
+            pairs.flatten(1).gather(1, best),
+        ], 1,
+    )  # fmt: skip
+    places = torch.cat([scores.places, *(top for _, top in at), best // width, best % width], 1)
+    here = fetched({"values": values, "places": places})
+    tops, tiny = at[0][1].shape[1], torch.finfo(torch.float32).tiny
+    for head, value, place in zip(heads, *(x.chunk(len(heads)) for x in here.values()), strict=True):
+        if head is None:
+            continue
+        unit = max(float(value.abs().max()), tiny) / STEPS
+        total, query, key, pair = (
+            (value / unit).round().long().split([2, tops, at[1][1].shape[1], best.shape[1]], 1)
+        )
+        its, of_query, of_key, of_pairs = place.split([2, tops, at[1][1].shape[1], 2 * best.shape[1]], 1)
+        cells = torch.cat([its, total, of_query, query, of_key, key, of_pairs, pair], 1)
+        yield Reasons(head, sides["query_part"], sides["key_part"], unit, cells.numpy().astype("<i2"))
 
 
 def _tops(pairs: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -19,6 +19,7 @@ from interp.attention import heads
 from interp.attention.heads import with_pattern
 from interp.core.boundary import public
 from interp.core.results import frame
+from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.lenses import FittedJacobianLens, TunedLens, backward_lens, logit_lens
@@ -351,10 +352,12 @@ def _check_size(config: ModelConfig, n: int) -> None:
 
 
 def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None]:
-    """The logits (or the final stream, of a model without) and every pattern of the only row, if there is any."""
+    """The logits (or the final stream, of a model without) and every pattern of the only row, if any; on the host."""
     reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(model.transformer.config)]
     seen = observe(model.transformer, batch, reads)
-    return seen.output[0], torch.stack([seen.trace[read][0] for read in reads]) if reads else None
+    patterns = {"pattern": torch.stack([seen.trace[read][0] for read in reads])} if reads else {}
+    here = fetched({"output": seen.output[0], **patterns})
+    return here["output"], here.get("pattern")
 
 
 def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.dynamics import flow
+from interp.dynamics import flow, trajectories
 from interp.papers.claim import Claim, Measured, above, near
 from interp.papers.effort import Effort
 
@@ -63,13 +63,10 @@ def start(seed: int, tokens: int = TOKENS, *, hemisphere: bool = False) -> Float
 
 
 def _clusters(begin: Float[Tensor, "n d"], sharpness: float) -> float:
-    """How many groups of tokens with cosines above 0.99 there are at time 5: connected components."""
+    """How many groups of tokens with cosines above 0.99 there are at time 10."""
     qk = sharpness * torch.eye(WIDTH, dtype=begin.dtype)
-    end = flow(begin, qk=qk, ov=torch.eye(WIDTH, dtype=begin.dtype), dt=0.02, steps=500)
-    joined = (end @ end.T > 0.99).double()
-    for _ in range(6):
-        joined = ((joined @ joined) > 0).double()
-    return float(len(torch.unique(joined, dim=0)))
+    way = trajectories(begin, qk=qk, ov=torch.eye(WIDTH, dtype=begin.dtype), dt=0.02, steps=500, every=500)
+    return float(way.value.sel(score="clusters")[-1])
 
 
 def _mean_cosine(end: Float[Tensor, "n d"]) -> float:

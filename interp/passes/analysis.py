@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction
+from interp.core.transfers import fetched
 from interp.data.batch import Answers, Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
@@ -227,8 +228,9 @@ class Questions:
 
     def values(self, model: Transformer, batch: Batch) -> Values:
         """What every analysis computes from one shared pass over the batch, and from passes of its own."""
-        batch = batch.to(model.device)
-        batch = batch.left_aligned() if any(a.left for a in self.analyses) else batch
+        home = batch.host()
+        home = home.left_aligned() if any(a.left for a in self.analyses) else home
+        batch = home.to(model.device)
         if lonely := [a.name for a in self.analyses if a.pairs and batch.corrupt is None]:
             raise ValueError(
                 f"{lonely[0]} compares two runs: clean and corrupted prompts are required, Pairs(clean, corrupt), "
@@ -241,12 +243,31 @@ class Questions:
                 model, batch, self.reads, stop=self.stop, logits_at=where, answers_only=True
             ).trace
         return {
-            a.name: a.compute(trace, batch if a.pose is None else a.pose(batch), model) for a in self.analyses
+            a.name: a.compute(trace, batch if a.pose is None else a.pose(home).to(model.device), model)
+            for a in self.analyses
         }
 
     def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
-        """The partial result of every analysis, from the values of these rows."""
-        return {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
+        """The partial result of every analysis, from the values of these rows: on the host, fetched in one copy."""
+        found = self.reduced_if(torch.tensor(True), values, rows)
+        assert found is not None
+        return found
+
+    def reduced_if(
+        self, fine: Bool[Tensor, ""], values: Values, rows: Int[Tensor, "n"] | None
+    ) -> dict[str, Partial] | None:
+        """The same, unless what says whether the values are fine says no: a device is asked for both at once."""
+        if fine.is_cpu and not bool(fine):
+            return None
+        made = {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
+        flat = {(name, key): x for name, part in made.items() for key, x in part.tensors().items()}
+        if all(x.is_cpu for x in flat.values()):
+            return made if bool(fine) else None
+        here = fetched({**flat, ("", "fine"): fine})
+        if not bool(here.pop(("", "fine"))):
+            return None
+        own = {name: {key: x for (whose, key), x in here.items() if whose == name} for name in made}
+        return {a.name: a.reduction.load(own[a.name]) for a in self.analyses}
 
     def enough(self, partial: Mapping[str, Partial] | None) -> bool:
         """Whether no analysis asks for more rows than these."""

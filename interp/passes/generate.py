@@ -16,8 +16,8 @@ from torch import Tensor
 from interp.core.stats import wide
 from interp.data.batch import Batch, Text, Tokenizer, is_id
 from interp.model.config import ModelConfig
-from interp.model.encoder_decoder import EncoderDecoder
-from interp.model.kv_cache import Past
+from interp.model.encoder_decoder import EncoderDecoder, edits_of
+from interp.model.kv_cache import KVCache, Past
 from interp.model.sites import EMBEDDING_SITES, find
 from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
@@ -77,14 +77,11 @@ def stream(
         True
     """
     batch = batch.to(model.device).left_aligned()
-    _check(model.config, batch, max_new_tokens, stop_tokens)
-    _check_tap(model.config, reads, edits, use_cache)
+    check_generation(model.config, batch, max_new_tokens, stop_tokens)
     choice = Choice(batch, model.config.d_vocab, sampling=sampling, repetition_penalty=repetition_penalty)
     stops = torch.tensor(sorted(stop_tokens), dtype=torch.long, device=model.device)
-    rows, n = batch.tokens.shape
-    n_max = n + max_new_tokens
-    cache = model.new_cache(rows, n_max) if use_cache else None
-    return _steps(_Decoder(model, batch, cache, reads, edits), choice, stops, max_new_tokens)
+    decoder = Decoder.opened(model, batch, max_new_tokens, use_cache=use_cache, reads=reads, edits=edits)
+    return _steps(decoder, choice, stops, max_new_tokens)
 
 
 def generate(
@@ -155,7 +152,7 @@ def joined(traces: Sequence[Trace], key: Read | str, config: ModelConfig) -> Ten
     return torch.cat([F.pad(a, (0, n_keys - a.shape[-1]), value=unseen) for a in answers], axes.index("q"))
 
 
-class _Decoder:
+class Decoder:
     """The model as the loop sees it: tokens go in, the logits of the next column and the answers come out."""
 
     def __init__(
@@ -170,6 +167,23 @@ class _Decoder:
         self._tokens, self._keep, self._memory = batch.tokens, batch.keep, batch.memory
         outside = [read.site for read in reads if find(read.site, model.config)[1] is None]
         self._every_logit = not set(outside) <= set(EMBEDDING_SITES)
+
+    @classmethod
+    def opened(
+        cls,
+        model: Transformer,
+        batch: Batch,
+        max_new_tokens: int,
+        *,
+        use_cache: bool = True,
+        reads: Sequence[Read] = (),
+        edits: Sequence[Edit] = (),
+    ) -> "Decoder":
+        """Before the first pass, with room for so many tokens. Errors: ValueError or KeyError for reads and edits."""
+        _check_tap(model.config, reads, edits, use_cache)
+        rows, n = batch.tokens.shape
+        cache = model.new_cache(rows, n + max_new_tokens) if use_cache else None
+        return cls(model, batch, cache, reads, edits)
 
     @torch.no_grad()
     def next_logits(self) -> tuple[Float[Tensor, "b v"], Trace]:
@@ -194,8 +208,21 @@ class _Decoder:
         if self._keep is not None:
             self._keep = F.pad(self._keep, (0, 1), value=True)
 
+    def take(self, rows: Int[Tensor, "n"]) -> None:
+        """Go on with these rows, each as often as it is named. ValueError for a cache of another model's kind."""
+        self._tokens = self._tokens[rows]
+        self._keep = None if self._keep is None else self._keep[rows]
+        self._memory = None if self._memory is None else self._memory.of_rows(rows)
+        if self._cache is None:
+            return
+        if not isinstance(self._cache, KVCache):
+            raise ValueError(
+                "going on with some rows requires our own cache; this model has another: use_cache=False"
+            )
+        self._cache = self._cache.of_rows(rows)
 
-def _steps(decoder: _Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
+
+def _steps(decoder: Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:
     tokens = alive = None
     for _ in range(n):
         logits, trace = decoder.next_logits()
@@ -212,7 +239,10 @@ def _steps(decoder: _Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -
         decoder.push(tokens)
 
 
-def _check(config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]) -> None:
+def check_generation(
+    config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]
+) -> None:
+    """ValueError for a continuation beyond the context, a negative count, or a stop token outside the vocabulary."""
     config.require_tokens("generation")
     n = batch.tokens.shape[1]
     if max_new_tokens < 0:
@@ -282,33 +312,42 @@ def text_pieces(tokens: Iterable[int], tokenizer: Tokenizer, before: Sequence[in
 
 
 @torch.no_grad()
-def encoded(model: EncoderDecoder, source: Batch, target: Batch | None = None) -> Batch:
+def encoded(
+    model: EncoderDecoder, source: Batch, target: Batch | None = None, *, edits: Sequence[Edit] = ()
+) -> Batch:
     """The target as a batch of the decoder, its memory the encoded source; without a target, the start token alone.
 
     What takes a Transformer and a batch takes `model.decoder` and this one, `observe` for one. The memory has no
-    gradient.
+    gradient. edits: of the encoder's pass, their sites named without a side.
     """
     source = source.to(model.device)
-    memory = model.encode(source.tokens, keep=source.keep)
+    memory = model.encode(source.tokens, Tap(edits=edits) if edits else None, keep=source.keep)
     if target is None:
         start = torch.full((len(source), 1), model.config.start_token, device=model.device)
         return Batch(start, memory=memory)
     return Batch(target.tokens.to(model.device), target.keep, target.bos, memory=memory).to(model.device)
 
 
-def greedy_decode(
+def decode(
     model: EncoderDecoder,
     source: Batch,
     max_new_tokens: int,
     *,
+    sampling: Sampling | None = None,
+    repetition_penalty: float = 1.0,
     stop_tokens: Collection[int] = (),
     use_cache: bool = True,
+    edits: Sequence[Edit] = (),
 ) -> Batch:
-    """The start token and up to `max_new_tokens` tokens after it, each the most probable one.
+    """The start token and up to `max_new_tokens` tokens after it: greedily, or by `sampling`.
 
     A row ends with a stop token and is padded with it, not kept. Padding of the source, on either side, changes
-    nothing. For sampling, edits and reads: `stream(model.decoder, encoded(model, source), n)`.
-    Errors: ValueError as in `generate`.
+    nothing. edits: of either side, whose name their sites begin with; those of the encoder act once, those of the
+    decoder at every step, as in `generate`. To read: `stream(model.decoder, encoded(model, source), n, reads=...)`.
+    Errors: KeyError for an edit that names no side; ValueError as in `generate`.
     """
-    start = encoded(model, source)
-    return generate(model.decoder, start, max_new_tokens, stop_tokens=stop_tokens, use_cache=use_cache)
+    start = encoded(model, source, edits=edits_of(edits, "encoder"))
+    return generate(
+        model.decoder, start, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
+        stop_tokens=stop_tokens, use_cache=use_cache, edits=edits_of(edits, "decoder"),
+    )  # fmt: skip

@@ -134,7 +134,7 @@ def deepest(sites: Iterable[str], config: ModelConfig) -> int | None:
 
 def _check_columns(columns: Int[Tensor, "b n"], shape: torch.Size) -> None:
     """ValueError for columns that are not those of the rows, counted from the end if they are negative."""
-    if len(columns) != shape[0] or bool((columns >= shape[1]).any()) or bool((columns < -shape[1]).any()):
+    if len(columns) != shape[0] or bool(((columns >= shape[1]) | (columns < -shape[1])).any()):
         raise ValueError(
             f"logits_at must name columns of {shape[0]} rows, each from {-shape[1]} to {shape[1] - 1}, got "
             f"{shape_text(columns.shape)} with {sorted(set(columns.flatten().tolist()))[:4]}"

@@ -7,9 +7,9 @@ The numbers are those of a loop over `observe(model, batch, edits=...)`, to roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import inf
 
 import numpy as np
@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.stats import wide
+from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.attention import picked
@@ -32,12 +33,14 @@ from interp.model.transformer import Transformer
 from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, as_network
-from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, placed
+from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, on_device, placed
 
 FIXED_COST = 32
 """What reading a block's weights costs a pass, in tokens that it could have computed instead."""
 MOST_COLUMNS = 64
 """Different first columns that are told apart."""
+AT_ONCE = 2**24
+"""Cells that are compared with the base run before the host waits for what was found."""
 
 
 @dataclass(frozen=True)
@@ -253,9 +256,9 @@ class Departures:
     layers: Sequence[int]
     """The block where each starts."""
     first: Int[Tensor, "v b"]
-    """The first column that each changes in each example."""
+    """The first column that each changes in each example; the number of columns where it changes none. On the host."""
     reaches: Bool[Tensor, "v b"]
-    """Whether it changes anything that can reach what is watched; elsewhere `first` has no meaning."""
+    """Whether it changes anything that can reach what is watched; elsewhere `first` has no meaning. On the host."""
 
 
 def departures(
@@ -267,10 +270,12 @@ def departures(
 ) -> Departures:
     """Where each variant leaves the base run; watched: the one column of each example that counts, None = all do.
 
-    An edit that finds its values already there changes nothing. A function may change all the cells that it names.
+    watched is on the host. An edit that finds its values already there changes nothing. A function may change all the
+    cells that it names.
     """
     n = batch.tokens.shape[1]
-    where = _Differences(base, config, len(batch), n, None if watched is None else watched.cpu().numpy())
+    where = _Differences(base, config, len(batch), n, None if watched is None else watched.numpy())
+    where.compare(edit for edits in variants for edit in edits)
     first = np.full((len(variants), len(batch)), n)
     layers = []
     for i, edits in enumerate(variants):
@@ -281,9 +286,9 @@ def departures(
                 touched.append(layer_of(edit.site, config))
                 first[i] = np.minimum(first[i], columns)
         layers.append(min(touched, default=0))
-    found = torch.from_numpy(first).to(base.final.device)
+    found = torch.from_numpy(first)
     causal = base.cache is not None
-    limit = n - 1 if watched is None or not causal else watched.to(found.device)
+    limit = n - 1 if watched is None or not causal else watched
     return Departures(layers, found, found <= limit)
 
 
@@ -295,7 +300,7 @@ class _Differences:
     ) -> None:
         self._base, self._examples, self._columns, self._watched = base, examples, columns, watched
         self._last, self._stateful = f"blocks.{config.n_layers - 1}.", config.stateful
-        self._known: dict[tuple[str, object], tuple[Axes, np.ndarray]] = {}
+        self._known: dict[tuple[str, int, bool], tuple[Axes, np.ndarray]] = {}
 
     def first(self, edit: Placed) -> "np.ndarray":
         """The first column of each example that the edit changes; the number of columns where it changes none."""
@@ -323,8 +328,22 @@ class _Differences:
         name = edit.site.removeprefix(self._last)
         return name != edit.site and name.startswith(_AFTER_KEYS)
 
-    def _compared(self, edit: Placed) -> tuple[Axes, "np.ndarray"]:
-        """Which cells an edit of the whole site would change; a vector along the last axis counts as one cell."""
+    def compare(self, edits: Iterable[Placed]) -> None:
+        """Look up once what all planned edits would change, so that the host waits once."""
+        axes: dict[tuple[str, int, bool], Axes] = {}
+        waiting: dict[tuple[str, int, bool], Tensor] = {}
+        for edit in edits:
+            if not edit.planned or (key := self._key(edit)) in axes:
+                continue
+            differs = self._unlike(edit) if key[2] else self._changed(edit)
+            axes[key], waiting[key] = self._vectors(edit.site, differs)
+            if sum(map(Tensor.numel, waiting.values())) > AT_ONCE:
+                self._known |= {key: (axes[key], each.numpy()) for key, each in fetched(waiting).items()}
+                waiting = {}
+        self._known |= {key: (axes[key], each.numpy()) for key, each in fetched(waiting).items()}
+
+    def _key(self, edit: Placed) -> tuple[str, int, bool]:
+        """The same for edits that are compared with the whole site at once, and whether this one is."""
         change = edit.change
         whole = isinstance(change, Zero) or (
             isinstance(change, Set)
@@ -334,11 +353,12 @@ class _Differences:
             )
         )
         if not whole:
-            return self._vectors(edit.site, self._changed(edit))
-        key = (edit.site, id(change.values) if isinstance(change, Set) else None)
-        if key not in self._known:
-            self._known[key] = self._vectors(edit.site, self._unlike(edit))
-        return self._known[key]
+            return edit.site, id(edit), False
+        return edit.site, id(change.values) if isinstance(change, Set) else 0, True
+
+    def _compared(self, edit: Placed) -> tuple[Axes, "np.ndarray"]:
+        """Which cells an edit of the whole site would change; a vector along the last axis counts as one cell."""
+        return self._known[self._key(edit)]
 
     def _unlike(self, edit: Placed) -> Tensor:
         """Where the values to be put differ from the base run's."""
@@ -346,7 +366,7 @@ class _Differences:
         values = edit.change.values if isinstance(edit.change, Set) else 0.0
         if not isinstance(values, Tensor):
             return base != values
-        values = values.to(base)
+        values = sent(values, base.device).to(base.dtype)
         if len(values) not in (1, len(base)):
             base = base.repeat(len(values) // len(base), *[1] * (base.ndim - 1))
         return values != base
@@ -357,11 +377,11 @@ class _Differences:
         return edited(edit.as_edit(), base, Span()) != base
 
     @staticmethod
-    def _vectors(site: str, differs: Tensor) -> tuple[Axes, "np.ndarray"]:
+    def _vectors(site: str, differs: Tensor) -> tuple[Axes, Tensor]:
         axes = tuple(sites.axes_of(site).split()[1:])
         if axes[-1] in "de":
             differs, axes = differs.any(-1), axes[:-1]
-        return axes, differs.cpu().numpy()
+        return axes, differs
 
     @staticmethod
     def _named_column(edit: Placed) -> int:
@@ -445,10 +465,12 @@ class SweepPass:
         groups = [[i for i in everyone if (i in busy) is wanted] for wanted in (True, False)]
         out = self.base.final.new_empty(len(everyone), len(self.batch), 1, self.model.config.d_model)
         for slots in filter(None, groups):
-            rows = by_variant if len(slots) == len(everyone) else by_variant[slots]
             columns = (at - self.pack.column).clamp_min(0).repeat(len(slots))[:, None]
-            done = self._block(last, rows.flatten(0, 1), slots, only=columns)
-            out[slots] = done.unflatten(0, (len(slots), -1))
+            if len(slots) == len(everyone):
+                return self._block(last, stream, slots, only=columns)
+            which = sent(slots, stream.device)
+            done = self._block(last, by_variant[which].flatten(0, 1), slots, only=columns)
+            out[which] = done.unflatten(0, (len(slots), -1))
         return out.flatten(0, 1)
 
     def _block(
@@ -493,7 +515,7 @@ class SweepPass:
     def _keep(self, read: Read, value: Tensor, into: Tensor) -> None:
         """Write what was read of the first variants, columns from the pack's on."""
         value = value.unflatten(0, (-1, len(self.batch)))
-        which = torch.tensor(self.pack.variants[: len(value)], device=into.device)
+        which = sent(self.pack.variants[: len(value)], into.device)
         axes = sites.axes_of(read.site).split()
         place = next((i for i, axis in enumerate(axes) if axis in COLUMNS), None)
         if place is None:
@@ -515,8 +537,14 @@ class SweepPass:
         return sum(self.starts[i].layer <= layer for i in self.pack.variants)
 
     def _copied(self, copies: int) -> Batch:
-        """The examples, `copies` times over."""
-        return self.batch.rows(torch.arange(len(self.batch)).repeat(copies))
+        """What a pass takes of the examples besides their tokens, `copies` times over."""
+        given = self.batch
+        bare = Batch(
+            given.tokens, given.keep, documents=given.documents, types=given.types, memory=given.memory
+        )
+        if bare.keep is None and bare.documents is None and bare.types is None and bare.memory is None:
+            return bare
+        return bare.rows(torch.arange(len(bare), device=bare.tokens.device).repeat(copies))
 
     @cached_property
     def _own(self) -> list[dict[int, list[Placed]]]:
@@ -591,11 +619,12 @@ class Sweep:
 
         def measure(one: SweepPass) -> None:
             stream = one.final(None if everywhere else self._columns)
-            values[list(one.pack.variants)] = judge.value(stream, len(one.pack.variants))
+            values[sent(one.pack.variants, values.device)] = judge.value(stream, len(one.pack.variants))
 
         where = self._departures(base, everywhere=everywhere)
         self._run(base, self._planned(where, everywhere=everywhere), metric.name, measure)
-        return Swept(torch.where(where.reaches, values, base_value), base_value, where.reaches)
+        reaches = sent(where.reaches, values.device)
+        return Swept(torch.where(reaches, values, base_value), base_value, reaches)
 
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
         """What sites inside the blocks hold in every variant, `[variant, example, *axes]`; no logits are computed.
@@ -624,7 +653,9 @@ class Sweep:
         found = home.repeat(len(self.variants), 1, 1)
 
         def keep(one: SweepPass) -> None:
-            found[list(one.pack.variants)] = one.final(columns)[:, 0].unflatten(0, (-1, len(home)))
+            found[sent(one.pack.variants, found.device)] = one.final(columns)[:, 0].unflatten(
+                0, (-1, len(home))
+            )
 
         where = self._departures(base, everywhere=False)
         self._run(base, self._planned(where, everywhere=False), "final stream", keep)
@@ -640,7 +671,7 @@ class Sweep:
     def _planned(self, where: Departures, *, everywhere: bool) -> Plan:
         config, columns = self._network.config, self._batch.tokens.shape[1]
         reached = torch.where(where.reaches, where.first, columns).amin(1)
-        latest = columns - 1 if everywhere else int(self._columns.min())
+        latest = columns - 1 if everywhere else int(self._watched.min())
         latest = latest if all(edit.planned for edit in self._common) else 0
         starts = [
             Start(layer if self._network.restarts else 0, min(first, latest), idle=first >= columns)
@@ -674,15 +705,9 @@ class Sweep:
                 try:
                     each(
                         SweepPass(
-                            self._plain,
-                            self._batch,
-                            base,
-                            plan.starts,
-                            pack,
-                            self._variants,
-                            self._common,
+                            self._plain, self._batch, base, plan.starts, pack, self._variants, self._common
                         )
-                    )
+                    )  # fmt: skip
                 except torch.OutOfMemoryError:
                     waiting += _halves(pack)
                     continue
@@ -702,6 +727,11 @@ class Sweep:
         return (self._batch.last() if self.at is None else self.at).to(self._network.device)
 
     @cached_property
+    def _watched(self) -> Int[Tensor, "b"]:
+        """The watched columns, on the host."""
+        return self._batch.host().last() if self.at is None else self.at.cpu()
+
+    @cached_property
     def _variants(self) -> tuple[tuple[Placed, ...], ...]:
         return tuple(self._placed(variant) for variant in self.variants)
 
@@ -710,7 +740,14 @@ class Sweep:
         return self._placed(Variant([*self._network.edits, *self.common.edits]))
 
     def _placed(self, variant: Variant) -> tuple[Placed, ...]:
-        return placed(variant, self._network.config, len(self.batch), self.batch.tokens.shape[1])
+        found = placed(variant, self._network.config, len(self.batch), self.batch.tokens.shape[1])
+        there = partial(on_device, device=self._network.device, moved=self._moved)
+        return tuple(each._replace(change=there(each.change)) for each in found)
+
+    @cached_property
+    def _moved(self) -> dict[int, tuple[Tensor, Tensor]]:
+        """Values on the device by the identity of the host's, which are held so that it stays theirs."""
+        return {}
 
     @cached_property
     def _plain(self) -> Transformer:
@@ -718,7 +755,7 @@ class Sweep:
         return self._network.unedited
 
     def _departures(self, base: Base, *, everywhere: bool) -> Departures:
-        watched = None if everywhere else self._columns
+        watched = None if everywhere else self._watched
         return departures(self._network.config, base, self._variants, self._batch, watched)
 
 
@@ -735,13 +772,12 @@ class Judge:
     @torch.no_grad()
     def value(self, stream: Float[Tensor, "r n d"], copies: int) -> Float[Tensor, "copies b"]:
         """The metric of rows that are `copies` times the examples."""
-        example = torch.arange(len(self.batch), device=stream.device).repeat(copies)
+        example = torch.arange(len(self.batch)).repeat(copies)
         size = that_fit(self.model, 8 * self.model.config.n_outputs * stream.shape[1])
         found = []
-        for rows in torch.arange(len(stream), device=stream.device).split(size):
-            some = example[rows]
-            mine = self.batch.rows(some)
-            outcome = Outcome(self.model, stream[rows], mine, some, self.reference, self.reference_model)
+        for rows, some in zip(stream.split(size), example.split(size), strict=True):
+            here, mine = sent(some, stream.device), self.batch.rows(some)
+            outcome = Outcome(self.model, rows, mine, here, self.reference, self.reference_model)
             found.append(wide(self.metric.of(outcome)))
         return torch.cat(found).unflatten(0, (copies, len(self.batch)))
 

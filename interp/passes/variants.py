@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Shaped
+from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from interp.core.boundary import describe, public, shape_text
+from interp.core.transfers import sent
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import COLUMNS, Change, Edit, Mean, Ready, Resample, Set, Swap
+from interp.model.edits import COLUMNS, Add, Change, Edit, Mean, Ready, Resample, Set, Swap
 from interp.model.parts import Part
 
 
@@ -130,6 +131,20 @@ def _counted(edit: Edit, sizes: Mapping[str, int | None]) -> dict[str, int]:
     return found
 
 
+def on_device(change: Change, device: torch.device, moved: dict[int, tuple[Tensor, Tensor]]) -> Change:
+    """The change with its values on a device, where those of the host go once however many edits bring them.
+
+    moved: what went there so far, with what it was.
+    """
+    values = getattr(change, "values", None)
+    if not isinstance(change, Set | Swap | Add) or not isinstance(values, Tensor):
+        return change
+    if values.device == device or values.device.type != "cpu":
+        return change
+    there, _ = moved.setdefault(id(values), (sent(values, device), values))
+    return replace(change, values=there)
+
+
 @dataclass(frozen=True, eq=False)
 class _Wave:
     """Planned edits of one kind, at most one for each of some variants."""
@@ -211,17 +226,17 @@ def _write(
 ) -> None:
     """One index assignment; slices keep whole axes, positions count from `start`."""
     device = cells.device
-    index = torch.tensor(wave.indices, device=device).reshape(len(wave.slots), -1)
-    into: list[Tensor | slice] = [
-        torch.tensor(wave.slots, device=device)[:, None], torch.arange(cells.shape[1], device=device)
-    ]  # fmt: skip
+    counted = zip(wave.slots, wave.firsts, wave.indices, strict=True)
+    slots, firsts, *index = sent([[slot, first, *at] for slot, first, at in counted], device).mT[..., None]
+    into: list[Tensor | slice] = [slots, torch.arange(cells.shape[1], device=device)]
     for letter in letters:
-        place = index[:, wave.axes.index(letter), None] if letter in wave.axes else None
-        into.append(slice(None) if place is None else place - (start if letter in COLUMNS else 0))
-    own = _own(cells, wave, letters, start, into)
+        place = index[wave.axes.index(letter)] if letter in wave.axes else None
+        shifted = letter in COLUMNS and place is not None and start > 0
+        into.append(slice(None) if place is None else place - start if shifted else place)
+    own = _own(cells, wave, letters, start, into, firsts)
     if isinstance(wave.change, Set):
         assert own is not None
-        cells[tuple(into)] = own.to(cells)
+        cells[tuple(into)] = sent(own, device).to(cells.dtype)
     else:
         cells[tuple(into)] = wave.change(cells[tuple(into)], own).to(cells.dtype)
 
@@ -232,6 +247,7 @@ def _own(
     letters: Sequence[str],
     start: int,
     into: Sequence[Tensor | slice],
+    firsts: Int[Tensor, "n 1"],
 ) -> Tensor | None:
     """The values that a wave's change brings for its cells."""
     values = getattr(wave.change, "values", None)
@@ -242,12 +258,13 @@ def _own(
     if values.ndim <= len(letters):
         return values
     where = values.device
-    if len(values) > 1:
-        rows = torch.tensor(wave.firsts)[:, None] + torch.arange(cells.shape[1])
-    else:
-        rows = torch.zeros(len(wave.slots), 1, dtype=torch.long)
-    out_of: list[Tensor | slice] = [rows.to(where)]
+    example = torch.arange(cells.shape[1], device=firsts.device)
+    rows = firsts + example if len(values) > 1 else torch.zeros_like(firsts)
+    out_of: list[Tensor | slice] = [sent(rows, where)]
     for letter, place in zip(letters, into[2:], strict=True):
         skipped = start if letter in COLUMNS else 0
-        out_of.append(slice(skipped, None) if isinstance(place, slice) else (place + skipped).to(where))
+        if isinstance(place, slice):
+            out_of.append(slice(skipped, None))
+        else:
+            out_of.append(sent(place + skipped if skipped else place, where))
     return values[tuple(out_of)]

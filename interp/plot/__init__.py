@@ -24,17 +24,19 @@ from interp.plot.causal_trace import causal_trace, causal_trace_curves
 from interp.plot.circuit import circuit, circuit_checks, circuit_curve
 from interp.plot.composition import composition
 from interp.plot.copying import copying, copying_map, copying_plane, eigenvalue_disc
-from interp.plot.depth import consensus, rank_collapse
+from interp.plot.cost import costs
+from interp.plot.depth import consensus, late_layers, rank_collapse, refinement, splitting
 from interp.plot.difference import diff
 from interp.plot.heads import head_labels, heads
 from interp.plot.in_context import heads_over_training, loss_by_index, loss_map
 from interp.plot.influence import influence
 from interp.plot.learning_coefficient import learning_coefficient
 from interp.plot.lens import lens_comparison, lens_curve, logit_lens, patchscope
+from interp.plot.particles import particles, trajectories
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
-from interp.plot.spectra import factored_spectrum, singular_values, spectra_map
+from interp.plot.spectra import factored_spectrum, singular_values, spectra_map, superposition
 from interp.plot.steering import steering_curve
 from interp.plot.token_attribution import token_attribution
 from interp.plot.verify import contract
@@ -62,6 +64,7 @@ __all__ = [
     "copying",
     "copying_map",
     "copying_plane",
+    "costs",
     "diff",
     "dispersion",
     "drawn",
@@ -73,6 +76,7 @@ __all__ = [
     "heads",
     "heads_over_training",
     "influence",
+    "late_layers",
     "learning_coefficient",
     "lens_comparison",
     "lens_curve",
@@ -80,16 +84,21 @@ __all__ = [
     "loss_by_index",
     "loss_by_order",
     "loss_map",
+    "particles",
     "patching",
     "patchscope",
     "probing",
     "rank_collapse",
     "recall_curve",
     "recall_map",
+    "refinement",
     "singular_values",
     "spectra_map",
+    "splitting",
     "steering_curve",
+    "superposition",
     "token_attribution",
+    "trajectories",
 ]
 
 PICTURES.card = card
@@ -113,6 +122,7 @@ PICTURES.draws |= {
     "composition": composition,
     "consensus": consensus,
     "copying": copying,
+    "costs": costs,
     "diff": diff,
     "diff_interactions": diff,
     "dispersion": dispersion,
@@ -123,6 +133,7 @@ PICTURES.draws |= {
     "heads": heads,
     "in_context": loss_by_index,
     "knock_out": ablation,
+    "late_layers": late_layers,
     "lds": influence,
     "learning_coefficient": learning_coefficient,
     "lens_by_depth": lens_curve,
@@ -135,11 +146,15 @@ PICTURES.draws |= {
     "probe_neurons": probing,
     "rank_collapse": rank_collapse,
     "recall": recall_curve,
+    "refinement": refinement,
     "short_circuit": ablation,
     "spectra": singular_values,
+    "splitting": splitting,
     "steering_curve": steering_curve,
+    "superposition": superposition,
     "term_importance": loss_by_order,
     "token_attribution": token_attribution,
+    "trajectories": trajectories,
     # results with a `step` dim, those of `over_checkpoints`
     "heads over training": heads_over_training,
     "in_context over training": loss_map,

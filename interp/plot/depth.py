@@ -1,4 +1,4 @@
-"""What depth does to the tokens of a text: rank collapse and consensus as curves over blocks."""
+"""What depth does: rank collapse and consensus as curves over blocks, the last layer part by part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from interp.core.boundary import nearest, public
-from interp.plot.canvas import axes, curve, legend
+from interp.plot.canvas import axes, curve, legend, score_of
 
 REST = "#999999"
 """Colour of what is drawn for comparison."""
@@ -17,6 +17,13 @@ LABELS = {
     "min_cosine": "smallest cosine of two tokens", "mean_cosine": "mean cosine of two tokens",
     "to_first": "mean cosine to the first token", "to_first_start": "mean cosine to the first token's start",
     "distance_to_first": "mean distance to the first token", "norm": "mean length of a token",
+}  # fmt: skip
+
+LATE = {
+    "attribution": "attribution to the answer", "cosine": "cosine with the average token",
+    "log_prob_change": "change of log p(answer) without it", "rank_change": "change of the answer's rank without it",
+    "first_attention": "attention to the first token", "log_prob": "log p(answer) by the lens",
+    "rank": "rank of the answer by the lens",
 }  # fmt: skip
 
 
@@ -83,6 +90,96 @@ def consensus(
     if label is not None:
         legend(ax)
     return ax
+
+
+@public()
+def late_layers(result: xr.Dataset, score: str = "log_prob_change", *, ax: Axes | None = None) -> Axes:
+    """One score of `lenses.late_layers`, part by part, with its 95 % interval where it has one; grey: chance.
+
+    Errors: KeyError for an unknown score.
+
+    Example:
+        >>> found = interp.lenses.late_layers(model, ["The cat sat on", "The capital of France is"], [" the", " Paris"])
+        >>> ax = late_layers(found, "attribution")
+    """
+    cells = score_of(result, score)
+    cells = cells.isel(part=cells.value.notnull().to_numpy())
+    names, value = [str(part) for part in cells.part.values], cells.value.to_numpy()
+    ax = axes(ax, 5.6, 1.2 + 0.28 * len(names))
+    rows = np.arange(len(names))
+    ends = np.abs(np.stack([cells.low.to_numpy() - value, cells.high.to_numpy() - value]))
+    ax.errorbar(value, rows, xerr=ends, fmt="o", capsize=3, markersize=4)
+    ax.plot(cells.null, rows, "|", color=REST, markersize=12)
+    ax.set_yticks(rows, names)
+    ax.invert_yaxis()
+    ax.set_xlabel(f"{LATE[score]} ({cells.unit.item()})")
+    ax.set_ylabel("part")
+    ax.set_title(f"the last layer and the answer, n = {int(cells.n.max())}")
+    return ax
+
+
+@public()
+def refinement(
+    result: xr.Dataset, score: str = "kl", *, label: str | None = None, ax: Axes | None = None
+) -> Axes:
+    """One score of `dynamics.refinement` by the steps that each block is cut into, with its 95 % band.
+
+    label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown score.
+
+    Example:
+        >>> ax = refinement(interp.dynamics.refinement(model, prompt, times=(1, 2)))
+    """
+    cells = score_of(result, score)
+    ax = axes(ax, 5.2, 3.6)
+    curve(ax, cells.times, cells, marker="o", markersize=4, linewidth=1.4, label=label)
+    _steps(ax, result.times.to_numpy(), "steps per block")
+    words = {
+        "kl": "KL from the model",
+        "distance": "distance from the finest cut",
+    }
+    ax.set_ylabel(f"{words[score]} ({cells.unit.item()})")
+    ax.set_title("each block cut into shorter steps")
+    if label is not None:
+        legend(ax)
+    return ax
+
+
+@public()
+def splitting(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """The error of every scheme of `dynamics.splitting` by steps, both logarithmic: slope -1 is order 1, -2 order 2.
+
+    The dotted line is what the reference itself is known to.
+
+    Example:
+        >>> ax = splitting(interp.dynamics.splitting(model, prompt, 1, steps=(1, 2), fine=4))
+    """
+    ax = axes(ax, 5.2, 3.6)
+    for scheme in result.scheme.values:
+        curve(
+            ax,
+            result.steps,
+            result.sel(scheme=scheme),
+            marker="o",
+            markersize=4,
+            linewidth=1.4,
+            label=str(scheme),
+        )
+    ax.axhline(
+        result.attrs["floor"], color=REST, linewidth=0.8, linestyle=":", label="floor of the reference"
+    )
+    ax.set_yscale("log")
+    _steps(ax, result.steps.to_numpy(), "steps of the block")
+    ax.set_ylabel("distance from the flow (relative)")
+    ax.set_title("attention and MLP in turn, or at once")
+    legend(ax)
+    return ax
+
+
+def _steps(ax: Axes, steps: np.ndarray, label: str) -> None:
+    ax.set_xscale("log", base=2)
+    ax.set_xticks(steps, [str(each) for each in steps])
+    ax.minorticks_off()
+    ax.set_xlabel(label)
 
 
 def _blocks(ax: Axes) -> None:

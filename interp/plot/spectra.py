@@ -124,3 +124,35 @@ def _of_kind(result: xr.Dataset, kind: str) -> xr.Dataset:
     if kind not in known:
         raise KeyError(f"no matrix of kind {kind!r} in this result; {nearest(kind, known)}")
     return result.isel(matrix=result.kind.values == kind)
+
+
+@public()
+def superposition(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
+    """The norm of every neuron's input weights against its bias, a colour for each layer.
+
+    result: what `interp.weights.superposition` returned. Large norms with negative biases, down on the right, are where
+    neurons may be shared.
+
+    Example:
+        >>> superposition(interp.weights.superposition(model))
+    """
+    ax = axes(ax, 5.2, 4.0)
+    layers = result.layer.values.tolist()
+    colours = colormaps["viridis"](np.linspace(0.0, 0.9, len(layers)))
+    for layer, colour in zip(layers, colours, strict=True):
+        one = result.sel(layer=layer)
+        ax.plot(
+            one.neuron_norm,
+            one.neuron_bias,
+            ".",
+            color=colour,
+            markersize=3,
+            alpha=0.6,
+            label=f"layer {layer}",
+        )
+    ax.axhline(0.0, color="grey", linewidth=0.8)
+    ax.set_xlabel("norm of the input weights")
+    ax.set_ylabel("bias (activation)")
+    ax.set_title("neurons: how strongly they read, and from where they start")
+    legend(ax)
+    return ax

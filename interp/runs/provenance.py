@@ -7,30 +7,55 @@ import platform
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from interp.core.transfers import fetched
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 
 PACKAGES = ("interp", "torch", "transformers", "tokenizers", "safetensors", "numpy", "pandas", "xarray")
+TOGETHER = 2**28
+"""Bytes of weights that are fetched from a device in one copy."""
 
 
 def model_hash(model: Transformer) -> str:
     """SHA-256 over the names and bytes of all parameters, in order: the same weights give the same hash."""
+    return tensors_hash(model.state_dict())
+
+
+def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256 over the names, dtypes, shapes and bytes of some tensors, in order; 2 GB take a second of a CPU."""
     digest = hashlib.sha256()
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-        digest.update(bytes_of(tensor))
+    for some in _runs(tensors):
+        for name, tensor in fetched(some).items():
+            digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
+            digest.update(_row_by_row(tensor))
     return digest.hexdigest()
+
+
+def _runs(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The tensors in order, as many together as are fetched in one copy."""
+    some: dict[str, Tensor] = {}
+    for name, tensor in state.items():
+        if some and sum(x.nbytes for x in some.values()) + tensor.nbytes > TOGETHER:
+            yield some
+            some = {}
+        some[name] = tensor
+    yield some
 
 
 def bytes_of(tensor: Tensor) -> bytes:
     """What a tensor holds, row by row, as it lies in memory."""
-    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+    return _row_by_row(tensor).tobytes()
+
+
+def _row_by_row(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def versions() -> dict[str, str]:

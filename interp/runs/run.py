@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch.nn.utils import get_total_norm
 
 from interp.core.boundary import Count, Device, public, shown
 from interp.core.stats import Bootstrap, Means, Partial, Rows
@@ -38,6 +39,7 @@ from interp.passes.analysis import (
 from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
+from interp.runs.kept import once
 from interp.runs.progress import Done, Progress, progress_bar
 from interp.runs.work_folder import WORK, Shard, check_comparable, opened, work_of, write_results
 from interp.runs.workers import Worker, all_devices, done_by_processes
@@ -137,28 +139,64 @@ def run(
         (2, 2)
     """
     subject = _subject(questions, model, edits)
-    asked, alone = _asked(questions, subject, bootstrap, seed)
     if devices is not None and not devices:
         raise ValueError("devices must be at least one, got none")
+    place = _Place(None if out is None else Path(out), resume, shard)
+    return _found(questions, subject, data, place, devices, engine, bootstrap, seed)
+
+
+def _found(
+    questions: Asked,
+    subject: Subject,
+    data: DataSource | Data | Pairs | None,
+    place: _Place,
+    devices: Devices | None = None,
+    engine: Literal["ray"] | None = None,
+    bootstrap: int = 0,
+    seed: int = 0,
+) -> Results:
+    """What `run` returns, about a model that is fit to be asked."""
+    asked, alone = _asked(questions, subject, bootstrap, seed)
     if asked and data is None:
         raise ValueError(f"{', '.join(a.name for a in asked)} ask about rows of data, got none")
-    if not asked and (data is not None or out is not None):
+    if not asked and (data is not None or place.folder is not None):
         raise ValueError(
             f"{', '.join(alone)} need no data and leave nothing to resume: call run without data and out"
         )
+    given = _by_name(questions)
+    if of_weights := [each.name for each in asked if getattr(given[each.name], "of_weights", False)]:
+        _check_finite(subject.transformer, ", ".join(of_weights))
     found = Results({}, 0, 0, 0, True, _rejected_table([]))
     if data is not None:
-        place = _Place(None if out is None else Path(out), resume, shard)
         found = _over_data(asked, subject, data, place, devices, engine)
-    answered = {name: each.answer() for name, each in alone.items()}
+    answered = {name: _alone(subject, given[name], each) for name, each in alone.items()}
     return replace(found, datasets={**found.datasets, **answered})
+
+
+def _alone(model: Subject, question: Askable, asked: Alone) -> xr.Dataset:
+    """The answer of a question without rows; one about weights is made once for the same weights."""
+    if not getattr(question, "of_weights", False):
+        return asked.answer()
+
+    def made() -> xr.Dataset:
+        _check_finite(model.transformer, asked.name)
+        return asked.answer()
+
+    return once(model, question, made).copy(deep=True)
+
+
+def _check_finite(network: Transformer, asked: str) -> None:
+    """NotFiniteError for weights that are NaN or infinite."""
+    weights = {name: value.detach() for name, value in network.named_parameters() if value.numel()}
+    if not bool(get_total_norm(weights.values(), torch.inf).isfinite()):  # one wait for all of them
+        name = next(name for name, value in weights.items() if not bool(value.isfinite().all()))
+        raise NotFiniteError(f"{asked}: finite weights are required, {name} holds NaN or infinity")
 
 
 def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
     """The model under study; for questions about the weights alone, the one without edits of activations.
 
-    Errors: those of `as_model`; for questions about weights, ValueError for edits, which would change nothing, and
-    NotFiniteError for weights that are NaN or infinite.
+    Errors: those of `as_model`; for questions about weights, ValueError for edits, which would change nothing.
     """
     asked = _by_name(questions)
     if not all(getattr(each, "of_weights", False) for each in asked.values()):
@@ -169,11 +207,6 @@ def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
         )
     network = as_network(model).unedited
     network.check_files()
-    for name, value in network.named_parameters():
-        if not bool(value.isfinite().all()):
-            raise NotFiniteError(
-                f"{', '.join(asked)}: finite weights are required, {name} holds NaN or infinity"
-            )
     return Studied(network, text_of(model))
 
 
@@ -235,10 +268,11 @@ def answered(
     Errors: those of the question; NotFiniteError (a ValueError) for prompts on which the model gives NaN or infinity.
     """
     subject = _subject([question], model, edits)
+    here = _Place(None, resume=False, shard=None)
     if data is None:
-        return run([question], subject)[question.name]
+        return _found([question], subject, None, here)[question.name]
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    found = run([question], subject, source)
+    found = _found([question], subject, source, here)
     if isinstance(source, GivenBatches) and len(found.rejected):
         bad = found.rejected.iloc[0]
         raise NotFiniteError(f"{question.name}: prompt {bad.row}: {bad.reason}")
@@ -422,6 +456,8 @@ def _sized(
     if source.windows and (batches := source.window(0).batches):
         sample = next(batches[0].split(SAMPLE))
         width = sample.tokens.shape[1]
+        if source.windows == len(batches) == 1 and len(sample) == len(batches[0]):
+            return source  # the rows that a plan would try out are all there are
     try:
         plan = memory_plan(questions, network, width, sample)
     except NotFiniteError:  # the run will set that row aside

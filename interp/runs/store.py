@@ -228,18 +228,12 @@ class ActivationStore:
         if generator is None:
             yield from (self.read(site, run) for run in runs)
             return
-        pool: list[Tensor] = []
-        held = 0
+        pool = _Pool(min(len(self), buffer + size), generator)
         for i in torch.randperm(len(runs), generator=generator).tolist():
-            pool.append(self.read(site, runs[i]))
-            held += len(pool[-1])
-            if held < buffer:
-                continue
-            mixed = _shuffled(pool, generator)
-            out = max(1, held // 2 // size) * size
-            yield from mixed[:out].split(size)
-            pool, held = [mixed[out:]], held - out
-        yield from (batch for batch in _shuffled(pool, generator).split(size) if len(batch))
+            pool.add(self.read(site, runs[i]))
+            if len(pool) >= buffer:
+                yield from pool.drawn(max(1, len(pool) // 2 // size) * size, size)
+        yield from pool.drawn(len(pool), size)
 
     def _slice(self, i: int, name: str, start: int, stop: int) -> Tensor:
         from safetensors import SafetensorError, safe_open
@@ -252,9 +246,35 @@ class ActivationStore:
             raise ValueError(f"{path} is not a readable shard (truncated?): {cause}") from cause
 
 
-def _shuffled(parts: Sequence[Tensor], generator: torch.Generator) -> Tensor:
-    joined = torch.cat(list(parts))
-    return joined[torch.randperm(len(joined), generator=generator)]
+class _Pool:
+    """Entries that are mixed before they are given out: each is written once and read once, whatever stays behind."""
+
+    def __init__(self, most: int, generator: torch.Generator) -> None:
+        self._generator = generator
+        self._entries: Tensor | None = None
+        self._free = torch.arange(most)
+        self._order = torch.empty(0, dtype=torch.long)
+        """Where the entries lie, in the order in which they would stand in one list."""
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def add(self, entries: Shaped[Tensor, "n ..."]) -> None:
+        """Put these at the end."""
+        if self._entries is None:
+            self._entries = entries.new_empty(len(self._free), *entries.shape[1:])
+        places, self._free = self._free[: len(entries)], self._free[len(entries) :]
+        self._entries.index_copy_(0, places, entries)
+        self._order = torch.cat((self._order, places))
+
+    def drawn(self, n: int, size: int) -> Iterator[Shaped[Tensor, "n ..."]]:
+        """The first `n` after all have been mixed, in batches."""
+        self._order = self._order[torch.randperm(len(self), generator=self._generator)]
+        out, self._order = self._order[:n], self._order[n:]
+        for places in out.split(size):
+            if self._entries is not None and len(places):
+                yield self._entries.index_select(0, places)
+        self._free = torch.cat((self._free, out)).sort().values
 
 
 # --- writing ----------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from interp.core.stats import all_finite
+from interp.core.stats import all_finite, finite
+from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.data.sources import Rejected
 from interp.data.stream import DataSource, Window
@@ -87,7 +88,10 @@ class Worker:
 
     def _reduced(self, batch: Batch, values: Values) -> Answer:
         _check_rows(batch, values)
-        rows, (good, why) = batch.identities(), self._finite(values)
+        rows, every = batch.identities(), [x for each in values.values() for x in each.values()]
+        if (found := self.questions.reduced_if(finite(every), values, rows)) is not None:
+            return found, ()
+        good, why = self._finite(values)
         if good is None:
             return self.questions.reduced(values, rows), ()
         good = good.cpu()
@@ -124,7 +128,7 @@ def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tenso
     if strict:
         return {name: torch.isfinite(value).all(1) for name, value in flat.items()}
     floats = {name: ~value.isnan().all(1) for name, value in flat.items() if value.is_floating_point()}
-    some = torch.stack([fine.cpu() for fine in floats.values()]).any(0) if floats else None
+    some = torch.stack(list(fetched(floats).values())).any(0) if floats else None
     return {} if some is None else {", ".join(floats): some}
 
 

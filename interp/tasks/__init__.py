@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from interp.data.batch import Tokenizer
+from interp.tasks.agreement import Agreement
 from interp.tasks.examples import Examples, Place
 from interp.tasks.facts import (
     DISTANT_PHRASINGS,
@@ -40,8 +41,8 @@ from interp.tasks.sequences import AssociativeRecall, InContextRegression, Seque
 
 __all__ = [
     "DISTANT_PHRASINGS", "GIFTS", "HELD_OUT_PHRASINGS", "NAMES", "PLACES", "SHORT_SENTENCES", "TASKS", "TEMPLATES",
-    "TRAINED_PHRASINGS", "AssociativeRecall", "DocstringArguments", "Examples", "Fact", "FactPrompt", "Facts",
-    "GreaterThan", "InContextRegression", "IndirectObject", "IndirectObjects", "ListCopy", "Place",
+    "TRAINED_PHRASINGS", "Agreement", "AssociativeRecall", "DocstringArguments", "Examples", "Fact", "FactPrompt",
+    "Facts", "GreaterThan", "InContextRegression", "IndirectObject", "IndirectObjects", "ListCopy", "Place",
     "RepeatedSequences", "RepeatedTokens", "RepeatingChain", "SequencePairs", "Task", "TaskPairs",
     "fact_prompts", "load_facts",
 ]  # fmt: skip

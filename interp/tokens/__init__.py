@@ -2,6 +2,7 @@
 
 from interp.tokens.alti_logit import AltiLogit
 from interp.tokens.erasure import CompareMethods, Erasure, compare_methods, erasure
+from interp.tokens.evidence import evidence
 from interp.tokens.flow_routes import FlowRoutes, flow_routes, routes
 from interp.tokens.input_gradients import GradientTimesInput, IntegratedGradients
 from interp.tokens.token_attribution import (
@@ -26,6 +27,7 @@ __all__ = [
     "TokenAttribution",
     "compare_methods",
     "erasure",
+    "evidence",
     "flow_routes",
     "layer_mixing",
     "routes",

@@ -13,6 +13,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -69,7 +70,7 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[s
     keep = every & before
     if not model.config.causal and not bool((before | ~every).all()):
         raise ValueError("ALTI-Logit requires the last position in a bidirectional model: use pos=-1")
-    if not bool(keep.all()) and (edits := of_columns(model)):
+    if (edits := of_columns(model)) and not bool(keep.all()):
         raise ValueError(
             f"ALTI-Logit moves the tokens asked about to the last column, away from the positions of the edit of "
             f"{edits[0].name}: ask about the last token of prompts of one length"
@@ -91,7 +92,10 @@ def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Analysis
     moved = [parts[f"attn_out_{layer}"].sum(1) for layer in range(n)]
     mixing = [contributions(model, layer, trace, "alti")[0] for layer in range(n - 1)]
     columns = parts["logits"]
-    rest = {name: columns[:, mask.to(columns.device)].sum(1) for name, mask in _groups(model.config).items()}
+    rest = {
+        name: columns[:, sent(mask.nonzero()[:, 0], columns.device)].sum(1)
+        for name, mask in _groups(model.config).items()
+    }
     score, total = rolled_back(moved, mixing), parts["total"]
     missed = (score.sum(1) + torch.stack(list(rest.values())).sum(0) - total).abs()
     error = missed / torch.maximum(columns.abs().amax(1), total.abs()) + parts["error"]

@@ -22,6 +22,7 @@ from torch import Tensor
 from interp.core.boundary import Count, nearest, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
+from interp.core.transfers import sent
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
@@ -269,7 +270,8 @@ def erased(
     batch_size: int = 32,
 ) -> Float[Tensor, "b 2"]:
     """Both AOPC for tokens ranked by these values; all removals of all prompts are rows, `batch_size` at a time."""
-    removable = _removable(batch).to(value.device)
+    value = sent(value, batch.tokens.device)
+    removable = _removable(batch)
     top = [top_share(value, removable, share) for share in how.shares]
     nothing = torch.zeros_like(removable)
     holes = torch.stack([nothing, *top, *(removable & ~kept for kept in top)])
@@ -288,11 +290,11 @@ def top_share(
 
     Errors: ValueError for a removable token without a score.
     """
-    if bool(score[removable].isnan().any()):
+    if bool((score.isnan() & removable).any()):
         raise ValueError("a score for every removable token is required, got NaN")
     order = score.masked_fill(~removable, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(1)
-    count = torch.tensor([ceil(share * int(n) - 1e-9) for n in removable.sum(1)], device=score.device)
+    count = sent([ceil(share * n - 1e-9) for n in removable.sum(1).tolist()], score.device)
     return (rank < count[:, None]) & removable
 
 
@@ -314,14 +316,14 @@ def _of_one(
     """What erasing says of given values, which belong to the real tokens of each row whatever its padding."""
     at, rows = columns(batch, pos), range(len(batch)) if batch.row is None else batch.row.tolist()
     mine = [each[row] for row in rows]
-    for row, values, n in zip(rows, mine, batch.lengths.tolist(), strict=True):
+    for row, values, n in zip(rows, mine, batch.host().lengths.tolist(), strict=True):
         if len(values) != n:
             raise ValueError(
                 f"one score per token is required, {n} for prompt {row}, got {len(values)} (an attribution of other "
                 "prompts?)"
             )
     value = torch.full(batch.tokens.shape, torch.nan, dtype=mine[0].dtype)
-    value[batch.real.cpu()] = torch.cat(mine)
+    value[batch.host().real] = torch.cat(mine)
     return {"each": erased(model, batch, value, at, how, batch_size=batch_size)}
 
 
@@ -345,7 +347,7 @@ def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]
     """A random number for every real token, NaN at padding; it belongs to the prompt and the seed, not to the batch."""
     found = torch.full((draws, *batch.tokens.shape), torch.nan)
     rows = range(len(batch)) if batch.row is None else batch.row.tolist()
-    for i, (row, real) in enumerate(zip(rows, batch.real.cpu(), strict=True)):
+    for i, (row, real) in enumerate(zip(rows, batch.host().real, strict=True)):
         generator = torch.Generator().manual_seed((seed * 1_000_003 + row) % 2**63)
         found[:, i, real] = torch.rand(draws, int(real.sum()), generator=generator)
     return found
@@ -364,11 +366,12 @@ def _answers(
         raise ValueError("erasing tokens requires an answer to watch: name it, or bring it with the data")
     base = baseline_embedding(model, how.replacement)
     flat = rearrange(holes, "n b p -> (n b) p").to(model.device)
+    at = at.to(model.device)
     found = []
     for rows in torch.arange(len(flat)).split(batch_size):
         prompt = rows % len(batch)
-        edit = Edit("hook_embed", partial(_replaced, base=base, holes=flat[rows.to(flat.device)]))
-        some, place = batch.rows(prompt).to(model.device), at[prompt.to(at.device)].to(model.device)
+        edit = Edit("hook_embed", partial(_replaced, base=base, holes=flat[sent(rows, flat.device)]))
+        some, place = batch.rows(prompt).to(model.device), at[sent(prompt, at.device)]
         stream = observe(model, some, edits=[edit], stop=model.config.n_layers).output
         found.append(_measured(model, stream, some, place, how.measure))
     return torch.cat(found).unflatten(0, holes.shape[:2])

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import Count, public
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model.edits import Edit
 from interp.model.sites import final_stream
@@ -129,13 +130,14 @@ def gradient_x_input(
     found = []
     for rows in _chunks(len(batch), batch_size):
         some = batch.rows(rows)
-        seen = _differentiated(model, some, at[rows], (Read(_EMBED), Read(_EMBED, grad=True), end))
+        where = at[sent(rows, at.device)]
+        seen = _differentiated(model, some, where, (Read(_EMBED), Read(_EMBED, grad=True), end))
         value = (wide(seen.trace[Read(_EMBED)]) * wide(seen.trace[Read(_EMBED, grad=True)])).sum(-1)
         chunk = {"value": value, **completeness(model, some, seen.output, seen.trace[end])}
         if "completeness_error" in chunk:
             with torch.no_grad():
                 there = some.to(model.device)
-                total = answer_logits(model, seen.output, there, at[rows].to(model.device))
+                total = answer_logits(model, seen.output, there, where.to(model.device))
             chunk |= {"total": total, "bias": total - value.sum(1)}
         found.append(chunk)
     return {name: torch.cat([chunk[name] for chunk in found]) for name in found[0]}
@@ -152,24 +154,25 @@ def integrated_gradients(
     Errors: ValueError without answers or logits.
     """
     base = baseline_embedding(model, how.baseline)
-    nodes, weights = (x.to(base.device) for x in how.nodes())
-    line = torch.cat((nodes.new_tensor([0.0]), nodes, nodes.new_tensor([1.0])))
+    nodes, weights = how.nodes()
+    line = sent(torch.cat((nodes.new_tensor([0.0]), nodes, nodes.new_tensor([1.0]))), base.device)
     embedded = observe(model, batch, [Read(_EMBED)], stop=0, answers_only=True).trace[_EMBED]
     products, values = [], []
     for rows in _chunks(len(batch) * len(line), batch_size):
         prompt, node = rows // len(line), rows % len(line)
-        some, share = batch.rows(prompt), line[node.to(line.device)]
+        some, share, mine = batch.rows(prompt), line[sent(node, line.device)], sent(prompt, base.device)
+        where = at[sent(prompt, at.device)]
         edit = Edit(_EMBED, partial(_towards, base=base, share=share))
-        seen = _differentiated(model, some, at[prompt], (Read(_EMBED, grad=True),), (edit,))
+        seen = _differentiated(model, some, where, (Read(_EMBED, grad=True),), (edit,))
         gradient = wide(seen.trace[_EMBED])
-        products.append((wide(embedded[prompt.to(base.device)] - base) * gradient).sum(-1))
+        products.append((wide(embedded[mine] - base) * gradient).sum(-1))
         with torch.no_grad():
             moved = some.to(model.device)
-            values.append(answer_logits(model, seen.output, moved, at[prompt].to(model.device)))
+            values.append(answer_logits(model, seen.output, moved, where.to(model.device)))
     shape = (len(batch), len(line))
     along = torch.cat(products).unflatten(0, shape)[:, 1:-1]
-    score = (along * weights.to(along)[:, None]).sum(1)
-    ends = torch.cat(values).unflatten(0, shape)[:, [0, -1]]
+    score = (along * sent(weights, along.device).to(along.dtype)[:, None]).sum(1)
+    ends = torch.cat(values).unflatten(0, shape)[:, :: len(line) - 1]
     total = ends[:, 1] - ends[:, 0]
     scale = torch.cat((ends.abs(), score.abs()), 1).amax(1)
     return Integral(

@@ -329,8 +329,8 @@ def flow(layers: Float[Tensor, "l q k"], at: int) -> Float[Tensor, "k"]:
         raise ValueError(f"attention flow requires at most {FLOW_TOKENS} tokens, got {n}: try rollout")
     graph = nx.DiGraph()
     graph.add_nodes_from((level, i) for level in range(depth + 1) for i in range(n))
-    for level, query, key in layers.nonzero().tolist():
-        capacity = float(layers[level, query, key])
+    edges = layers.nonzero()
+    for (level, query, key), capacity in zip(edges.tolist(), layers[tuple(edges.T)].tolist(), strict=True):
         graph.add_edge((level + 1, query), (level, key), capacity=capacity)
     residual = nx.algorithms.flow.build_residual_network(graph, "capacity")
     solve = nx.algorithms.flow.shortest_augmenting_path

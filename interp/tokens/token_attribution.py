@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.core.boundary import nearest, public
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
+from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -242,6 +243,7 @@ def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
 
     Errors: IndexError for a row that is too short, ValueError for packed rows.
     """
+    there, batch = batch.tokens.device, batch.host()
     batch.last()
     lengths = batch.lengths
     place = lengths + pos if pos < 0 else torch.full_like(lengths, pos)
@@ -250,9 +252,9 @@ def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
             f"pos {pos} requires prompts of at least {pos + 1 if pos >= 0 else -pos} tokens, got "
             f"{int(lengths.min())}"
         )
-    if batch.keep is None:
-        return place
-    return ((batch.keep.cumsum(1) == place[:, None] + 1) & batch.keep).int().argmax(1)
+    if batch.keep is not None:
+        place = ((batch.keep.cumsum(1) == place[:, None] + 1) & batch.keep).int().argmax(1)
+    return sent(place, there)
 
 
 Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], dict[str, Tensor]]
@@ -303,8 +305,9 @@ def _mixed(
     if how.across != "flow":
         return {"value": rolled_row(layers, at)}
     stacked = torch.stack(layers, 1)
-    flows = [flow(row, int(i)) for row, i in zip(stacked, at, strict=True)]
-    return {"value": shares(torch.stack(flows))}
+    here = fetched({"layers": stacked, "at": at})  # the search goes from edge to edge
+    flows = [flow(row, i) for row, i in zip(here["layers"], here["at"].tolist(), strict=True)]
+    return {"value": shares(sent(torch.stack(flows), stacked.device))}
 
 
 def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"]) -> dict[str, Tensor]:

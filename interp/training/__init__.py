@@ -1,6 +1,8 @@
 """Training: one loop over any model config, data as a function of (seed, step), runs that go on after a kill."""
 
 from interp.training.decoding import exactly_right
+from interp.training.dropout import Dropout
+from interp.training.initial import xavier
 from interp.training.leave_out import FixedRows, leave_out
 from interp.training.loop import Trained, train
 from interp.training.losses import TrainingData, mean_loss, scores
@@ -11,6 +13,7 @@ from interp.training.texts import PackedTexts
 from interp.training.vocabulary import Vocabulary
 
 __all__ = [
-    "PRESETS", "FixedRows", "PackedTexts", "Sentences", "Trained", "Training", "TrainingData", "Vocabulary",
+    "PRESETS", "Dropout", "FixedRows", "PackedTexts", "Sentences", "Trained", "Training", "TrainingData", "Vocabulary",
     "attention_only", "config_for", "encoder_decoder", "exactly_right", "leave_out", "mean_loss", "scores", "train",
+    "xavier",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.passes.generate import greedy_decode
+from interp.passes.generate import decode
 from interp.tasks.examples import Examples
 
 
@@ -25,7 +25,7 @@ def exactly_right(model: EncoderDecoder, examples: Examples, *, end: int = 1) ->
     last = target.tokens.gather(1, target.last()[:, None])
     if bool((last != end).any()):
         raise ValueError(f"targets that finish with token {end} are required, got {last.unique().tolist()}")
-    found = greedy_decode(model, source, target.tokens.shape[1] - 1, stop_tokens=[end])
+    found = decode(model, source, target.tokens.shape[1] - 1, stop_tokens=[end])
     width = max(found.tokens.shape[1], target.tokens.shape[1])
     said, told = (
         torch.nn.functional.pad(each.token_ids, (0, width - each.tokens.shape[1]), value=-1)

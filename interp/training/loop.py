@@ -20,6 +20,7 @@ from interp.model.encoder_decoder import build
 from interp.passes.analysis import NotFiniteError
 from interp.runs.run_file import plain
 from interp.tasks.examples import Examples, Place
+from interp.training.initial import xavier
 from interp.training.losses import TrainingData, mean_loss, scores
 from interp.training.presets import check_fits
 from interp.training.schedule import Training
@@ -74,13 +75,14 @@ def train(
 ) -> Trained:
     """A model of this config, trained on this data.
 
-    AdamW (Loshchilov and Hutter 2019) with decay of matrices only, linear warm-up and cosine, clipped gradients; mean
-    cross-entropy in nats. out: a folder for checkpoints, log and finished model (`training.state`); None keeps nothing.
-    resume: go on with the run of that folder, if there is one: the same bits as without the interruption, on one
-    machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`). evaluate: columns of the
-    log besides `held_out_loss` and `accuracy` (`examples.scores`); it is called at every row of the log, checkpoints
-    included. In the log `loss` and `gradient_norm` (before clipping) are means over the updates since the last row.
-    The global random state is left as it is.
+    AdamW (Loshchilov and Hutter 2019) with decay of matrices only, linear warm-up and a falling rate, clipped
+    gradients; mean cross-entropy in nats. Dropout acts in the updates alone: held-out losses, `evaluate` and the
+    finished model have none. out: a folder for checkpoints, log and finished model (`training.state`); None keeps
+    nothing. resume: go on with the run of that folder, if there is one: the same bits as without the interruption, on
+    one machine and thread count (on an accelerator under `torch.use_deterministic_algorithms`). evaluate: columns of
+    the log besides `held_out_loss` and `accuracy` (`examples.scores`); it is called at every row of the log,
+    checkpoints included. In the log `loss` and `gradient_norm` (before clipping) are means over the updates since the
+    last row. The global random state is left as it is.
     Errors: ValueError for data that does not fit the model, for a folder of another run or in which another process
     trains, and for a kept state that is damaged; NotFiniteError, naming the step, for a loss that is not finite;
     OSError, with what to do, for a full disk or a place that may not be written to: `resume=True` goes on from what was
@@ -145,7 +147,13 @@ def update(
     for group in adam.param_groups:
         group["lr"] = training.rate(state.step)
     with _autocast(model.device, training):
-        loss = mean_loss(model, examples.to(model.device), determined_only=training.determined_only)
+        loss = mean_loss(
+            model,
+            examples.to(model.device),
+            determined_only=training.determined_only,
+            label_smoothing=training.label_smoothing,
+            edits=training.dropout.edits(model.config, training.seed, state.step, model.device),
+        )
     adam.zero_grad()
     loss.backward()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), training.clip)
@@ -159,6 +167,8 @@ def fresh_state(config: AnyConfig, training: Training) -> TrainingState:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(training.seed)
         model = build(config)
+        if training.initial == "xavier":
+            xavier(model)
     model.to(training.device)
     parameters = list(model.parameters())
     groups = [

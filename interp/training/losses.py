@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.families.convert import AnyModel
+from interp.model.edits import Edit
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.loss import next_token_loss, next_token_loss_of
+from interp.model.tap import Tap
 from interp.tasks.examples import Examples, Place
 
 
@@ -37,8 +40,9 @@ class TrainingData(Protocol):
         ...
 
 
-def logits(model: AnyModel, examples: Examples) -> Float[Tensor, "b p v"]:
+def logits(model: AnyModel, examples: Examples, edits: Sequence[Edit] = ()) -> Float[Tensor, "b p v"]:
     """Logits of every token; packed texts see themselves only. ValueError for rows of the other kind of model."""
+    tap = Tap(edits=edits) if edits else None
     batch, source = examples.batch, examples.source
     pair = isinstance(model, EncoderDecoder)
     if pair != (source is not None):
@@ -46,19 +50,28 @@ def logits(model: AnyModel, examples: Examples) -> Float[Tensor, "b p v"]:
         raise ValueError(f"{kind}; the data has {'none' if source is None else 'them'}")
     if isinstance(model, EncoderDecoder):
         assert source is not None
-        return model(source.tokens, batch.tokens, source_keep=source.keep, target_keep=batch.keep)
-    return model(batch.tokens, keep=batch.keep, documents=batch.documents)
+        return model(source.tokens, batch.tokens, tap, source_keep=source.keep, target_keep=batch.keep)
+    return model(batch.tokens, tap, keep=batch.keep, documents=batch.documents)
 
 
 @public()
-def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = False) -> Float[Tensor, ""]:
+def mean_loss(
+    model: AnyModel,
+    examples: Examples,
+    *,
+    determined_only: bool = False,
+    label_smoothing: float = 0.0,
+    edits: Sequence[Edit] = (),
+) -> Float[Tensor, ""]:
     """Mean nats per token that is predicted, or per token that the context determines.
 
+    label_smoothing: the share s of each target that is spread evenly over all tokens, so that a loss is
+    (1 - s) (-log p(target)) + s mean(-log p) (Szegedy et al. 2016, section 7). edits: of the pass (`Dropout.edits`).
     Rows with a weight have their losses multiplied by it; the divisor is the number of tokens all the same.
     Errors: ValueError if the data does not say which are determined; NaN if there are none.
     """
     batch = examples.batch
-    losses = _losses(model, examples)
+    losses = _losses(model, examples, label_smoothing, edits).contiguous()  # sums of views have other bits
     if examples.weight is not None:
         losses = losses * examples.weight[:, None]
     if determined_only:
@@ -69,13 +82,19 @@ def mean_loss(model: AnyModel, examples: Examples, *, determined_only: bool = Fa
     return losses.sum() / examples.counted.sum()
 
 
-def _losses(model: AnyModel, examples: Examples) -> Float[Tensor, "b _"]:
-    """Nats per predicted token; under adaptive and hierarchical output layers without a row of the vocabulary."""
+def _losses(
+    model: AnyModel, examples: Examples, smoothing: float, edits: Sequence[Edit]
+) -> Float[Tensor, "b _"]:
+    """Nats per predicted token; under adaptive and hierarchical output layers without a row of the vocabulary, unless
+    labels are smoothed.
+    """
     batch = examples.batch
-    if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None:
-        return next_token_loss(logits(model, examples), batch.tokens, batch.keep, batch.documents)
+    if isinstance(model, EncoderDecoder) or examples.source is not None or model.output is None or smoothing:
+        found = logits(model, examples, edits)
+        return next_token_loss(found, batch.tokens, batch.keep, batch.documents, label_smoothing=smoothing)
+    tap = Tap(edits=edits) if edits else None
     n_layers = model.config.n_layers
-    stream = model(batch.tokens, stop=n_layers, keep=batch.keep, documents=batch.documents)
+    stream = model(batch.tokens, tap, stop=n_layers, keep=batch.keep, documents=batch.documents)
     return next_token_loss_of(model, stream, batch.tokens, batch.keep, batch.documents)
 
 

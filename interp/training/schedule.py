@@ -4,12 +4,22 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from interp.training.dropout import Dropout
+
 Precision = Literal["auto", "float32", "bfloat16"]
+Schedule = Literal["cosine", "inverse_sqrt"]
+Initial = Literal["gpt2", "xavier"]
+NO_DROPOUT = Dropout()
 
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained: AdamW, linear warm-up and a cosine, clipped gradients. Errors: ValueError."""
+    """How a model is trained: AdamW, linear warm-up and then a falling rate, clipped gradients. Errors: ValueError.
+
+    The first Transformer's (Vaswani et al. 2017, section 5): `schedule="inverse_sqrt"`, `initial="xavier"`,
+    `dropout=Dropout(0.1, 0.1, 0.1)`, `label_smoothing=0.1`, `weight_decay=0.0` and
+    `learning_rate=(d_model * warm_up) ** -0.5`, with which `rate` is its equation 3.
+    """
 
     steps: int = 2000
     """Updates of the weights."""
@@ -19,6 +29,8 @@ class Training:
     """The highest one, at the end of the warm-up."""
     warm_up: int = 100
     """Updates of linear warm-up."""
+    schedule: Schedule = "cosine"
+    """How the rate falls after the warm-up: along half a cosine, or as 1 / sqrt(updates) (Vaswani et al. 2017)."""
     final_share: float = 0.1
     """Of the highest learning rate, where the cosine ends."""
     weight_decay: float = 0.05
@@ -29,6 +41,12 @@ class Training:
     """AdamW's decay rate of the mean square."""
     clip: float = 1.0
     """The largest norm of all gradients together."""
+    dropout: Dropout = NO_DROPOUT
+    """What is dropped in the passes of the updates, and in no other."""
+    label_smoothing: float = 0.0
+    """The share of the target that is spread evenly over all tokens (Szegedy et al. 2016); not in held-out losses."""
+    initial: Initial = "gpt2"
+    """The first weights: GPT-2's, or `interp.training.xavier`."""
     determined_only: bool = False
     """Whether only the tokens that the context determines count in the loss; False: every token."""
     precision: Precision = "auto"
@@ -55,24 +73,31 @@ class Training:
             _require(getattr(self, name) > 0, f"{name} > 0", getattr(self, name))
         _require(self.checkpoints != 1, "two checkpoints or more, or 0 for none", self.checkpoints)
         _require(0 <= self.final_share <= 1, "final_share in [0, 1]", self.final_share)
+        _require(0 <= self.label_smoothing < 1, "label_smoothing in [0, 1)", self.label_smoothing)
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"{name} in [0, 1)", getattr(self, name))
-        _require(
-            self.precision in get_args(Precision),
-            f"one of {get_args(Precision)} as precision",
-            self.precision,
-        )
+        for name, kinds in {"precision": Precision, "schedule": Schedule, "initial": Initial}.items():
+            _require(
+                getattr(self, name) in get_args(kinds),
+                f"one of {get_args(kinds)} as {name}",
+                getattr(self, name),
+            )
+        rises = self.schedule == "cosine" or self.warm_up >= 1
+        _require(rises, "warm_up >= 1 under inverse_sqrt", self.warm_up)
 
     def rate(self, step: int) -> float:
         """The learning rate of the update after `step` others.
 
-        r min(1, (step + 1) / warm_up) during the warm-up; then from r to final_share r along half a cosine.
+        r min(1, (step + 1) / warm_up) during the warm-up; then from r to final_share r along half a cosine, or
+        r sqrt(warm_up / (step + 1)).
 
         >>> [round(Training(steps=3, warm_up=1, learning_rate=1.0, final_share=0.0).rate(s), 2) for s in range(3)]
         [1.0, 1.0, 0.5]
         """
         if step < self.warm_up:
             return self.learning_rate * (step + 1) / self.warm_up
+        if self.schedule == "inverse_sqrt":
+            return self.learning_rate * math.sqrt(self.warm_up / (step + 1))
         done = (step - self.warm_up) / max(1, self.steps - self.warm_up)
         falling = 0.5 * (1 + math.cos(math.pi * done))
         return self.learning_rate * (self.final_share + (1 - self.final_share) * falling)

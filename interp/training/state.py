@@ -7,7 +7,7 @@
         config.json model.safetensors tokenizer.json     the finished model
         state/state.safetensors  weights, the optimiser's moments, the log: all that the next update depends on
 
-The state is one file, replaced in one rename. Data is a function of (seed, step) and models draw no random numbers, so
+The state is one file, replaced in one rename. Data and what dropout drops are functions of (seed, step), so
 nothing else has to be kept.
 """
 

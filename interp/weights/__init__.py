@@ -25,6 +25,7 @@ from interp.weights.directions import (
 from interp.weights.head_circuits import HeadCircuits
 from interp.weights.head_tokens import HeadTokens, head_tokens
 from interp.weights.spectra import Spectra, spectra
+from interp.weights.superposition import Superposition, superposition
 from interp.weights.token_pairs import SkipTrigrams, TopPairs, skip_trigrams, top_pairs
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "SingularTriples",
     "SkipTrigrams",
     "Spectra",
+    "Superposition",
     "TopPairs",
     "bigram_table",
     "composition",
@@ -53,6 +55,7 @@ __all__ = [
     "singular_directions",
     "skip_trigrams",
     "spectra",
+    "superposition",
     "top_pairs",
     "virtual_heads",
 ]

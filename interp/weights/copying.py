@@ -29,6 +29,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.haar import haar_frames
 from interp.core.results import Score, scored
 from interp.core.stats import Moments, two_sided_p, wide
+from interp.core.transfers import sent
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -291,7 +292,7 @@ class RandomHeads:
         draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues take
         longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
         """
-        spectra = spectra[(spectra > 0).any(1)]
+        spectra = spectra[(spectra > 0).any(1).nonzero()[:, 0]]
         if not len(spectra):
             return cls(torch.empty(0, dtype=torch.float64))
         width = spectra.shape[1]
@@ -300,8 +301,9 @@ class RandomHeads:
         n = -(-draws // PARTNERS)
         drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
         read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
-        read, written = read.to(spectra), back(written.to(spectra).mT)
-        own = spectra[order.to(spectra.device) % len(spectra)][:, None]
+        read, written = (sent(each, spectra.device).to(spectra.dtype) for each in (read, written))
+        written = back(written.mT)
+        own = spectra[sent(order, spectra.device) % len(spectra)][:, None]
         small = torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * own
         scores = _known_positivity(small.cpu())  # as quick as an accelerator, if small
         return cls(scores[scores.isfinite()].double())
@@ -357,7 +359,7 @@ def random_copying(
     )
     return RandomHeads.of(
         circuits.around,
-        spectra if without is None else spectra[~without.flatten().to(spectra.device)],
+        spectra if without is None else spectra[sent((~without).flatten().nonzero()[:, 0], spectra.device)],
         circuits.config.d_model,
         draws,
         seed,

@@ -20,6 +20,7 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.core.stats import wide
+from interp.core.transfers import fetched
 from interp.model.experts import Experts
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
@@ -96,8 +97,9 @@ def spectra(model: Model, *, top: int = 10) -> xr.Dataset:
 @torch.no_grad()
 def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
     names, kinds, parts, layers, values = [], [], [], [], []
-    for each in _matrices(network):
-        found = singular_values(each.matrix)
+    matrices = list(_matrices(network))
+    spectra = fetched({i: singular_values(each.matrix) for i, each in enumerate(matrices)})
+    for each, found in zip(matrices, spectra.values(), strict=True):
         rows = found.reshape(-1, found.shape[-1])
         prefix = each.kind if each.layer is None else f"blocks.{each.layer}.{each.inside}.{each.kind}"
         for i, row in enumerate(rows):
@@ -105,7 +107,7 @@ def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
             kinds.append(each.kind.rpartition(".")[2])
             parts.append(str(each.part(None if found.ndim == 1 else i)))
             layers.append(-1 if each.layer is None else each.layer)
-            values.append(row.cpu())
+            values.append(row)
     singular = torch.nn.utils.rnn.pad_sequence(values, batch_first=True, padding_value=torch.nan)
     return labelled(
         asked.name,

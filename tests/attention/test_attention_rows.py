@@ -14,11 +14,12 @@ from interp import Batch, Edit, HookedTransformer
 from interp.attention import AttentionEntropy, Dispersion, attention_entropy, dispersion
 from interp.attention.attention_rows import row_numbers
 from interp.core.temperature import log_n_factor
-from interp.edits import Zero
+from interp.edits import Set, Zero
 from interp.model import Transformer
 from interp.model.tap import Read, Tap
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
+from tests.mixers import build_mixed
 from tests.tolerances import student95
 
 ROWS = [[3, 1, 4, 1, 5, 9, 2, 6, 5], [2, 7, 1, 8], [1, 4, 1, 4, 2, 1, 3, 5, 6]]
@@ -201,3 +202,105 @@ def test_an_edited_model_is_the_model_with_those_weights() -> None:
         expected, plain = function(other, some_tokens()), function(network, some_tokens())
         np.testing.assert_allclose(edited.value, expected.value, rtol=1e-12)
         assert float(abs(edited.value - plain.value).max()) > 1e-3
+
+
+# --- mixers without a softmax of scores ---------------------------------------------------------------------------
+
+KINDS = {"linear": "shares", "polar": "halves", "differential": "signed", "linformer": "signed", "lightning": "signed",
+         "pool": "signed", "spatial-gating": "signed", "linear-bidirectional": "shares"}  # fmt: skip
+
+
+def slow_weights(
+    model: Transformer, row: list[int], layer: int, kind: str
+) -> list[list[tuple[float, float]]]:
+    """Largest weight and entropy of every query of every head, from the pattern of one text alone."""
+    read = Read(f"blocks.{layer}.attn.hook_{'polar_' if kind == 'halves' else ''}pattern")
+    tap = Tap([read])
+    model(torch.tensor([row]), tap)
+    pattern = tap.values[read][0]
+    found = []
+    for head in range(model.config.n_heads):
+        rows = []
+        for query in range(len(row)):
+            parts = pattern[:, head, query] if kind == "halves" else pattern[None, head, query]
+            each = [[abs(float(a)) for a in part] for part in parts]
+            if not sum(map(sum, each)):  # it weighs nothing at all
+                rows.append((math.nan, math.nan))
+                continue
+            shares = [sum(part[j] / sum(part) for part in each) / len(each) for j in range(len(row))]
+            rows.append((max(shares), -sum(a * math.log(a) for a in shares if a > 0)))
+        found.append(rows)
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_weights_without_scores_are_read_as_shares_of_their_sizes(name: str) -> None:
+    network, layer = build_mixed(name), 0
+    found = attention_entropy(HookedTransformer(network), Batch.of(ROWS))
+    by_keys = dispersion(HookedTransformer(network), Batch.of(ROWS))
+    assert found.weights.values.tolist()[0] == KINDS[name]
+    slow = [slow_weights(network, row, layer, KINDS[name]) for row in ROWS]
+    causal = network.config.causal
+    counts = [[q + 1 if causal else len(row) for q in range(len(row))] for row in ROWS]
+    for head in range(network.config.n_heads):
+        here = found.value.sel(layer=layer, head=head)
+        seen = [[h for h in text[head] if not math.isnan(h[0])] for text in slow]
+        assert float(here.sel(score="max_weight")) == pytest.approx(
+            np.mean([np.mean([w for w, _ in t]) for t in seen])
+        )
+        assert float(here.sel(score="entropy")) == pytest.approx(
+            np.mean([np.mean([h for _, h in t]) for t in seen])
+        )
+        relative = [
+            [h / math.log(n) for (_, h), n in zip(t[head], ns, strict=True) if n > 1]
+            for t, ns in zip(slow, counts, strict=True)
+        ]
+        assert float(here.sel(score="relative")) == pytest.approx(np.mean([np.mean(t) for t in relative]))
+        n = 4 if causal else 9
+        some = [
+            [w for (w, _), count in zip(t[head], ns, strict=True) if count == n]
+            for t, ns in zip(slow, counts, strict=True)
+        ]
+        wanted = np.mean([np.mean(t) for t in some if t])
+        cell = by_keys.value.sel(layer=layer, head=head, n_keys=n)
+        assert float(cell.sel(score="max_weight")) == pytest.approx(wanted)
+        assert np.isnan(cell.sel(score="gap")) and np.isnan(cell.sel(score="upper"))
+
+
+def test_linear_attention_of_equal_keys_is_even() -> None:
+    edit = Edit("blocks.0.attn.hook_k", Set(1.0))
+    found = attention_entropy(HookedTransformer(build_mixed("linear")), Batch.of(ROWS), edits=[edit])
+    np.testing.assert_allclose(found.value.sel(layer=0, score="relative"), 1.0, rtol=1e-5)
+
+
+def test_layers_of_both_kinds_stand_in_one_table_and_those_without_a_pattern_are_nan() -> None:
+    found = attention_entropy(HookedTransformer(build_mixed("memory-context-deep")), Batch.of(ROWS))
+    assert found.weights.values.tolist() == ["none", "softmax"]
+    assert bool(found.value.sel(layer=0).isnull().all()) and not bool(found.value.sel(layer=1).isnull().any())
+    both = attention_entropy(HookedTransformer(build_mixed("linear-softmax")), Batch.of(ROWS))
+    assert both.weights.values.tolist() == ["shares", "softmax"]
+
+
+def test_padding_changes_no_number_of_weights_without_scores() -> None:
+    model = HookedTransformer(build_mixed("differential"))
+    whole = attention_entropy(model, Batch.of(ROWS))
+    alone = [attention_entropy(model, torch.tensor([row])).value.values for row in ROWS]
+    np.testing.assert_allclose(whole.value.values, np.mean(alone, 0), rtol=1e-9)
+
+
+def test_an_edited_pattern_counts_where_the_numbers_are_of_the_pattern() -> None:
+    model, edit = (
+        HookedTransformer(build_mixed("linear")),
+        Edit("blocks.0.attn.hook_pattern", torch.ones_like),
+    )
+    found = attention_entropy(model, torch.tensor([ROWS[0]]), edits=[edit])
+    np.testing.assert_allclose(found.value.sel(layer=0, score="max_weight"), 1 / 9, rtol=1e-9)
+
+
+def test_what_weights_without_scores_cannot_say_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match="attention rows require an attention pattern; this model mixes by LongTerm"
+    ):
+        attention_entropy(HookedTransformer(build_mixed("memory-gate")), some_tokens())
+    with pytest.raises(ValueError, match="this model has layers of signed weights"):
+        dispersion(HookedTransformer(build_mixed("differential")), some_tokens(), train_length=5)

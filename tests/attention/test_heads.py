@@ -243,7 +243,7 @@ def test_repeated_tokens_handed_over_as_rows_of_ones_own_have_the_same_scores(na
         mine, theirs = (table[variable].sel(score=list(SCORES)).values for table in (found, known))
         np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12, err_msg=variable)
     why = (
-        "a mixer of this model makes no pattern of the values, or clips them"
+        "z = pattern @ values alone; Differential has a pattern, but a norm of each head's z follows it"
         if name in MIXERS
         else "asked of rows of your own"
     )

@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -435,6 +436,21 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         edge_effects(model, CLEAN, CLEAN, metric=METRIC)
     with pytest.raises(ValueError, match="requires reference prompts, got none"):
         interp.run([Interchange(masks, METRIC, "mean")], model, Pairs(CLEAN.tolist(), CORRUPT.tolist()))
+
+
+def test_what_a_layer_says_is_projected_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    module = sys.modules["interp.circuits.interchange"]  # the name in the package is the function
+    plain = module.head_matrices
+
+    def counted(model: Transformer, layer: int) -> Tensor:
+        calls.append(layer)
+        return plain(model, layer)
+
+    monkeypatch.setattr(module, "head_matrices", counted)
+    model = build("gpt2")
+    run(model, some_circuits(graph_of(model), 3))
+    assert calls == list(range(model.config.n_layers))
 
 
 def test_nothing_of_a_pass_stays_behind() -> None:

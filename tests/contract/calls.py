@@ -303,6 +303,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.TopK": {"k": lambda: 2},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},
+    "passes.speculate": {"draft": model, "prompts": lambda: TOKENS, "max_new_tokens": lambda: 3},
     "passes.Sweep": {"batch": lambda: model().text.batch(TOKENS),
                      "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
     "lenses.TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
@@ -316,6 +317,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "HookedTransformer.to_str_tokens": {"prompt": lambda: TEXT},
     "HookedTransformer.to_texts": {"batch": lambda: model().text.batch(TOKENS)},
     "HookedTransformer.generate": {"max_new_tokens": lambda: 1},
+    "HookedTransformer.beam_search": {"max_new_tokens": lambda: 1},
     "HookedTransformer.stream": {"prompt": lambda: TEXT, "max_new_tokens": lambda: 1},
     # functions
     "ablate": METRIC,
@@ -378,8 +380,12 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                                "sizes": lambda: (1,)},
     "circuits.recovery": {"tables": lambda: [edges()], "planted": lambda: ["L0H0->logits"]},
     "report": {"prompt": lambda: TEXT},
+    "editing.memit_edit": {"facts": lambda: [interp.editing.EditCase(TEXT, " cat", "Mary", {})],
+                  "keys": lambda: [keys()], "weight": lambda: 0.1,
+                  "search": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
     "editing.rome_edit": {"prompt": lambda: TEXT, "subject": lambda: "Mary", "keys": keys,
                   "rome": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
+    "tokens.evidence": {"attribution": attribution, "known": lambda: torch.ones(attribution().value.shape).bool()},
     "tokens.routes": {"shares": lambda: interp.tokens.flow_routes(model(), TOKENS)},
     "run": {"questions": lambda: [interp.lenses.LogitLens(top=2)], "data": lambda: TOKENS},
     "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=2), "data": lambda: TOKENS},
@@ -394,6 +400,13 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     **{f"lenses.{name}": {"target": lambda: TOKENS[0]} for name in ("patchscope", "Patchscope")},
     "lenses.jacobian_lens": {"skip": lambda: 1}, "lenses.JacobianLens": {"skip": lambda: 1},
     "lenses.train_tuned_lens": {"steps": lambda: 1},
+    "editing.adapted": {"vectors": lambda: {"blocks.0.mlp.W_out": torch.ones(24)}},
+    "editing.reinforce_z": {
+        "data": lambda: TOKENS, "reward": lambda: lambda new: new[:, 0].double(), "samples": lambda: 1,
+        "names": lambda: ["blocks.0.mlp.W_out"], "tuning": lambda: interp.editing.FineTuning(steps=1)},
+    "editing.two_passes": {
+        "prompts": lambda: TOKENS, "vectors": lambda: {},
+        "dispatch": lambda: interp.editing.Dispatch((1,), {"a": 5, "b": 6})},
     "editing.train_z": {"loss": lambda: lambda logits: logits.square().mean(), "names": lambda: ["blocks.0.mlp.W_out"],
                 "tuning": lambda: interp.editing.FineTuning(1)},
     "circuits.write_attribution_graph": {"circuit": circuit, "path": lambda: "graph.json",
@@ -413,6 +426,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "compat.load_hooked": {"path": state_file, "config": lambda: state()[1]}, "compat.load_llama2c": {"path": folder},
     "dynamics.flow": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
                       "ov": lambda: torch.eye(2).double(), "steps": lambda: 2},
+    "dynamics.trajectories": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
+                              "ov": lambda: torch.eye(2).double(), "steps": lambda: 2},
     "dynamics.switched_off": {"off": lambda: ["skip"]},
     "families.any_from_folder": {"path": folder}, "families.from_folder": {"path": folder},
     "families.is_encoder_decoder": {"path": folder}, "families.tokenizer_of": {"folder": folder},
@@ -452,6 +467,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "papers.Row": {
         "paper": lambda: "su-2021", "seconds": lambda: 0.0,
         "claim": lambda: interp.papers.Claim("a slope", "3", None, interp.papers.Region())},
+    "lab.cost": {"config": lambda: interp.training.attention_only(1, 8, 12), "length": lambda: 4},
+    "lab.costs": {"configs": lambda: {"one": interp.training.attention_only(1, 8, 12)}, "lengths": lambda: [4, 8]},
     "training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
     "training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.tasks.RepeatedSequences()},
@@ -468,6 +485,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "training.train": {"config": lambda: interp.training.attention_only(1, 8, 12),
                        "data": lambda: interp.tasks.RepeatedSequences(8, 12, 3, 4),
                        "training": lambda: interp.training.Training(steps=1, rows=2)},
+    "training.xavier": {"model": lambda: interp.model.build(interp.training.attention_only(1, 8, 12))},
     "verify.contract": {"reference": lambda: "none"},
     "verify.pair_contract": {"model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
                              "reference": lambda: "none"},
@@ -502,7 +520,7 @@ ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serv
 
 METHODS = (
     "from_pretrained", "edited", "to_tokens", "to_batch", "to_string", "to_str_tokens", "to_single_token",
-    "run_with_cache", "run_with_hooks", "hooks", "generate", "stream", "to_texts", "chat",
+    "run_with_cache", "run_with_hooks", "hooks", "generate", "beam_search", "stream", "to_texts", "chat",
 )  # fmt: skip
 """What is called on a model first."""
 

@@ -44,7 +44,7 @@ from interp.circuits import (
 from interp.core.patterns import SCORES
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial
-from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse
+from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse, Refinement, Splitting
 from interp.editing import ActivationDifference, ChangedTokens, Diff, DiffInteractions
 from interp.features import SAE, ProbeNeurons, Reconstruction, SaeQuality, TopExamples, TopK
 from interp.lenses import (
@@ -79,6 +79,7 @@ from interp.weights import (
     SingularDirections,
     SkipTrigrams,
     Spectra,
+    Superposition,
     TopPairs,
 )
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
@@ -257,6 +258,10 @@ _WEIGHTS: dict[str, Case] = {
     ),
     "HeadTokens": Case(
         HeadTokens([3, 4], top=3), of("value", "word", "word_id", over="layer head token list rank")
+    ),
+    "Superposition": Case(
+        Superposition(), of(*_SCORE, over="layer score") | of("neuron_norm", "neuron_bias", over="layer neuron"), (),
+        only="gpt2",
     ),
     "Spectra": Case(
         Spectra(top=3),
@@ -493,6 +498,10 @@ _DYNAMICS: dict[str, Case] = {
     "InContext": Case(InContext(2, 6), of(*_SCORE, over="index score")),
     "OneTokenLosses": Case(OneTokenLosses(), of("value", "index", over="prompt")),
     "RankCollapse": Case(RankCollapse(), of(*_SCORE, over="line depth")),
+    "Refinement": Case(Refinement((1, 2)), of(*_SCORE, over="times score")),
+    "Splitting": Case(
+        Splitting(1, (1, 2), 4), of(*_SCORE, over="scheme steps") | of("order", over="scheme steps"), needs_mlp=True
+    ),
 }  # fmt: skip
 _OF_MODELS = of("base", "tuned", over="prompt")
 _EDITING: dict[str, Case] = {

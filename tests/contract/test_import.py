@@ -21,8 +21,11 @@ import interp
 found = {{"same state": before == state(), "of the package": heavy()}}
 import interp.__main__
 found["of the command line"] = heavy()
-interp.HookedTransformer.from_pretrained("demo-attn-2l")("a")
+model = interp.HookedTransformer.from_pretrained("demo-attn-2l")
+model("a")
 found["of loading a model"] = [name for name in ("torch._dynamo", "transformers") if name in sys.modules]
+interp.run([interp.lenses.LogitLens(top=2)], model, ["a", "b"])
+found["of a first run"] = [name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules]
 found["names"] = len([getattr(interp, name) for name in interp.HOMES])
 print(json.dumps(found))
 """
@@ -51,6 +54,10 @@ def test_the_command_line_starts_without_the_packages_of_its_commands(found: Fou
 
 def test_loading_a_demo_model_loads_neither_pytorchs_compiler_nor_transformers(found: Found) -> None:
     assert found["of loading a model"] == []
+
+
+def test_a_first_run_over_a_few_texts_does_not_load_pytorchs_compiler(found: Found) -> None:
+    assert found["of a first run"] == []
 
 
 def test_every_public_name_can_be_imported(found: Found) -> None:

@@ -76,7 +76,7 @@ def test_a_block_splits_by_source_or_is_refused(name: str) -> None:
             with pytest.raises(KeyError, match="has no"):
                 recorded(name, reads)
         elif layer in lacking(name, "additive"):
-            with pytest.raises(ValueError, match="no pattern of the values"):
+            with pytest.raises(ValueError, match="z = pattern @ values"):
                 SourceSplit.of(model, layer, recorded(name, reads))
         else:
             trace = recorded(name, reads)
@@ -107,7 +107,7 @@ def test_attention_is_read_as_shares_only_where_rows_are_shares(name: str) -> No
 def test_paths_are_refused_where_heads_are_no_linear_maps(name: str) -> None:
     config = MIXERS[name]
     if config.mlp is None and lacking(name, "additive"):
-        with pytest.raises(ValueError, match="no pattern of the values"):
+        with pytest.raises(ValueError, match="z = pattern @ values"):
             frozen_reads(config)
     elif config.mlp is None and lacking(name, "values"):
         with pytest.raises(ValueError, match="requires a matrix W_V"):

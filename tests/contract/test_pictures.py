@@ -14,8 +14,9 @@ PNG = b"\x89PNG\r\n\x1a\n"
 """How a PNG file begins."""
 WITHOUT_PLOT = {
     "activation_difference", "attention_kernel", "attention_paths", "bigram_table", "changed_tokens", "compare_methods",
+    "cost",
     "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table", "erasure",
-    "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens", "late_layers",
+    "evidence", "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens",
     "layer_mixing", "name_attention", "neurons", "one_token_losses",
     "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
     "sae_quality", "singular_directions", "skip_trigrams", "steering", "subject_spread", "tensors",
@@ -30,7 +31,7 @@ MAKERS = ("labelled", "scored", "_table")
 def named() -> dict[str, str]:
     """The name of every result that is named in words, by its place; those of questions have the name of the record."""
     found = {}
-    for wing in (*WINGS, "runs", "families"):
+    for wing in (*WINGS, "runs", "families", "lab"):
         for path in sorted((ROOT / wing).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 name: ast.expr | None = None

@@ -1,4 +1,4 @@
-"""Consensus: what the theorems say of the continuous dynamics, and angles of a model's tokens against a slow loop."""
+"""Consensus: the angles of a model's tokens by depth against a slow loop."""
 
 import itertools
 from functools import partial
@@ -11,51 +11,13 @@ from torch import Tensor
 
 import interp
 from interp import Batch, Edit, HookedTransformer
-from interp.dynamics import Consensus, consensus, flow
+from interp.dynamics import Consensus, consensus
 from interp.dynamics.consensus import ANGLES
 from interp.edits import Add
 from interp.model import Read, Tap, Transformer
 from interp.passes import observe
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import student95
-
-N, D = 10, 3
-EYE = torch.eye(D, dtype=torch.float64)
-
-
-def on_sphere(seed: int, *, hemisphere: bool) -> Tensor:
-    x = torch.randn(N, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    x = x / x.norm(dim=1, keepdim=True)
-    return torch.cat((x[:, :1].abs().clamp_min(0.05), x[:, 1:]), 1) if hemisphere else x
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_from_a_hemisphere_all_tokens_meet(seed: int) -> None:
-    start = on_sphere(seed, hemisphere=True)
-    g = torch.Generator().manual_seed(seed)
-    half = torch.randn(D, D, generator=g, dtype=torch.float64)
-    end = flow(start, qk=half @ half.T + EYE, ov=EYE)
-    assert float((start @ start.T).min()) < 0.5
-    assert float((end @ end.T).min()) > 0.9999
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_under_a_causal_mask_all_tokens_go_to_the_first_which_does_not_move(seed: int) -> None:
-    start = on_sphere(seed, hemisphere=False)
-    end = flow(start, qk=EYE, ov=EYE, causal=True)
-    assert float((end @ start[0]).min()) > 0.9999 > float((start @ start[0]).min())
-    torch.testing.assert_close(end[0], start[0], rtol=0, atol=1e-12)
-
-
-def test_a_step_of_the_flow_is_the_equation_of_motion() -> None:
-    x, dt = on_sphere(0, hemisphere=False), 1e-6
-    g = torch.Generator().manual_seed(5)
-    qk, u = (torch.randn(D, D, generator=g, dtype=torch.float64) for _ in range(2))
-    speed = (flow(x, qk=qk, ov=u.T, dt=dt, steps=1) - x) / dt
-    for i in range(N):
-        weights = torch.stack([(x[i] @ qk @ x[j]).exp() for j in range(N)])
-        pull = u @ sum(w * x[j] for j, w in enumerate(weights / weights.sum()))
-        torch.testing.assert_close(speed[i], pull - (pull @ x[i]) * x[i], rtol=1e-4, atol=1e-5)
 
 
 def _put(x: Tensor, _: Tensor) -> Tensor:
@@ -173,5 +135,3 @@ def test_what_has_no_meaning_is_refused() -> None:
         consensus(plain, some_tokens(n=1))
     with pytest.raises(ValueError, match="one text per row"):
         consensus(plain, Batch.packed([[1, 2, 3], [4, 5]], 5))
-    with pytest.raises(ValueError, match="finite tokens other than 0"):
-        flow(torch.zeros(2, 3), qk=torch.eye(3), ov=torch.eye(3))

@@ -39,11 +39,13 @@ SMALL = {
     "ioi": "model=demo-attn-2l prompts=2 dtype=float64",
     "jacobian_lens": "model=demo-attn-2l prompts=6 length=20 few=3 read=1 orders=3",
     "memory_model": "strings=4 copying_steps=2 memory_steps=2 rows=4 tested=4",
+    "minimal_pairs": "rows=4 training.steps=4 training.rows=4 training.log_every=2 training.evaluation_rows=4",
     "mixers_and_induction": (
         "seeds=2 only=softmax only=pooling d_vocab=43 training.steps=2 training.rows=4 training.evaluation_rows=4"
     ),
     "name_every_head": "model=groundtruth-induction",
     "phase_change": "",
+    "probing_scale": "model=demo-mlp-2l smaller=demo-4l prompts=60 most=1 shuffles=1",
     "relevance_patching": "model=deep layers=2 prompts=32 training.steps=3 training.rows=4 training.evaluation_rows=4",
     "short_circuit_memorisation": "model=demo-attn-2l facts=4 sentences=2 repeats=2",
     "steering": "countries=12 draws=3 sentences=2 dtype=float64",
@@ -57,7 +59,7 @@ SMALL = {
 
 NO_MODEL = {"phase_change", "induction_phase_change", "influence", "mixers_and_induction", "every_decoder"}
 """The first reads a log; the others train their models themselves, from parameters and seeds alone."""
-TRAINED_HERE = {"copy_reverse", "memory_model", "train"}
+TRAINED_HERE = {"copy_reverse", "memory_model", "minimal_pairs", "train"}
 """They train what they ask about too, and keep it."""
 TIMES = ("_seconds", "_ms")
 """Ends of columns that measure time, which no run repeats."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, T5ForConditionalGeneration
 from interp.data.batch import Batch
 from interp.families.load import any_from_folder, any_from_hf_model, config_of
 from interp.model import Edit, EncoderDecoder, KVCache, Read, Tap, mean_next_token_loss
-from interp.passes.generate import greedy_decode
+from interp.passes.generate import decode
 from tests.families.cases_others import CASES, ENCODER_DECODERS
 from tests.families.oracle import hf_model, new_hf_model, some_tokens
 from tests.loops import over
@@ -165,7 +165,7 @@ def test_greedy_decoding_gives_hugging_faces_tokens_with_and_without_the_cache(n
     assert len({tuple(row) for row in tokens.tolist()}) > 1
     assert not name.startswith("t5") or len(tokens.unique()) > 5
     for cached in (True, False):
-        found = greedy_decode(mine, Batch(SOURCE, KEEP), 12, use_cache=cached)
+        found = decode(mine, Batch(SOURCE, KEEP), 12, use_cache=cached)
         assert found.keep is None
         assert torch.equal(found.tokens, tokens)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from jaxtyping import TypeCheckError
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from interp.features import (
     SAE,
@@ -154,18 +155,49 @@ def slow_dead_error(sae: SAE, x: Tensor, dead: Tensor) -> float:
     return total / len(x)
 
 
+@pytest.mark.parametrize("count", [0, 4, 12])
+@pytest.mark.parametrize("k", [1, 3, 12])
+def test_gradients_through_k_rows_are_those_through_all(k: int, count: int) -> None:
+    """Oracle: autograd of the dense features, and of the dense pass of the dead ones."""
+    sae, x = random_sae(TopK(k), 8, 12).requires_grad_(True), noise(7)
+    dead = torch.arange(12) >= 12 - count
+    z = sae.before(x)
+    features = sae.activate(z)
+    residual = x - sae.decode(features)
+    error = residual.square().sum(1).mean()
+    best = z.masked_fill(~dead, -torch.inf).topk(4)
+    values = best.values.masked_fill(best.values.isneginf(), 0.0)
+    guess = torch.zeros_like(z).scatter(1, best.indices, values) @ sae.W_dec
+    missed = (residual.detach() - guess).square().sum(1).mean() * dead.any()
+    parameters = list(sae.parameters())
+    expected = torch.autograd.grad(error + missed / 32, parameters)
+    terms = objective(sae, x, 0.0, dead)
+    for one, other in zip(torch.autograd.grad(terms.loss, parameters), expected, strict=True):
+        assert_close(one, other)
+    assert torch.equal(terms.fired, (features > 0).any(0))
+    assert float(terms.l0) == pytest.approx(float((features > 0).sum(1).double().mean()))
+
+
+def test_a_step_of_topk_multiplies_densely_only_to_choose() -> None:
+    """2 n d s FLOPs for z of every feature; the dense step takes six times as many, and three more for dead ones."""
+    sae, x = random_sae(TopK(3), 8, 12).requires_grad_(True), noise(7)
+    with FlopCounterMode(display=False) as flops:
+        objective(sae, x, 0.0, torch.zeros(12, dtype=torch.bool)).loss.backward()
+    assert flops.get_total_flops() == 2 * 7 * 8 * 12
+
+
 @pytest.mark.parametrize("count", [0, 1, 3, 12])
 def test_the_error_of_dead_features_holds_for_any_number_of_them(count: int) -> None:
     sae, x = random_sae(TopK(3), 8, 12), noise(5)
     dead = torch.arange(12) < count
-    found = dead_error(sae, sae.before(x), x - sae(x), dead)
+    found = dead_error(sae, x, x - sae(x), dead)
     assert float(found) == pytest.approx(slow_dead_error(sae, x, dead) if count else 0.0, rel=1e-9)
 
 
 def test_dead_features_of_topk_receive_a_gradient_and_living_ones_none_from_it() -> None:
     sae, x = random_sae(TopK(3), 8, 12).requires_grad_(True), noise(5)
     dead = torch.arange(12) < 2
-    (grad,) = torch.autograd.grad(dead_error(sae, sae.before(x), (x - sae(x)).detach(), dead), sae.W_dec)
+    (grad,) = torch.autograd.grad(dead_error(sae, x, (x - sae(x)).detach(), dead), sae.W_dec)
     assert bool((grad[:2] != 0).any(1).all()) and bool((grad[2:] == 0).all())
 
 

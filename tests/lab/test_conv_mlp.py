@@ -22,6 +22,7 @@ from tests.passes.test_sweep import DIFFERENCE, asked
 from tests.tolerances import assert_close
 
 NAMES = [name for name, config in MIXERS.items() if isinstance(config.mlp, ConvMLP)]
+CAUSAL = pytest.mark.parametrize("name", [name for name in NAMES if MIXERS[name].causal])
 EVERY = pytest.mark.parametrize("name", NAMES)
 BASE = MIXERS["conv-softmax"]
 
@@ -56,6 +57,22 @@ def test_it_is_the_loop(n: int, kernel: int) -> None:
             assert_close(out[b, i], mlp.out.weight @ (silu(gate) * linear))
 
 
+@over("kernel", [1, 3, 5])
+@over("n", [1, 2, 3, 9])
+def test_a_centred_one_is_torchs_convolution_with_padding_on_both_sides(n: int, kernel: int) -> None:
+    torch.manual_seed(0)
+    mlp = ConvMLP(16, kernel=kernel, centred=True)
+    model = perturbed(replace(BASE, parallel=False, causal=False, mlp=mlp))
+    names = (f"blocks.1.mlp.hook_{x}" for x in ("expanded", "expanded_linear", "pre", "pre_linear"))
+    expanded, linear, pre, pre_linear = seen_in(model, some_tokens(2, n), *names)
+    module, joined = model.block(1).mlp, torch.cat((expanded, linear), -1).mT
+    assert isinstance(module, ConvFeedForward)
+    found = torch.nn.functional.conv1d(
+        joined, module.kernel.T[:, None], module.bias, padding=kernel // 2, groups=joined.shape[1]
+    ).mT
+    assert_close(torch.cat((pre, pre_linear), -1), found)
+
+
 def test_the_kernel_is_torchs_causal_convolution() -> None:
     mlp = build_mixed("sana").block(0).mlp
     assert isinstance(mlp, ConvFeedForward)
@@ -83,7 +100,8 @@ def test_a_token_reaches_just_the_kernels_length(name: str) -> None:
     tap = Tap([Read(out)], [Edit(site, moved)])
     model(some_tokens(), tap)
     change = (tap.values[Read(out)] - seen_in(model, some_tokens(), out)[0]).abs().amax((0, 2)) > 0
-    assert change.tolist() == [2 <= i < 2 + kernel for i in range(9)]
+    first = 2 - (kernel // 2 if model.config.mlp.centred else 0)  # type: ignore[union-attr]
+    assert change.tolist() == [first <= i < first + kernel for i in range(9)]
 
 
 @EVERY
@@ -105,7 +123,7 @@ def test_texts_may_be_packed_and_padded_at_once(name: str) -> None:
         assert_close(packed[:, real], model(tokens[:, real]))
 
 
-@EVERY
+@CAUSAL
 def test_a_state_survives_steps_that_are_all_padding(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
     keep = torch.tensor([[1, 1, 1, 0, 0, 1, 0, 1, 1]], dtype=torch.bool).expand(3, -1)
@@ -161,7 +179,7 @@ def test_what_takes_an_mlp_for_a_function_of_one_position_refuses_it() -> None:
 
 
 def test_configs_that_contradict_themselves_are_refused() -> None:
-    with pytest.raises(ValueError, match="a causal model for ConvMLP"):
+    with pytest.raises(ValueError, match="centred=True under ConvMLP for causal=False alone"):
         replace(BASE, causal=False)
     with pytest.raises(ValueError, match="kernel >= 1"):
         ConvMLP(4, kernel=0)

@@ -15,7 +15,7 @@ from transformers.models.minimax.modeling_minimax import MiniMaxLightningAttenti
 
 from interp.lab import Lightning, Linear, Polar
 from interp.lab.lightning import LightningMixer
-from interp.lab.linear import Decay, causal_sums
+from interp.lab.linear import Decay, all_sums, causal_sums
 from interp.lab.polar import PolarMixer
 from interp.model import (
     Edit,
@@ -40,6 +40,7 @@ BASE = replace(MIXERS["linear"], norm=RMSNorm())
 FAMILY = [
     name for name, c in MIXERS.items() if any(isinstance(m, Linear | Lightning | Polar) for m in c.mixers)
 ]
+BOTH_WAYS = over("causal", [True, False])
 LENGTHS = over("n", [1, 2, 3, 4, 5, 8, 9, 24])
 
 
@@ -57,9 +58,9 @@ def seen_in(model: Transformer, tokens: Tensor, layer: int, *names: str) -> list
 
 
 def by_loop(
-    q: Tensor, k: Tensor, v: Tensor, weight: Callable[[int, Tensor, Tensor, int], Tensor]
+    q: Tensor, k: Tensor, v: Tensor, weight: Callable[[int, Tensor, Tensor, int], Tensor], causal: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """sum_j w_ij v_j and sum_j w_ij, one query, head and key at a time; w is given head, q_i, k_j and i - j."""
+    """sum_j w_ij v_j and sum_j w_ij, one query, head and key at a time; w is given head, q_i, k_j and |i - j|."""
     rows, n, heads, _ = q.shape
     group = heads // k.shape[2]
     sums, totals = (
@@ -67,8 +68,8 @@ def by_loop(
         torch.zeros(rows, n, heads, 1, dtype=q.dtype),
     )
     for b, i, h in itertools.product(range(rows), range(n), range(heads)):
-        for j in range(i + 1):
-            w = weight(h, q[b, i, h], k[b, j, h // group], i - j)
+        for j in range(i + 1 if causal else n):
+            w = weight(h, q[b, i, h], k[b, j, h // group], abs(i - j))
             sums[b, i, h] += w * v[b, j, h // group]
             totals[b, i, h] += w
     return sums, totals
@@ -82,13 +83,14 @@ def elu_plus_one(x: Tensor) -> Tensor:
 
 
 @LENGTHS
+@BOTH_WAYS
 @over("feature", ["elu", "relu"])
-def test_linear_attention_is_the_loop(feature: str, n: int) -> None:
-    """Katharopoulos et al. 2020, equation 4 with j <= i."""
-    model = model_with(Linear(feature, chunk=4), d_head=10, n_kv_heads=2)  # type: ignore[arg-type]
+def test_linear_attention_is_the_loop(feature: str, causal: bool, n: int) -> None:
+    """Katharopoulos et al. 2020, equation 4, in causal models with j <= i."""
+    model = model_with(Linear(feature, chunk=4), d_head=10, n_kv_heads=2, causal=causal)  # type: ignore[arg-type]
     q, k, v, z = seen_in(model, some_tokens(2, n), 1, *(f"attn.hook_{x}" for x in "qkvz"))
     phi = torch.relu if feature == "relu" else elu_plus_one
-    sums, totals = by_loop(q, k, v, lambda h, a, b, gap: phi(a) @ phi(b))
+    sums, totals = by_loop(q, k, v, lambda h, a, b, gap: phi(a) @ phi(b), causal)
     assert_close(z, sums / (totals + 1e-6))
 
 
@@ -133,11 +135,12 @@ def test_without_queries_that_choose_linear_attention_is_the_mean() -> None:
 
 
 @LENGTHS
+@BOTH_WAYS
 @over("layer", [0, 1])
 @over("decay", [False, True])
-def test_lightning_attention_is_the_loop(n: int, layer: int, decay: bool) -> None:
+def test_lightning_attention_is_the_loop(n: int, causal: bool, layer: int, decay: bool) -> None:
     """TransNormerLLM's equation with MiniMax-01's slopes, gate and norm, written out for one query at a time."""
-    model = model_with(Lightning(decay=decay, gate=True, chunk=4), d_head=10, n_kv_heads=2)
+    model = model_with(Lightning(decay=decay, gate=True, chunk=4), d_head=10, n_kv_heads=2, causal=causal)
     q, k, v, z, x = seen_in(
         model, some_tokens(2, n), layer, *(f"attn.hook_{x}" for x in "qkvz"), "ln1.hook_normalized"
     )
@@ -147,7 +150,7 @@ def test_lightning_attention_is_the_loop(n: int, layer: int, decay: bool) -> Non
         slope = 2 ** (-8 * (h + 1) / 4) * depth
         return F.silu(a) @ F.silu(b) * (math.exp(-slope * gap) if decay else 1.0)
 
-    flat = by_loop(q, k, v, weight)[0].flatten(2)
+    flat = by_loop(q, k, v, weight, causal)[0].flatten(2)
     mixer = model.block(layer).attn
     assert isinstance(mixer, LightningMixer) and mixer.gate is not None
     gamma = mixer.out_norm.norm.weight
@@ -230,9 +233,10 @@ def test_lightning_layers_of_a_rotary_stack_do_not_rotate() -> None:
 
 
 @LENGTHS
-def test_polar_attention_is_the_loop(n: int) -> None:
-    """PolaFormer, section 4: two streams with half of the values each, gated."""
-    model = model_with(Polar(max_power=3.0, chunk=4), d_head=10, n_kv_heads=2)
+@BOTH_WAYS
+def test_polar_attention_is_the_loop(n: int, causal: bool) -> None:
+    """PolaFormer, section 4: two streams with half of the values each, gated; the paper's own is bidirectional."""
+    model = model_with(Polar(max_power=3.0, chunk=4), d_head=10, n_kv_heads=2, causal=causal)
     q, k, v, z, x = seen_in(
         model, some_tokens(2, n), 1, *(f"attn.hook_{x}" for x in "qkvz"), "ln1.hook_normalized"
     )
@@ -249,7 +253,9 @@ def test_polar_attention_is_the_loop(n: int) -> None:
     def opposite(h: int, a: Tensor, b: Tensor, gap: int) -> Tensor:
         return f(a, h) @ f(-b, h) + f(-a, h) @ f(b, h)
 
-    halves = [by_loop(q, k, part, w) for part, w in zip(v.chunk(2, -1), (same, opposite), strict=True)]
+    halves = [
+        by_loop(q, k, part, w, causal) for part, w in zip(v.chunk(2, -1), (same, opposite), strict=True)
+    ]
     joined = torch.cat([sums / (totals + 1e-6) for sums, totals in halves], -1)
     assert_close(z.flatten(2), joined.flatten(2) * (x @ mixer.gate.weight.T + mixer.gate.bias))
 
@@ -320,6 +326,21 @@ def test_every_chunk_and_every_cut_gives_the_sums_of_the_loop(
     assert_close(state, states)
 
 
+@given(n=st.integers(1, 13), chunk=st.integers(1, 15), decayed=st.booleans(), seed=st.integers(0, 99))
+def test_sums_over_all_keys_are_those_of_the_loop(n: int, chunk: int, decayed: bool, seed: int) -> None:
+    """Both directions and what they share, with gaps in the positions as padding leaves them."""
+    dice = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(2, 3, n, 4, generator=dice, dtype=torch.float64) for _ in range(3))
+    places = torch.randint(0, 2, (2, n), generator=dice).cumsum(1)
+    rates = torch.rand(3, generator=dice, dtype=torch.float64)
+    expected = torch.zeros(2, 3, n, 4, dtype=torch.float64)
+    for i, j in itertools.product(range(n), repeat=2):
+        left = (-rates * (places[:, i] - places[:, j]).abs()[:, None]).exp() if decayed else torch.ones(2, 3)
+        expected[:, :, i] += (left * (q[:, :, i] * k[:, :, j]).sum(-1))[..., None] * v[:, :, j]
+    decay = Decay(rates, places, places[:, :1], even=False) if decayed else None
+    assert_close(all_sums(q, k, v, chunk=chunk, decay=decay), expected)
+
+
 @pytest.mark.parametrize("name", FAMILY)
 def test_the_chunk_changes_no_number(name: str) -> None:
     model, tokens = build_mixed(name), some_tokens()
@@ -342,7 +363,7 @@ def test_texts_may_be_packed_and_padded_at_once(name: str) -> None:
         assert_close(packed[:, real], model(tokens[:, real]))
 
 
-@pytest.mark.parametrize("name", FAMILY)
+@pytest.mark.parametrize("name", [name for name in FAMILY if MIXERS[name].causal])
 def test_the_state_is_kept_in_single_precision_at_least(name: str) -> None:
     model = build_mixed(name, torch.bfloat16)
     cache = empty_cache(model, 3)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from interp.lab import LongTermMemory
 from interp.lab.memory import Arrangement, Held, Lesson, MemoryMixer, learn, read
-from interp.model import Edit, ModelConfig, Read, Tap, Transformer
+from interp.model import Edit, ModelConfig, NoPosition, Read, Tap, Transformer
 from interp.model.config import Rotary
 from interp.model.position import Rotation
 from tests.configs import empty_cache, perturbed, some_tokens
 from tests.loops import over
-from tests.mixers import MIXERS
+from tests.mixers import MIXERS, build_mixed
 from tests.tolerances import assert_close
 
 BASE = MIXERS["memory-gate"]
@@ -162,6 +162,37 @@ def constant(lesson: Lesson, momentum: float, step: float, forget: float) -> Les
     return replace(lesson, **{name: torch.full_like(lesson.step, rate) for name, rate in rates.items()})
 
 
+@over("packed", [False, True])
+@pytest.mark.parametrize("name", KINDS)
+def test_read_both_ways_it_is_the_mean_of_the_text_and_of_the_text_turned_round(
+    name: str, packed: bool
+) -> None:
+    """Oracle: the causal layer of the same parameters on the tokens, and on the tokens in the other order."""
+    config = replace(BASE, n_layers=1, mixer=KINDS[name], position=NoPosition())
+    causal, both = (perturbed(replace(config, causal=causal), seed=4) for causal in (True, False))
+    both.load_state_dict(causal.state_dict())
+    documents = torch.tensor([0, 0, 0, 0, 1, 1, 1, 2, 2]).expand(3, -1) if packed else None
+
+    def z(model: Transformer, tokens: Tensor, documents: Tensor | None) -> Tensor:
+        tap = Tap([read := Read("blocks.0.attn.hook_z")])
+        model(tokens, tap, documents=documents)
+        return tap.values[read]
+
+    turned = None if documents is None else documents.flip(1)
+    expected = (z(causal, some_tokens(), documents) + z(causal, some_tokens().flip(1), turned).flip(1)) / 2
+    assert_close(z(both, some_tokens(), documents), expected)
+
+
+def test_read_both_ways_every_token_reaches_every_other() -> None:
+    model = build_mixed("memory-gate-bidirectional")
+    other = some_tokens(1).clone()
+    for place in (0, 8):
+        moved = other.clone()
+        moved[0, place] = (moved[0, place] + 1) % 31
+        change = (model(moved) - model(other)).abs().amax(-1)[0]
+        assert bool((change > 1e-9).all())
+
+
 def test_a_full_step_of_a_linear_memory_stores_the_value() -> None:
     """Without momentum and forgetting, theta = 1/2 and |k| = 1: M_t(k_t) = v_t, the delta rule's fixed point."""
     lesson = constant(random_lesson(6), 0.0, 0.5, 0.0)
@@ -271,7 +302,6 @@ def test_what_is_kept_does_not_grow_with_the_text(arrangement: Arrangement) -> N
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "shared value heads": ({"n_kv_heads": 2}, "as many value heads as heads under LongTermMemory"),
-    "a future": ({"causal": False}, "a causal model under LongTermMemory"),
     "a window": ({"window": 4}, "no window under LongTermMemory"),
 }
 

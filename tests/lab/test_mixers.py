@@ -17,7 +17,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.families import load
-from interp.lab import DualChunk, Linear, Linformer
+from interp.lab import ConvMLP, DualChunk, Linear, Linformer
 from interp.model import Alibi, Edit, Mamba2, ModelConfig, Read, Rotary, Tap, Weights, sites
 from interp.passes.sweep import Sweep
 from tests.configs import empty_cache, some_tokens
@@ -260,7 +260,7 @@ def test_attribution_sums_to_the_logit_difference_or_is_refused(name: str, parts
     model, answer, wrong = build_mixed(name), torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
     splits = layers_with(name, "additive")
     if parts == "source" and not splits:
-        with pytest.raises(ValueError, match="no pattern of the values"):
+        with pytest.raises(ValueError, match="z = pattern @ values"):
             interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, parts=parts)
         return
     found = interp.attribute(HookedTransformer(model), some_tokens(), answer, wrong, parts=parts)  # type: ignore[arg-type]
@@ -316,7 +316,22 @@ CONTRADICTIONS = {
     "chunks without rotation": ({"mixer": DualChunk(8, 4)}, "rotary positions for DualChunk"),
     "more keys than there are": ({"mixer": Linformer(10_000), "causal": False}, "rank <= n_ctx"),
     "a future that leaks": ({"mixer": Linformer(4)}, "causal=False under Linformer"),
-    "a state without an order": ({"mixer": Linear(), "causal": False}, "a causal model under Linear"),
+    "a state without an order": (
+        {"mixer": Mamba2(4, 8, 4, 4), "causal": False},
+        "a causal model under Mamba2",
+    ),
+    "a convolution that looks ahead": (
+        {"mlp": ConvMLP(8, centred=True)},
+        r"centred=True under .* in a causal model",
+    ),
+    "one that does not": (
+        {"mlp": ConvMLP(8), "causal": False},
+        r"centred=True under .* in a bidirectional model",
+    ),
+    "one without a middle": (
+        {"mlp": ConvMLP(8, kernel=4, centred=True), "causal": False},
+        "an odd kernel for a centred ConvMLP",
+    ),
     "heads of z that cut a state": ({"mixer": Mamba2(1, 6, 4, 4)}, "n_heads = 4 to divide value_heads = 6"),
     "states that cut a group": ({"mixer": Mamba2(3, 8, 4, 4)}, "key_heads = 3 to divide value_heads = 8"),
     "no mixer": ({"mixer": ()}, "a mixer or several"),

@@ -1,7 +1,9 @@
 """Adaptive and hierarchical softmax against their definitions, and what the rest of the toolkit makes of them."""
 
+import functools
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -30,11 +32,14 @@ from tests.configs import CONFIGS, D_VOCAB, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
 
+COUNTS = tuple(1000 // (1 + (7 * i) % D_VOCAB) for i in range(D_VOCAB))
+"""Counts that fall as Zipf's law has them, in another order than the ids."""
 KINDS = {
     "adaptive": replace(CONFIGS["gpt2"], output=AdaptiveSoftmax((10, 20), 2.0)),
     "adaptive-one": replace(CONFIGS["llama-gqa"], output=AdaptiveSoftmax((1,)), unembed_bias=True),
     "tree": replace(CONFIGS["llama-gqa"], output=HierarchicalSoftmax()),
     "tree-bias": replace(CONFIGS["gpt2"], output=HierarchicalSoftmax(), unembed_bias=True),
+    "huffman": replace(CONFIGS["gpt2"], output=HierarchicalSoftmax(COUNTS), unembed_bias=True),
 }
 EVERY = pytest.mark.parametrize("name", KINDS)
 
@@ -59,6 +64,28 @@ def slow_adaptive(model: Transformer, x: Tensor) -> Tensor:
     return torch.stack(found)
 
 
+def slow_huffman(counts: Sequence[int]) -> list[tuple[float, tuple[int, ...]]]:
+    """Nodes as sets of tokens, joined until one is left: of each inner node the total, and its two sets, + first."""
+    open_, joined = [(count, i, (i,)) for i, count in enumerate(counts)], []
+    while len(open_) > 1:
+        open_.sort()
+        rare, other = open_[:2]
+        joined.append((other[2], rare[2]))
+        open_ = [*open_[2:], (rare[0] + other[0], len(counts) + len(joined), (*other[2], *rare[2]))]
+    return joined[::-1]  # type: ignore[return-value]
+
+
+def slow_huffman_softmax(model: Transformer, x: Tensor) -> Tensor:
+    """Each token's probability as the product over the nodes whose sets hold it."""
+    assert isinstance(model.output, TreeOutput)
+    found, nodes = torch.ones(D_VOCAB, dtype=x.dtype), model.output.nodes
+    for node, (plus, minus) in enumerate(slow_huffman(COUNTS)):
+        up = (nodes.weight[node] @ x + nodes.bias[node]).sigmoid()
+        found[list(plus)] *= up  # type: ignore[call-overload]
+        found[list(minus)] *= 1 - up  # type: ignore[call-overload]
+    return found
+
+
 def slow_tree(model: Transformer, x: Tensor) -> Tensor:
     """A walk from the root to every leaf."""
     assert isinstance(model.output, TreeOutput)
@@ -79,7 +106,7 @@ def test_probabilities_are_those_of_the_definition(name: str) -> None:
     model, normed = built(name), Read("ln_final.hook_normalized")
     tap = Tap([normed])
     found = model(some_tokens(), tap).exp()
-    slow = slow_adaptive if name.startswith("adaptive") else slow_tree
+    slow = {"adaptive": slow_adaptive, "huffman": slow_huffman_softmax}.get(name.partition("-")[0], slow_tree)
     for row, column in product(range(3), (0, 4, 8)):
         assert_close(found[row, column], slow(model, tap.values[normed][row, column]))
 
@@ -99,6 +126,49 @@ def test_a_tree_of_any_size_is_complete(d_vocab: int) -> None:
     assert_close(logits.exp().sum(-1), torch.ones(4, dtype=torch.float64))
     for target in range(d_vocab):
         assert_close(layer.loss(x, torch.full((4,), target)), -logits[:, target])
+
+
+def mean_depth(counts: Sequence[int]) -> float:
+    """Nodes on the way to a token, in the mean over the counts."""
+    layer = TreeOutput(4, len(counts), bias=False, counts=counts)
+    torch.nn.init.zeros_(layer.nodes.weight)
+    depth = (-layer(torch.ones(4)) / math.log(2)).tolist()
+    return sum(n * d for n, d in zip(counts, depth, strict=True)) / sum(counts)
+
+
+@functools.cache
+def shortest(counts: tuple[int, ...]) -> int:
+    """The smallest sum of counts times depths of any binary tree over these tokens, by trying every split."""
+    if len(counts) == 1:
+        return 0
+    first, rest, best = counts[0], counts[1:], math.inf
+    for chosen in product((True, False), repeat=len(rest)):
+        if not all(chosen):
+            with_first = (first, *(c for c, here in zip(rest, chosen, strict=True) if here))
+            without = tuple(c for c, here in zip(rest, chosen, strict=True) if not here)
+            best = min(best, shortest(tuple(sorted(with_first))) + shortest(tuple(sorted(without))))
+    return sum(counts) + int(best)
+
+
+@pytest.mark.parametrize(
+    "counts", [(5, 1, 1), (8, 4, 2, 1, 1), (3, 3, 3, 3, 3), (9, 1, 7, 2, 8, 3), (0, 0, 5)]
+)
+def test_no_tree_has_shorter_ways_than_huffmans(counts: tuple[int, ...]) -> None:
+    assert mean_depth(counts) == pytest.approx(shortest(counts) / sum(counts), rel=1e-5)
+
+
+def test_frequent_tokens_have_short_ways_within_a_bit_of_the_entropy() -> None:
+    """Huffman 1952: H <= mean length < H + 1 bit; the complete tree needs log2(V) whatever the counts."""
+    share = torch.tensor(COUNTS) / sum(COUNTS)
+    entropy = -float((share * share.log2()).sum())
+    assert entropy <= mean_depth(COUNTS) < min(entropy + 1, math.log2(D_VOCAB))
+
+
+def test_another_number_of_counts_than_of_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="a count for each of 31 tokens, got 3"):
+        replace(CONFIGS["gpt2"], output=HierarchicalSoftmax((1, 2, 3)))
+    with pytest.raises(ValueError, match="counts >= 0, got -1"):
+        HierarchicalSoftmax((1, -1))
 
 
 def test_a_tree_without_opinions_halves_at_every_node() -> None:

@@ -132,7 +132,7 @@ def test_analyses_ask_its_traits() -> None:
     assert_close(torch.tensor(found.value.sum("part").values), last[rows, answer] - last[rows, wrong])
     with pytest.raises(AttributeError, match="no QK circuit: it mixes positions by Uniform"):
         _ = Weights(model.transformer).QK
-    with pytest.raises(ValueError, match=r"Uniform(.*) makes no pattern of the values"):
+    with pytest.raises(ValueError, match=r"Uniform(.*) has a pattern, but a norm or a gate stands"):
         require("additive", MIXED.mixers, "this")
     with pytest.raises(ValueError, match="no window under Uniform"):
         replace(MIXED, window=3)

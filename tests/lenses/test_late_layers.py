@@ -15,6 +15,7 @@ from interp.edits import Zero
 from interp.lenses import LateLayers, late_layers
 from interp.lenses.late_layers import SCORES, average_token, mean_prediction
 from interp.model import Transformer
+from interp.model.block import Block
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.tolerances import assert_close
@@ -167,6 +168,41 @@ def test_attention_to_the_first_token_and_all_else_survives_padding_and_splittin
     for name in SCORES:
         expected = (score(alone[0], name) + score(alone[1], name)) / 2
         assert_close(of(score(both, name).values), of(expected.values))
+
+
+def test_the_average_token_of_the_embedding_is_a_sum_over_its_rows() -> None:
+    model = subject("gpt2")
+    found = late_layers(model, some_tokens(), ANSWERS, frequencies=FREQUENCIES, words="embedding")
+    rows, p = model.transformer.embed.weight, FREQUENCIES / FREQUENCIES.sum()
+    axis = sum(p[t] * rows[t] for t in range(D_VOCAB)) - rows.mean(0)
+    _, cache = model.run_with_cache(some_tokens())
+    gamma = model.transformer.ln_final.gamma
+    each = [
+        torch.cosine_similarity((x - x.mean()) * gamma, axis, dim=0)
+        for x in cache["blocks.1.hook_mlp_out"][:, -1]
+    ]  # type: ignore[operator]
+    cell = found.value.sel(part="L1.mlp", score="cosine")
+    assert float(cell) == pytest.approx(float(torch.stack(each).mean()))
+    assert found.attrs["words"] == "embedding"
+    tied = [
+        late_layers(subject("tied"), some_tokens(), ANSWERS, frequencies=FREQUENCIES, words=words)  # type: ignore[arg-type]
+        for words in ("embedding", "unembedding")
+    ]
+    np.testing.assert_array_equal(*[each.value for each in tied])
+
+
+def test_all_heads_are_rows_of_one_pass_through_the_last_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is looked at: two blocks once to read and once to depart from; then every part at one column, together."""
+    shapes, usual = list[tuple[int, ...]](), Block.forward
+
+    def counted(self: Block, resid: Tensor, *rest: object, **named: object) -> Tensor:
+        shapes.append(tuple(resid.shape))
+        return usual(self, resid, *rest, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Block, "forward", counted)
+    late_layers(subject("gpt2"), some_tokens(), ANSWERS, frequencies=FREQUENCIES)
+    parts = 4 + 2 + 1
+    assert shapes == [(3, 9, 24)] * 4 + [(3 * parts, 1, 24)]
 
 
 def test_without_frequencies_the_models_own_mean_prediction_counts() -> None:

@@ -77,6 +77,41 @@ def test_heads_mlps_and_their_words_are_those_of_a_slow_loop() -> None:
         assert float(cell.norm) == pytest.approx(float(normed.norm()))
 
 
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "post-norm"])
+def test_what_a_head_moved_from_each_token_sums_to_what_it_wrote(name: str) -> None:
+    model, rows = HookedTransformer(build(name)), Batch.of([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]])
+    whole = output_lens(model, rows, "L1H2", answer=[7, 2], top=1)
+    each = [output_lens(model, rows, "L1H2", answer=[7, 2], top=1, source=s) for s in range(5)]
+    for score in ("target_logit", "vocabulary_mean"):
+        ours = sum(found[score].sel(prompt=0).dropna("pos").values for found in each)
+        assert len(ours) == 5
+        assert_close(torch.tensor(ours), torch.tensor(whole[score].sel(prompt=0).dropna("pos").values))
+    _, cache = model.run_with_cache(torch.tensor([[9, 2, 6, 5, 3, 5, 8, 9]]))
+    group = int(Weights(model.transformer).kv_head()[2])
+    moved = cache["blocks.1.attn.hook_pattern"][0, 2, :, 1, None] * cache["blocks.1.attn.hook_v"][0, 1, group]
+    last = each[1].isel(prompt=1)
+    assert float(last.norm[0]) == 0.0 and float(last.norm[-1]) > 0
+    if name == "gpt2":  # no norm between the head and the stream
+        final = cache["blocks.1.hook_resid_post"][0]
+        scale = (final.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
+        write = moved @ Weights(model.transformer).W_O[1, 2]
+        normed = (write - write.mean(-1, keepdim=True)) / scale * model.transformer.ln_final.weight  # type: ignore[operator]
+        logits = (normed @ Weights(model.transformer).W_U)[-1]
+        assert int(last.top_token[-1, 0]) == int(logits.argmax())
+        assert float(last.target_logit[-1] + last.vocabulary_mean[-1]) == pytest.approx(float(logits[2]))
+
+
+def test_a_source_is_a_token_and_a_head_has_one() -> None:
+    model = HookedTransformer(build("gpt2"))
+    first = output_lens(model, some_tokens(), "L1H2", source=-9)
+    xr.testing.assert_equal(first, output_lens(model, some_tokens(), "L1H2", source=0))
+    assert first.attrs["source"] == -9
+    with pytest.raises(IndexError, match="the shortest has 9 tokens; got 9"):
+        output_lens(model, some_tokens(), "L1H2", source=9)
+    with pytest.raises(ValueError, match=r"a source requires a head, .* got L1\.mlp"):
+        output_lens(model, some_tokens(), "L1.mlp", source=0)
+
+
 def test_a_planted_neuron_says_its_word() -> None:
     network = perturbed(replace(CONFIGS["no-norm"], unembed_bias=False))
     with torch.no_grad():

@@ -26,7 +26,7 @@ from interp.model import (
     build,
 )
 from interp.model.encoder_decoder import names
-from interp.passes.generate import encoded, greedy_decode, joined, stream
+from interp.passes.generate import decode, encoded, joined, stream
 from interp.passes.observe import observe
 from tests.configs import D_VOCAB, N_CTX, SPREAD, some_tokens
 from tests.tolerances import assert_close
@@ -177,10 +177,10 @@ def test_greedy_decoding_is_the_argmax_loop_and_ends_at_a_stop_token() -> None:
     row = [2]
     for _ in range(6):
         row.append(int(mine(SOURCE[:1], torch.tensor([row]))[0, -1].argmax()))
-    found = greedy_decode(mine, Batch(SOURCE[:1]), 6)
+    found = decode(mine, Batch(SOURCE[:1]), 6)
     assert found.tokens.tolist() == [row]
     stop = row[3]
-    ended = greedy_decode(mine, Batch(SOURCE[:1]), 6, stop_tokens=[stop]).tokens[0].tolist()
+    ended = decode(mine, Batch(SOURCE[:1]), 6, stop_tokens=[stop]).tokens[0].tolist()
     assert ended == row[: row.index(stop, 1) + 1]
 
 
@@ -193,7 +193,7 @@ def test_what_takes_a_transformer_takes_the_decoder_with_an_encoded_source() -> 
     assert_close(seen.trace[site], tap.values[tap.reads[0]])
     steps = list(stream(mine.decoder, encoded(mine, source), 5, reads=[Read(site)]))
     patterns = joined([step.trace for step in steps], site, mine.decoder.config)
-    tokens = greedy_decode(mine, source, 5).tokens[:, :-1]
+    tokens = decode(mine, source, 5).tokens[:, :-1]
     whole = observe(mine.decoder, encoded(mine, source, Batch(tokens)), [Read(site)])
     assert_close(patterns, whole.trace[site])
 

@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interp.model import MLP, Edit, MoE, Read, Router, Tap, sites
-from interp.model.experts import Experts
+from interp.model.experts import Experts, Groups
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.model.observed import everything, noise, plain_logits
@@ -29,15 +30,50 @@ LOGITS, WEIGHTS, OUT = (
 def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """Which expert is computed on how many tokens, call by call."""
     calls: list[tuple[int, int]] = []
-    plain = Experts.expert
+    plain, grouped = Experts.expert, Experts._grouped
 
     def expert(self: Experts, i: int, x: Tensor) -> Tensor:
         calls.append((i, x[..., 0].numel()))
         return plain(self, i, x)
 
+    def together(self: Experts, x: Tensor, weight: Tensor, groups: Groups) -> Tensor:
+        assert len(x) == sum(groups.sizes)
+        calls.extend((i, size) for i, size in enumerate(groups.sizes) if size)
+        return grouped(self, x, weight, groups)
+
     with monkeypatch.context() as patch:
         patch.setattr(Experts, "expert", expert)
+        patch.setattr(Experts, "_grouped", together)
         yield calls
+
+
+def looped(experts: Experts, x: Tensor, weights: Tensor) -> Tensor:
+    """The sum over the chosen experts, one after the other."""
+    flat, shares = x.flatten(0, 1), weights.flatten(0, 1)
+    out = torch.zeros_like(flat)
+    for i in range(experts.kind.n_experts):
+        rows = shares[:, i].nonzero()[:, 0]
+        out = out.index_add(0, rows, experts._weighted(i, flat[rows], shares[rows, i, None]).to(out.dtype))
+    return out.view_as(x)
+
+
+GROUPED = {
+    "plain": MoE(16, 4, 32),
+    "biased": MoE(16, 4, 32, bias=True),
+    "one of few": MoE(3, 1, 32),
+    "wide router": MoE(16, 4, 32, router=Router(wide=True)),
+    "odd widths": MoE(16, 4, 33),
+    "inputs weighed": MoE(16, 4, 32, router=Router("sigmoid", weighs="input")),
+}
+
+
+def experts_of(moe: MoE) -> Experts:
+    """Its module, with noise for weights, in float32."""
+    generator = torch.Generator().manual_seed(0)
+    experts = Experts(moe, 48).requires_grad_(False)
+    for parameter in experts.parameters():
+        parameter.copy_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return experts
 
 
 def kind(name: str) -> MoE:
@@ -84,6 +120,46 @@ def test_an_expert_that_no_token_chose_is_not_computed_unless_it_is_observed(
     with counted(monkeypatch) as calls:
         build(name)(resid, Tap([Read(OUT)], [only(1)]), start=1)
     assert calls == [(x, 27) for x in range(kind(name).n_experts)]
+
+
+@over("case", GROUPED)
+@pytest.mark.parametrize("shape", [(3, 17), (1, 1)])
+def test_experts_computed_together_give_what_one_after_the_other_gives(
+    case: str, shape: tuple[int, int]
+) -> None:
+    """Also where somebody differentiates, which torch's kernel for groups is not asked to."""
+    experts = experts_of(GROUPED[case])
+    x = torch.randn(*shape, 48, generator=torch.Generator().manual_seed(1))
+    weights = experts.weights(experts.logits(x))
+    expected = looped(experts, x, weights)
+    assert_close(experts(x), expected)
+    assert experts(x[:, :0]).shape == (shape[0], 0, 48)
+    experts.requires_grad_(True)
+    parameters = [experts.into, experts.out]
+    assert_close(experts(x), expected)
+    found = torch.autograd.grad(experts(x).square().sum(), parameters)
+    slow = torch.autograd.grad(looped(experts, x, weights).square().sum(), parameters)
+    for one, other in zip(found, slow, strict=True):
+        assert_close(one, other)
+
+
+def test_nobody_waits_for_the_choice_of_experts() -> None:
+    """Tensors without values stop at whatever asks for one, as a device does."""
+    several = [
+        experts_of(GROUPED[case]).to(torch.bfloat16)
+        for case in ("plain", "biased", "wide router", "inputs weighed")
+    ]
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        x = torch.empty(2, 5, 48, dtype=torch.bfloat16)
+        for experts in several:
+            assert experts(x).shape == x.shape
+
+
+def test_a_choice_needs_numbers() -> None:
+    """So that a plan made from shapes alone says that it has none (`passes.memory`)."""
+    for case in ("plain", "odd widths"):
+        with pytest.raises(NotImplementedError):
+            experts_of(GROUPED[case]).to("meta")(torch.empty(1, 3, 48, device="meta"))
 
 
 # --- what is chosen -----------------------------------------------------------------------------------------------

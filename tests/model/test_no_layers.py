@@ -13,8 +13,10 @@ from interp.attention import Heads
 from interp.causal import Ablate
 from interp.edits import Zero
 from interp.families.load import save
-from interp.model import EncoderDecoderConfig, ModelConfig, RMSNorm
+from interp.model import EncoderDecoderConfig, ModelConfig, NoNorm, NoPosition, RMSNorm, Transformer
 from interp.runs import run
+from interp.tasks import Place, RepeatingChain
+from interp.training import FixedRows, Training, train
 from interp.weights import Copying
 from tests.configs import perturbed, some_tokens
 from tests.tolerances import assert_close
@@ -107,6 +109,30 @@ def test_its_page_says_what_it_lacks(tmp_path: Path) -> None:
 def test_what_asks_about_layers_is_refused(question: interp.passes.Question) -> None:
     with pytest.raises(ValueError, match=f"{question.name} requires a model with layers, this one has none"):
         run([question], hooked(), ROWS)
+
+
+def test_trained_it_is_the_bigram_table_of_its_corpus() -> None:
+    """Elhage et al. 2021, "Zero-Layer Transformers": the best it can do is p(next | token) of what it was trained on.
+
+    Oracle: the table counted here. Fixed rows, so that the frequencies are those of training to the last pair.
+    """
+    chain = RepeatingChain(12, 24, low=20, high=22, concentration=0.4)
+    rows = chain.batch(Place(0, 0), 64)
+    rows = replace(rows, determined=None)
+    config = ModelConfig(0, 24, 1, 24, 12, position=NoPosition(), norm=NoNorm())
+    plan = Training(steps=400, rows=64, learning_rate=3e-2, weight_decay=0.0, final_share=0.0, log_every=400)
+    model = train(config, FixedRows(rows, rows), plan).model
+    assert isinstance(model, Transformer)
+    counts = torch.zeros(12, 12, dtype=torch.float64)
+    tokens = rows.batch.tokens
+    counts.index_put_((tokens[:, :-1], tokens[:, 1:]), torch.ones((), dtype=torch.float64), accumulate=True)
+    share = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    told = model(torch.arange(12)[:, None])[:, 0].double().log_softmax(-1).detach()
+    kl = (torch.special.xlogy(share, share) - share * told).sum(1)
+    table = interp.weights.bigram_table(model, tokens)
+    found = float(table.overall.sel(score="kl"))
+    assert found == pytest.approx(float((kl * counts.sum(1)).sum() / counts.sum()), abs=1e-6)
+    assert found < 0.01 < 0.3 < float(table.null_overall.sel(score="kl"))
 
 
 def test_an_encoder_decoder_needs_layers() -> None:

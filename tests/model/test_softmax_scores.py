@@ -21,7 +21,7 @@ from tests.tolerances import assert_close
 
 NAMES = [
     "cosine", "cosine-adaptive", "additive", "additive-log-n", "log-n", "log-n-sparse", "log-n-bidirectional",
-    "adaptive", "chunks", "log-steps", "refined-simple", "refined-value", "refined-alibi",
+    "adaptive", "chunks", "log-steps", "refined-simple", "refined-value", "refined-stochastic", "refined-alibi",
 ]  # fmt: skip
 POLYNOMIAL = (-0.037, 0.481, -2.3, 4.917, -1.791)
 
@@ -82,7 +82,16 @@ def slow_refined(model: Transformer, first: Tensor, h: int) -> Tensor:
         seen = i + 1 if model.config.causal else n
         a = first[i, :seen] @ u[:seen]
         b = [first[r, :seen] @ w[:seen] for r in range(seen)]
-        logits = torch.stack([a @ row for row in b]) / math.sqrt(model.config.head_width)
+        if kind.refinement == "stochastic":
+            means = [first[r, :seen] @ u[:seen] for r in range(seen)]
+            spreads = [torch.where(row > 0, row + 1, row.exp()).sqrt() for row in b]
+            far = [
+                (means[i] - m).square().sum() + (spreads[i] - s).square().sum()
+                for m, s in zip(means, spreads, strict=True)
+            ]
+            logits = -torch.stack(far) / math.sqrt(model.config.head_width)
+        else:
+            logits = torch.stack([a @ row for row in b]) / math.sqrt(model.config.head_width)
         weights = logits.exp() / logits.exp().sum()
         row = torch.cat((weights, torch.zeros(n - seen, dtype=first.dtype)))
         if kind.refinement == "value":
@@ -97,7 +106,7 @@ def test_pattern_and_z_are_those_of_a_loop(name: str, n: int) -> None:
     agrees_with_the_loop(build_mixed(name), n)
 
 
-@pytest.mark.parametrize("kind", ["simple", "value", "additive"])
+@pytest.mark.parametrize("kind", ["simple", "value", "additive", "stochastic"])
 def test_a_refined_pattern_that_sees_both_ways_is_that_of_the_loop(kind: Refinement) -> None:
     config = replace(MIXERS["refined-simple"], mixer=Softmax(refinement=kind), causal=False)
     for n in (1, 9):

@@ -309,3 +309,11 @@ def test_a_pass_of_what_is_no_tensor_of_ids_says_so() -> None:
     for tokens in ([[1, 2]], torch.tensor([[True, False]]), torch.tensor([[1, 2]], dtype=torch.uint8)):
         with pytest.raises(ValueError, match=r"token ids .* are required, got"):
             network(tokens)
+
+
+def test_tokens_of_another_device_are_brought_to_the_models() -> None:
+    model, tokens = build("gpt2").to("meta"), some_tokens(2, 5)
+    keep = torch.ones(2, 5, dtype=torch.bool)
+    last = torch.full((2, 1), 4)
+    assert model(tokens, keep=keep, logits_at=last).shape == (2, 1, model.config.d_vocab)
+    assert model(tokens, stop=1).device.type == "meta"

@@ -22,13 +22,18 @@ NAMES = ["gpt2", "llama-gqa", "gemma2", "bloom", "t5", "window", "post-norm"]
 @pytest.mark.parametrize("name", NAMES)
 def test_every_score_of_a_layer_is_split_as_one_by_one(name: str) -> None:
     model, tokens = interp.HookedTransformer(build(name)), some_tokens(1, 6)
-    for head, found in enumerate(every_score(model.transformer, model.text.batch(tokens), 1)):
-        assert len(found.total) > 6
+    told = []
+    for heads, found in every_score(model.transformer, model.text.batch(tokens), 1):
+        told += heads
+        each = len(found.total) // len(heads)
+        assert each > 6
         for row in range(0, len(found.total), 5):
             query, key = found.places[row].tolist()
+            head = heads[row // each]
             one = attention_attribution(model, tokens, (1, head), query=query, key=key, by="head")
             assert_close(found.pairs[row], torch.tensor(one.value.values[0]))
             assert_close(found.total[row], torch.tensor(one.total.values[0]))
+    assert sorted(told) == list(range(model.cfg.n_heads))
 
 
 def test_what_is_kept_are_the_largest_parts_of_every_score() -> None:

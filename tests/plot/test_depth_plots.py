@@ -6,14 +6,17 @@ import matplotlib as mpl
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp import HookedTransformer
+from interp import HookedTransformer, plot
 from interp.attention import attention_rows as rows
-from interp.dynamics import consensus, rank_collapse
+from interp.dynamics import consensus, rank_collapse, refinement, splitting, trajectories
 from interp.dynamics.rank_collapse import LINES
+from interp.lenses import late_layers
 from interp.plot import attention_rows, depth
+from interp.plot.particles import WORDS, _surface
 from interp.plot.spectra import singular_values, spectra_map
 from interp.weights import spectra
 from tests.configs import build, some_tokens
@@ -39,6 +42,9 @@ def results(model: HookedTransformer) -> dict[str, xr.Dataset]:
         "consensus": consensus(model, tokens, repeats=3),
         "entropy": rows.attention_entropy(model, tokens),
         "dispersion": rows.dispersion(model, tokens),
+        "refinement": refinement(model, tokens, times=(1, 2)),
+        "splitting": splitting(model, tokens, 1, steps=(1, 2), fine=4),
+        "trajectories": trajectories(torch.eye(3), qk=torch.eye(3), ov=torch.eye(3), steps=40),
         "spectra": spectra(model, top=3),
     }
 
@@ -48,6 +54,9 @@ PLOTS: dict[str, Callable[[dict[str, xr.Dataset], Axes | None], Axes]] = {
     "consensus": lambda r, ax: depth.consensus(r["consensus"], label="x", ax=ax),
     "attention_entropy": lambda r, ax: attention_rows.attention_entropy(r["entropy"], ax=ax),
     "dispersion": lambda r, ax: attention_rows.dispersion(r["dispersion"], heads=["L1H2"], ax=ax),
+    "refinement": lambda r, ax: plot.refinement(r["refinement"], label="x", ax=ax),
+    "splitting": lambda r, ax: plot.splitting(r["splitting"], ax=ax),
+    "trajectories": lambda r, ax: plot.trajectories(r["trajectories"], label="x", ax=ax),
     "singular_values": lambda r, ax: singular_values(r["spectra"], "OV", ax=ax),
     "spectra_map": lambda r, ax: spectra_map(r["spectra"], ax=ax),
     "spectra_heads": lambda r, ax: spectra_map(r["spectra"], "top_share", kind="QK", ax=ax),
@@ -79,11 +88,53 @@ def test_curves_are_the_numbers_of_the_results(results: dict[str, xr.Dataset]) -
     for score in depth.LABELS:
         drawn = lines(depth.consensus(results["consensus"], score, label="x"))
         np.testing.assert_array_equal(drawn["x"], results["consensus"].value.sel(score=score))
+    for score in ("kl", "distance"):
+        drawn = lines(plot.refinement(results["refinement"], score, label="x"))
+        np.testing.assert_array_equal(drawn["x"], results["refinement"].value.sel(score=score))
+    found = lines(plot.splitting(results["splitting"]))
+    for scheme in results["splitting"].scheme.values:
+        np.testing.assert_array_equal(found[scheme], results["splitting"].value.sel(scheme=scheme))
+    for score in WORDS:
+        drawn = lines(plot.trajectories(results["trajectories"], score, label="x"))
+        np.testing.assert_array_equal(drawn["x"], results["trajectories"].value.sel(score=score))
     found = lines(PLOTS["dispersion"](results, None))
     wanted = results["dispersion"].value.sel(layer=1, head=2, score="max_weight")
     np.testing.assert_array_equal(found["L1H2"], wanted)
     np.testing.assert_allclose(found["even attention"], 1 / np.arange(1, 10))
     assert len(found) == 2 + 7  # even attention, one named head, all others in grey
+
+
+def test_particles_are_drawn_from_where_they_begin_to_where_they_end() -> None:
+    x = torch.randn(5, 3, generator=torch.Generator().manual_seed(0))
+    for width in (2, 3):
+        one = torch.eye(width)
+        way = trajectories(x[:, :width], qk=one, ov=one, ellipsoid=3 * one, steps=40)
+        ax = plot.particles(way)
+        paths = [line for line in ax.lines if len(np.asarray(line.get_data()[0])) == way.sizes["time"]]
+        drawn = [line.get_data_3d() if width == 3 else line.get_data() for line in paths]  # type: ignore[attr-defined]
+        np.testing.assert_allclose(
+            np.stack(drawn), way.position.transpose("token", "axis", "time"), rtol=1e-6
+        )
+        surface = _surface((3 * one).numpy())
+        np.testing.assert_allclose(3 * (surface**2).sum(0), 1, rtol=1e-6)
+    _, flat = plt.subplots()
+    with pytest.raises(ValueError, match='projection="3d" is required'):
+        plot.particles(way, ax=flat)
+    with pytest.raises(ValueError, match="two or three dimensions are required, got 4"):
+        plot.particles(trajectories(torch.eye(4), qk=torch.eye(4), ov=torch.eye(4), steps=2))
+
+
+def test_the_last_layer_is_drawn_part_by_part_with_intervals(model: HookedTransformer) -> None:
+    found = late_layers(model, some_tokens(rows=33), 5, frequencies=torch.arange(1.0, 32))
+    for score, name in depth.LATE.items():
+        ax = plot.late_layers(found, score)
+        cells = found.sel(score=score).dropna("part", subset=["value"])
+        drawn = ax.containers[0].lines[0]  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(drawn.get_xdata(), cells.value)
+        assert [text.get_text() for text in ax.get_yticklabels()] == cells.part.values.tolist()
+        assert name in ax.get_xlabel()
+    with pytest.raises(KeyError, match="no score 'log_prob_chang'"):
+        plot.late_layers(found, "log_prob_chang")
 
 
 def test_a_collapsing_line_ends_at_the_rounding_floor() -> None:

@@ -15,6 +15,7 @@ from interp.data.batch import Answers
 from interp.edits import Add, Scale, Zero
 from interp.model import MLP
 from interp.model.norm import Normalize
+from interp.model.transformer import Transformer
 from interp.passes.observe import observe
 from interp.residual import Attribute, IncompleteSumError, attribute
 from interp.residual.attribution import labels
@@ -40,6 +41,23 @@ def logit_difference(name: str) -> torch.Tensor:
     last, cap = build(name)(some_tokens())[:, -1], CONFIGS[name].logit_softcap
     last = last if cap is None else cap * (last / cap).atanh()
     return last.gather(1, ANSWER[:, None])[:, 0] - last.gather(1, WRONG[:, None])[:, 0]
+
+
+def test_several_grains_share_one_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[int] = []
+    plain = Transformer.forward
+
+    def counted(self: Transformer, tokens: Tensor, *more: object, **how: object) -> Tensor:
+        passes.append(len(tokens))
+        return plain(self, tokens, *more, **how)  # type: ignore[arg-type]
+
+    model, batch = HookedTransformer(build("gpt2")), Batch(some_tokens(), answer=ANSWER, wrong=WRONG)
+    alone = {grain: attribute(model, batch, parts=grain) for grain in GRAINS}  # type: ignore[arg-type]
+    monkeypatch.setattr(Transformer, "forward", counted)
+    found = interp.run({grain: Attribute(parts=grain) for grain in GRAINS}, model, [batch])  # type: ignore[arg-type]
+    assert passes == [len(batch)]
+    for grain in GRAINS:
+        np.testing.assert_allclose(found[grain].value, alone[grain].value, rtol=1e-9, atol=1e-12)
 
 
 def test_answers_belong_to_the_prompts_by_place_whatever_batch_these_were_taken_from() -> None:

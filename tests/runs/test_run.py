@@ -68,6 +68,17 @@ def test_a_run_gives_what_a_slow_loop_over_the_rows_gives() -> None:
     assert found["by_position"].n.values.tolist() == counts
 
 
+def test_a_few_rows_are_run_once_and_not_to_plan_how_many_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> None:
+        raise AssertionError("these rows are all there are")
+
+    expected = interp.run(ASKED, model(), stream(TEXTS[:4]))
+    monkeypatch.setattr(RUN, "memory_plan", refused)
+    agree(interp.run(ASKED, model(), TEXTS[:4]), expected, 1e-9)
+    with pytest.raises(AssertionError, match="all there are"):
+        interp.run(ASKED, model(), TEXTS[:5])
+
+
 @pytest.mark.slow
 @settings(max_examples=12)
 @given(st.integers(1, 200), st.integers(1, 50))

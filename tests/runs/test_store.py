@@ -172,6 +172,32 @@ def test_shards_are_the_store_in_pieces(stored: ActivationStore) -> None:
         stored.shard(5)
 
 
+def mixed_in_lists(store: ActivationStore, size: int, buffer: int, seed: int) -> Iterator[Tensor]:
+    """Runs of neighbours in random order, joined and permuted as a whole whenever the buffer is full."""
+    generator = torch.Generator().manual_seed(seed)
+    runs = store.read(STREAM).split(size)
+    held: list[Tensor] = []
+    for i in torch.randperm(len(runs), generator=generator).tolist():
+        held.extend(runs[i])
+        if len(held) >= buffer:
+            held = [held[j] for j in torch.randperm(len(held), generator=generator)]
+            out = max(1, len(held) // 2 // size) * size
+            yield from torch.stack(held[:out]).split(size)
+            held = held[out:]
+    if held:
+        yield from torch.stack([held[j] for j in torch.randperm(len(held), generator=generator)]).split(size)
+
+
+@pytest.mark.parametrize(("size", "buffer"), [(1, 1), (3, 3), (4, 9), (2, 100)])
+def test_the_buffer_gives_what_mixing_whole_lists_gives(
+    stored: ActivationStore, size: int, buffer: int
+) -> None:
+    slow = list(mixed_in_lists(stored, size, buffer, 5))
+    found = list(stored.batches(STREAM, size, shuffle_seed=5, buffer=buffer))
+    assert len(found) == len(slow) and all(map(torch.equal, found, slow))
+    assert all(batch.untyped_storage().nbytes() == batch.nbytes for batch in found)
+
+
 @settings(max_examples=30)
 @given(size=st.integers(1, 40), more=st.integers(0, 40), seed=st.integers(0, 5))
 def test_every_entry_comes_once_per_epoch_and_the_order_is_the_seeds(

@@ -263,7 +263,7 @@ def test_exactly_right_asks_for_every_token_and_the_end(monkeypatch: pytest.Monk
     said[1, 2] = 2 + (said[1, 2] - 1) % 7  # another symbol
     rows = [said[0], said[1], said[2, :-1], torch.cat([said[3, :-1], torch.tensor([5])])]
     monkeypatch.setattr(
-        "interp.training.decoding.greedy_decode", lambda *_a, **_k: Batch.of([r.tolist() for r in rows])
+        "interp.training.decoding.decode", lambda *_a, **_k: Batch.of([r.tolist() for r in rows])
     )
     model = EncoderDecoder(encoder_decoder(9, 5, d_model=16, n_heads=2))
     assert exactly_right(model, found).tolist() == [True, False, False, False]

@@ -18,6 +18,14 @@ def test_the_rate_rises_by_equal_steps_and_then_falls_along_a_cosine() -> None:
     assert falling == sorted(falling, reverse=True)
 
 
+def test_the_rate_under_inverse_sqrt_is_that_of_the_first_transformer() -> None:
+    """Vaswani et al. 2017, equation 3, whose steps begin at 1."""
+    d_model, warm_up = 512, 40
+    plan = Training(schedule="inverse_sqrt", warm_up=warm_up, learning_rate=(d_model * warm_up) ** -0.5)
+    wanted = [d_model**-0.5 * min(n**-0.5, n * warm_up**-1.5) for n in range(1, 500)]
+    assert [plan.rate(step) for step in range(499)] == pytest.approx(wanted)
+
+
 def test_checkpoints_stand_in_equal_ratios() -> None:
     assert Training(steps=10_000, checkpoints=6).checkpoint_steps == (0, 1, 10, 100, 1000, 10_000)
     assert Training(steps=3, checkpoints=50).checkpoint_steps == (0, 1, 2, 3)
@@ -39,6 +47,10 @@ def test_every_checkpoint_and_the_end_have_a_row_in_the_log() -> None:
         ({"checkpoints": 1}, "two checkpoints or more"),
         ({"final_share": 2.0}, r"final_share in \[0, 1\], got 2.0"),
         ({"beta2": 1.0}, r"beta2 in \[0, 1\), got 1.0"),
+        ({"label_smoothing": 1.0}, r"label_smoothing in \[0, 1\), got 1.0"),
+        ({"schedule": "linear"}, r"one of \('cosine', 'inverse_sqrt'\) as schedule, got linear"),
+        ({"initial": "zeros"}, r"one of \('gpt2', 'xavier'\) as initial, got zeros"),
+        ({"schedule": "inverse_sqrt", "warm_up": 0}, "warm_up >= 1 under inverse_sqrt, got 0"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(given: dict[str, float], message: str) -> None:

@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gc
 import math
+import weakref
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from interp.data.batch import Batch
 from interp.model import Edit, Read, Rotary, Tap, sites
 from interp.model.edits import Zero
 from interp.model.parts import Part
+from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import observe
 from interp.weights import HeadCircuits
@@ -178,6 +181,52 @@ def test_a_vocabulary_entry_puts_on_the_stream_what_a_pass_with_silent_attention
     else:
         before = Tap(edits=[Edit(s, torch.zeros_like) for s in silent[1:]])
         assert_close(found, model(torch.arange(31)[:, None], before, stop=0)[:, 0])
+
+
+def test_the_effective_embedding_is_computed_once_until_something_it_follows_from_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also by a write that torch does not count. What it does not follow from may change."""
+    computed: list[int] = []
+    alone = HeadCircuits._alone
+
+    def counted(self: HeadCircuits, ids: Tensor) -> Tensor:
+        computed.append(len(ids))
+        return alone(self, ids)
+
+    monkeypatch.setattr(HeadCircuits, "_alone", counted)
+    model = copy.deepcopy(build("gpt2"))
+    ids = torch.arange(model.config.d_vocab)
+
+    def table(network: Transformer) -> Tensor:
+        found = HeadCircuits(network, embedding="effective").embedded
+        assert torch.equal(found, alone(HeadCircuits(network, embedding="effective"), ids))
+        return found
+
+    first, edited = table(model), model.edited([Edit("blocks.1.hook_mlp_out", Zero())])
+    model.get_parameter("blocks.1.mlp.out.weight").data.mul_(2.0)
+    model.get_parameter("unembed.weight").data.mul_(2.0)
+    assert table(edited) is table(model) is first and len(computed) == 1
+    for changed in ("embed.weight", "blocks.0.mlp.out.weight", "blocks.0.ln2.weight"):
+        before = table(model)
+        model.get_parameter(changed).data.mul_(2.0)
+        assert not torch.equal(table(model), before)
+    assert len(computed) == 4
+    table(model).zero_()  # somebody wrote into what is kept
+    table(model)
+    other = model.with_parameters(
+        {"blocks.0.mlp.out.weight": torch.zeros_like(model.blocks[0].mlp.out.weight)}
+    )
+    assert not torch.equal(table(other), table(model))
+
+
+def test_what_is_kept_of_a_model_goes_with_it() -> None:
+    model = copy.deepcopy(build("gpt2"))
+    kept = weakref.ref(HeadCircuits(model, embedding="effective").embedded)
+    assert kept() is not None
+    del model
+    gc.collect()
+    assert kept() is None
 
 
 @pytest.mark.parametrize("name", ["no-norm", "gpt2"])

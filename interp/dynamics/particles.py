@@ -1,0 +1,232 @@
+"""Attention as tokens that move on a sphere or an ellipsoid: where they end, and how they get there.
+
+Geshkovski et al. 2023 (arXiv:2305.05465, arXiv:2312.10794) and Rodríguez Abella et al. 2024/25 read depth as time:
+x' = Proj_x(U sum_j softmax_j(x^T P x_j) x_j), one head, no MLP. From a hemisphere tokens meet; under a causal mask they
+go to the first token, which never moves; sharp attention keeps them in clusters for long. `consensus` measures models.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from interp.core.boundary import Count, public, shape_text
+from interp.core.results import Score, scored
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+UNITS = {
+    "min_cosine": "cosine", "mean_cosine": "cosine", "to_first_start": "cosine", "potential": "exponential of a score",
+    "clusters": "clusters",
+}  # fmt: skip
+"""What `trajectories` measures at each time, with units."""
+ROUNDINGS = 100
+"""Roundings of the dtype up to which two matrices count as one, for the question whether the potential must rise."""
+
+
+@public()
+def flow(
+    x: Float[Tensor, "n d"],
+    *,
+    qk: Float[Tensor, "d d"],
+    ov: Float[Tensor, "d d"],
+    ellipsoid: Float[Tensor, "d d"] | None = None,
+    causal: bool = False,
+    dt: float = 0.05,
+    steps: Count = 4000,
+) -> Float[Tensor, "n d"]:
+    """Where tokens on the unit sphere are after `steps` Euler steps of the continuous dynamics, time dt * steps.
+
+    x_i' = Proj_{x_i}(U sum_j softmax_j(x_i^T P x_j) x_j), Proj_x y = y - (x . y) x, each step brought back to the
+    sphere; one head (Rodríguez Abella et al. 2024/25, equation of motion; theorems 4.1 and 5.1 have U = 1).
+    qk: P = Q^T K. ov: U^T, so that a token moves by `x @ ov`. ellipsoid: W, symmetric and positive definite: the tokens
+    are on x^T W x = 1 and every product above but the scores' is x^T W y; None: the sphere. causal: token i sees
+    tokens 0..i. `trajectories` gives the way there.
+    Errors: ValueError for tokens that are zero or not finite, dt <= 0, matrices of other shapes or dtypes, and a W that
+    is not symmetric and positive definite.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
+        >>> end = flow(x, qk=torch.eye(2), ov=torch.eye(2), steps=400)
+        >>> bool((end @ end.T).min() > 0.999)
+        True
+    """
+    motion = Motion.of(x, qk, ov, ellipsoid, causal, dt)
+    return deque(motion.path(x, steps), maxlen=1).pop()
+
+
+@public()
+def trajectories(
+    x: Float[Tensor, "n d"],
+    *,
+    qk: Float[Tensor, "d d"],
+    ov: Float[Tensor, "d d"],
+    ellipsoid: Float[Tensor, "d d"] | None = None,
+    causal: bool = False,
+    dt: float = 0.05,
+    steps: Count = 400,
+    every: Count = 10,
+    linked: float = 0.99,
+) -> xr.Dataset:
+    """The way that tokens take in `flow`: where they are, how near to each other, their potential and their clusters.
+
+    Returns Dataset[time, score]: `value` of `min_cosine` and `mean_cosine` over pairs of tokens, `to_first_start` (mean
+    cosine with where the first token began), `potential` and `clusters`, how many groups of tokens are linked by
+    cosines above `linked`; and `position` [time, token, axis]. On an ellipsoid a cosine is x^T W y. Exact numbers of
+    one start: `low` and `high` are `value`, `n` is 0.
+    potential: E = 1 / (2 n^2) sum_ij exp(x_i^T P x_j), beta times the interaction energy of Geshkovski et al. 2023
+    (arXiv:2312.10794, section 3) for P = beta 1. Where P is symmetric, W U = c P with c > 0 and nothing is masked, the
+    motion climbs it: dE/dt = sum_i Z_i / (c n^2) |x_i'|^2, Z_i the softmax's denominator. `attrs["climbs"]` is 1 if
+    that is so, else 0: E may fall.
+    every: steps between two times that are kept; the last is kept too. Others, and errors: as `flow`, and ValueError
+    for fewer than two tokens.
+
+    Example:
+        >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
+        >>> way = trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=400, every=100)
+        >>> way.position.sizes["time"], bool(way.value.sel(score="potential").diff("time").min() >= 0)
+        (5, True)
+    """
+    motion = Motion.of(x, qk, ov, ellipsoid, causal, dt)
+    if len(x) < 2 or every < 1:
+        raise ValueError(f"two tokens or more and every >= 1 are required, got {len(x)} and {every}")
+    kept = [(i, at) for i, at in enumerate(motion.path(x, steps)) if i % every == 0 or i == steps]
+    x_tnd = torch.stack([at for _, at in kept])
+    found = motion.measured(x_tnd, linked)
+    return scored(
+        "trajectories",
+        {name: Score.exact(value.cpu(), UNITS[name]) for name, value in found.items()},
+        ("time",),
+        coords={"time": [i * dt for i, _ in kept]},
+        others={
+            "position": (("time", "token", "axis"), x_tnd),
+            "ellipsoid": (("axis", "other_axis"), motion.metric),
+        },
+        attrs={
+            "climbs": int(motion.climbs),
+            "dt": dt,
+            "linked": linked,
+            "null": "min_cosine = 1: all tokens met",
+        },
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Motion:
+    """The equation of motion of one head."""
+
+    qk: Float[Tensor, "d d"]
+    ov: Float[Tensor, "d d"]
+    ellipsoid: Float[Tensor, "d d"] | None
+    hidden: Bool[Tensor, "n n"] | None
+    """Which keys a query does not see; None: it sees all."""
+    dt: float
+
+    @classmethod
+    def of(
+        cls,
+        x: Float[Tensor, "n d"],
+        qk: Float[Tensor, "d d"],
+        ov: Float[Tensor, "d d"],
+        ellipsoid: Float[Tensor, "d d"] | None,
+        causal: bool,
+        dt: float,
+    ) -> Motion:
+        """The motion of these tokens. Errors: see `flow`."""
+        if not bool(x.isfinite().all()) or not bool(x.norm(dim=-1).gt(0).all()) or dt <= 0:
+            raise ValueError(
+                f"finite tokens other than 0 and dt > 0 are required, got {shape_text(x.shape)}, dt={dt}"
+            )
+        for name, matrix in {"qk": qk, "ov": ov, "ellipsoid": ellipsoid}.items():
+            if matrix is not None and matrix.shape != (x.shape[-1], x.shape[-1]):
+                raise ValueError(
+                    f"{name} must have the width of x on both sides, {x.shape[-1]}, got {shape_text(matrix.shape)}"
+                )
+            if matrix is not None and matrix.dtype != x.dtype:
+                raise ValueError(f"{name} must be of the dtype of x, {x.dtype}, got {matrix.dtype}")
+        if ellipsoid is not None and not _positive_definite(ellipsoid):
+            raise ValueError("ellipsoid must be symmetric and positive definite")
+        hidden = torch.ones(len(x), len(x), dtype=torch.bool, device=x.device).triu(1) if causal else None
+        return cls(qk.to(x), ov.to(x), None if ellipsoid is None else ellipsoid.to(x), hidden, dt)
+
+    def path(self, x: Float[Tensor, "n d"], steps: int) -> Iterator[Float[Tensor, "n d"]]:
+        """Where the tokens are at the start and after each of these steps."""
+        x = self.back(x)
+        yield x
+        for _ in range(steps):
+            x = self.back(x + self.dt * self.speed(x))
+            yield x
+
+    def speed(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """x', tangent to the surface at every token."""
+        scores = x @ self.qk @ x.mT
+        if self.hidden is not None:
+            scores = scores.masked_fill(self.hidden, -torch.inf)
+        pull = scores.softmax(-1) @ x @ self.ov
+        return pull - self._product(pull, x) * x
+
+    def back(self, x: Float[Tensor, "n d"]) -> Float[Tensor, "n d"]:
+        """Every token along its ray to the surface."""
+        return F.normalize(x, dim=-1) if self.ellipsoid is None else x / self._product(x, x).sqrt()
+
+    def measured(self, x_tnd: Float[Tensor, "t n d"], linked: float) -> dict[str, Float[Tensor, "t"]]:
+        """The numbers of `UNITS` at every time."""
+        cosine = x_tnd @ self.metric @ x_tnd.mT
+        pairs = torch.ones_like(cosine[0], dtype=torch.bool).triu(1)
+        return {
+            "min_cosine": cosine[:, pairs].amin(1),
+            "mean_cosine": cosine[:, pairs].mean(1),
+            "to_first_start": (x_tnd[:, 1:] @ self.metric @ x_tnd[0, 0]).mean(1),
+            "potential": (x_tnd @ self.qk @ x_tnd.mT).exp().mean((1, 2)) / 2,
+            "clusters": linked_groups(cosine > linked).to(x_tnd),
+        }
+
+    def _product(self, x: Float[Tensor, "n d"], y: Float[Tensor, "n d"]) -> Float[Tensor, "n 1"]:
+        left = x if self.ellipsoid is None else x @ self.ellipsoid
+        return (left * y).sum(-1, keepdim=True)
+
+    @property
+    def metric(self) -> Float[Tensor, "d d"]:
+        """W, the identity on the sphere."""
+        return torch.eye(len(self.qk)).to(self.qk) if self.ellipsoid is None else self.ellipsoid
+
+    @property
+    def climbs(self) -> bool:
+        """Whether the potential cannot fall: P symmetric, W U = c P with c > 0, no mask."""
+        pull = self.metric @ self.ov.mT
+        factor = (pull * self.qk).sum() / self.qk.square().sum()
+        reach = ROUNDINGS * torch.finfo(self.qk.dtype).eps * self.qk.norm()
+        one = (pull - factor * self.qk).norm() <= factor * reach
+        return (
+            self.hidden is None and bool(factor > 0) and bool(one & ((self.qk - self.qk.mT).norm() <= reach))
+        )
+
+
+def _positive_definite(matrix: Float[Tensor, "d d"]) -> bool:
+    """Whether a matrix is symmetric and positive definite."""
+    return (
+        bool(matrix.isfinite().all())
+        and torch.equal(matrix, matrix.mT)
+        and not int(torch.linalg.cholesky_ex(matrix).info)
+    )
+
+
+def linked_groups(linked: Bool[Tensor, "t n n"]) -> Int[Tensor, "t"]:
+    """How many groups of tokens there are at each time, two tokens in one group if links lead from one to the other.
+
+    Example:
+        >>> linked_groups(torch.tensor([[[1, 1, 0], [1, 1, 0], [0, 0, 1]]]).bool())
+        tensor([2])
+    """
+    from scipy.sparse.csgraph import connected_components
+
+    each = [connected_components(one, directed=False)[0] for one in linked.cpu().numpy()]
+    return torch.tensor(each)

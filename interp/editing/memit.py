@@ -1,0 +1,141 @@
+"""MEMIT: many associations at once, stored by small changes of several MLPs that add up at the last of them.
+
+Meng et al. 2022, "Mass-Editing Memory in a Transformer" (arXiv:2210.07229), section 4 and algorithm 1. For every fact a
+state z of the stream after the last edited layer L is sought that gives the answer. Then layer by layer, upwards, each
+takes an equal share of what is still missing: with keys K `[fact m]` at the subjects, and R the missing part over the
+number of layers left, W' = W + (weight C + K^T K)^-1 K^T R: least squares beside `weight` times the old keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.core.boundary import public, shape_text
+from interp.core.factored import FactoredMatrix
+from interp.data.batch import Batch
+from interp.editing.edit_scores import EditCase
+from interp.editing.editors import posed
+from interp.editing.rome import Keys, Rome, Search, mentions, reaching, sought
+from interp.editing.weight_edit import WeightEdit, changed
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.observe import Model, Subject, as_model, observe
+from interp.weights.matrices import ends, held
+
+SEARCH = Rome(reach=0.75)
+"""How the states are sought, unless told otherwise; the released code's for GPT-2 XL."""
+WEIGHT = 15_000.0
+"""What the old keys count for beside one fact; the released code's for thousands of facts."""
+
+
+@public()
+def memit_edit(
+    model: Model,
+    facts: Sequence[EditCase],
+    keys: Sequence[Keys],
+    *,
+    weight: float = WEIGHT,
+    search: Rome | None = None,
+    prepend_bos: bool = True,
+) -> list[WeightEdit]:
+    """The changes of several `mlp.W_out` that make all these prompts give their answers; to be applied together.
+
+    keys: the C of every layer that is changed (`key_moment`), ascending; the stream is steered after the last of them.
+    For each fact delta is sought as `rome_edit` does (there: at the MLP's output of layer L; |v| is here the length of
+    the stream), so that z = h + delta; then for each layer, with what the layers below it have become,
+    W' = W + (weight C + K^T K)^-1 K^T R, R = (z - h) / layers left; C with the search's ridge. K and h are means over
+    its prefixes. One layer, one fact and weight -> 0 is ROME.
+    weight: the old keys count as so many tokens of C's text beside one token per fact: 15 000 is meant for thousands of
+    facts, and with few of them changes next to nothing.
+    facts: cases of `edit_table`; their checks are not looked at.
+    Errors: as `rome_edit`; ValueError for no facts, layers that do not ascend, weight <= 0, and post-norm blocks.
+
+    Example:
+        >>> keys = [interp.editing.key_moment(model, [prompt, "The cat sat on the mat"], layer=i) for i in (0, 1)]
+        >>> facts = [EditCase(prompt, " cat", "John", {})]
+        >>> edits = memit_edit(model, facts, keys, weight=0.1, search=Rome(ridge=0.1))
+        >>> [edit.name for edit in edits]
+        ['blocks.0.mlp.W_out', 'blocks.1.mlp.W_out']
+    """
+    given, search = as_model(model), search or SEARCH
+    network = given.transformer
+    names = _checked(network, facts, keys, weight)
+    last = keys[-1].layer
+    factor = ends(network.config, names[-1]).factor
+    asked = [Asked.of(given, fact, last, search, prepend_bos=prepend_bos) for fact in facts]
+    before = torch.stack([each.at(network, f"blocks.{last}.hook_resid_post", last) for each in asked])
+    wanted = before + factor * torch.stack(
+        [
+            sought(network, each.batch, each.where, Search(last, each.prompts, h.norm() / factor, search))
+            for each, h in zip(asked, before, strict=True)
+        ]
+    ).to(before)
+    found: list[WeightEdit] = []
+    for i, (name, mine) in enumerate(zip(names, keys, strict=True)):
+        changes = {edit.name: edit.dense for edit in found}
+        now = network.with_parameters(changed(network, changes)) if found else network
+        key = torch.stack([each.at(now, f"blocks.{mine.layer}.mlp.hook_post", mine.layer) for each in asked])
+        state = torch.stack([each.at(now, f"blocks.{last}.hook_resid_post", last) for each in asked])
+        rest = (wanted - state) / ((len(keys) - i) * ends(network.config, name).factor)
+        found.append(WeightEdit(name, FactoredMatrix(least_squares(mine, key, weight, search.ridge), rest)))
+    return found
+
+
+def least_squares(keys: Keys, key: Float[Tensor, "n m"], weight: float, ridge: float) -> Float[Tensor, "m n"]:
+    """(weight C + K^T K)^-1 K^T, C with its ridge; ValueError where that is not positive definite.
+
+    As C^-1 K^T (weight 1 + K C^-1 K^T)^-1, which stays exact however small the weight.
+    """
+    solved = torch.stack([keys.solved(row, ridge) for row in key], 1).to(key)
+    inner = weight * torch.eye(len(key)).to(key) + key @ solved
+    return torch.linalg.solve(inner.mT, solved.mT).mT
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """A fact as a batch: its prompt after every prefix, the essence prompt last, and where the subject ends in each."""
+
+    batch: Batch
+    where: Bool[Tensor, "b p"]
+    prompts: int
+
+    @classmethod
+    def of(cls, model: Subject, fact: EditCase, layer: int, search: Rome, *, prepend_bos: bool) -> Asked:
+        """The fact to be stored up to a layer. Errors: as `rome_edit`."""
+        texts = [f"{prefix}{fact.prompt}" for prefix in search.prefixes]
+        extra = [] if search.essence is None else [search.essence.format(subject=fact.subject)]
+        batch = posed(model, [*texts, *extra], fact.answer, prepend_bos=prepend_bos)
+        where = mentions(model.text, batch, fact.subject)
+        reaching(model.transformer, batch, where, layer)
+        return cls(batch, where, len(texts))
+
+    @torch.no_grad()
+    def at(self, model: Transformer, site: str, layer: int) -> Float[Tensor, "_"]:
+        """What a site holds at the subject, the mean over the prompts; float64."""
+        read = Read(site)
+        seen = observe(model, self.batch, [read], stop=layer + 1, answers_only=True).trace[read]
+        return seen[self.where][: self.prompts].double().mean(0)
+
+
+def _checked(model: Transformer, facts: Sequence[EditCase], keys: Sequence[Keys], weight: float) -> list[str]:
+    """The matrices that are changed, by name. Errors: see `memit_edit`."""
+    layers = [each.layer for each in keys]
+    if not facts or not layers or layers != sorted(set(layers)) or not weight > 0:
+        raise ValueError(
+            "at least one fact, C of ascending layers and weight > 0 are required, got "
+            f"{len(facts)} facts, layers {layers}, weight={weight}"
+        )
+    if model.config.norm_place == "post":
+        raise ValueError("MEMIT adds to the stream what is missing of it: post-norm blocks norm that sum")
+    names = [f"blocks.{layer}.mlp.W_out" for layer in layers]
+    for name, each in zip(names, keys, strict=True):
+        rows = held(model, name).in_(model).shape[0]
+        if len(each.moment) != rows:
+            raise ValueError(f"keys of {rows} neurons are required, got C of {shape_text(each.moment.shape)}")
+        ends(model.config, name)
+    return names

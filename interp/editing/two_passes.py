@@ -1,0 +1,251 @@
+"""Two passes: the first one says what kind of prompt it is, the second answers with the vector z of that kind.
+
+Sun et al. 2025, Transformer^2, section 3.2: dispatch by a question to the model as it is (method A), or to the model
+under a z that was trained to answer that question (method B). And how their z are trained: by REINFORCE (equation 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.core.boundary import nearest, public
+from interp.core.stats import wide
+from interp.data.batch import Batch, Prompts
+from interp.editing.editors import FineTuning
+from interp.editing.singular_values import SingularValues
+from interp.editing.weight_edit import changed
+from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError
+from interp.passes.generate import generate
+from interp.passes.observe import Model, as_model, as_network
+from interp.passes.sampling import Sampling
+
+Vectors = Mapping[str, Float[Tensor, "r"]]
+"""One z for each of some matrices, by name."""
+Reward = Callable[[Int[Tensor, "b n"]], Float[Tensor, "b"]]
+"""From the new tokens of every sample to a number each; the samples of a prompt stand together, prompts in order."""
+
+
+@public()
+def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transformer:
+    """The model with the singular values of some matrices scaled by z: another one, all else shared, for any analysis.
+
+    Errors: as `SingularValues.of` and `SingularValues.factor`.
+
+    Example:
+        >>> z = {"blocks.0.mlp.W_out": torch.zeros(24)}
+        >>> bool(adapted(model, z).block(0).mlp.out.weight.abs().max() < 1e-6)
+        True
+    """
+    network = as_network(model)
+    changes = {
+        name: SingularValues.of(network, name).change(z, rescale=rescale).AB for name, z in vectors.items()
+    }
+    return network.with_parameters(changed(network, changes))
+
+
+@dataclass(frozen=True, eq=False)
+class Dispatch:
+    """How the first pass decides: by which label the model says after the prompt and a question.
+
+    Without `z` the model is asked as it is; with one the model under it: a classifier, which `train_z` makes on the
+    prompts of `asked`. Errors: ValueError without labels.
+    """
+
+    question: str | tuple[int, ...]
+    """What follows the prompt: a text or token ids."""
+    labels: Mapping[str, str | int]
+    """The label of each kind of prompt, one token."""
+    z: Vectors | None = None
+    rescale: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.labels:
+            raise ValueError("a dispatch requires a label for each kind of prompt, got none")
+
+    def asked(self, model: Model, prompts: Prompts, *, prepend_bos: bool = True) -> Batch:
+        """The prompts, padded on the left, each followed by the question.
+
+        Example:
+            >>> Dispatch((1, 2), {"even": 5, "odd": 6}).asked(model, torch.tensor([[7, 8]]), prepend_bos=False).tokens
+            tensor([[7, 8, 1, 2]])
+        """
+        text = as_model(model).text
+        batch = text.batch(prompts, prepend_bos=prepend_bos, side="left")
+        question = self.question if isinstance(self.question, tuple) else text.tokenizer.encode(self.question)
+        added = torch.tensor(list(question), dtype=torch.long).expand(len(batch), -1)
+        tokens = torch.cat((batch.tokens, added.to(batch.tokens)), 1)
+        keep = (
+            None
+            if batch.keep is None
+            else torch.cat((batch.keep, torch.ones_like(added, dtype=torch.bool)), 1)
+        )
+        return Batch(tokens, keep, batch.bos)
+
+    def label_ids(self, model: Model) -> Int[Tensor, "t"]:
+        """The token of every label. Errors: ValueError for one that is no single token."""
+        text = as_model(model).text
+        return torch.tensor(
+            [text.single(label) if isinstance(label, str) else label for label in self.labels.values()]
+        )
+
+    def probabilities(
+        self, model: Model, prompts: Prompts, *, prepend_bos: bool = True
+    ) -> Float[Tensor, "b t"]:
+        """The share of each label in the probability of all labels, after each prompt and the question."""
+        network = as_network(model) if self.z is None else adapted(model, self.z, rescale=self.rescale)
+        logits = _last_logits(network, self.asked(model, prompts, prepend_bos=prepend_bos))
+        return wide(logits[:, self.label_ids(model).to(logits.device)]).softmax(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class TwoPasses:
+    """What the two passes gave."""
+
+    kinds: tuple[str, ...]
+    """The kind that each prompt was taken for."""
+    probabilities: Float[Tensor, "b t"]
+    """Of every kind, in the order of the labels, from the first pass."""
+    logits: Float[Tensor, "b v"]
+    """At the last token of each prompt, from the second."""
+
+
+@public()
+def two_passes(
+    model: Model,
+    prompts: Prompts,
+    vectors: Mapping[str, Vectors],
+    dispatch: Dispatch,
+    *,
+    rescale: bool = False,
+    prepend_bos: bool = True,
+) -> TwoPasses:
+    """Each prompt answered under the vectors of the kind that a first pass takes it for (Sun et al. 2025, section 3.2).
+
+    A kind that has a label but no vectors is answered by the model as it is (the paper's "others"). The prompts of a
+    kind make one pass. Errors: ValueError for vectors of a kind without a label; as `adapted` and `Dispatch`.
+
+    Example:
+        >>> dispatch = Dispatch((1,), {"a": 5, "b": 6})
+        >>> found = two_passes(model, torch.tensor([[7, 8], [9, 3]]), {}, dispatch)
+        >>> found.logits.shape[0], set(found.kinds) <= {"a", "b"}
+        (2, True)
+    """
+    if unknown := [kind for kind in vectors if kind not in dispatch.labels]:
+        raise ValueError(f"vectors of {unknown[0]!r} have no label; {nearest(unknown[0], dispatch.labels)}")
+    probabilities = dispatch.probabilities(model, prompts, prepend_bos=prepend_bos)
+    names = list(dispatch.labels)
+    kinds = tuple(names[i] for i in probabilities.argmax(-1).tolist())
+    subject = as_model(model)
+    batch = subject.text.batch(prompts, prepend_bos=prepend_bos, side="left").to(subject.transformer.device)
+    rows: list[Float[Tensor, "v"] | None] = [None] * len(kinds)
+    for kind in dict.fromkeys(kinds):
+        index = torch.tensor([i for i, each in enumerate(kinds) if each == kind], device=batch.tokens.device)
+        network = adapted(model, vectors[kind], rescale=rescale) if kind in vectors else subject.transformer
+        for i, row in zip(index.tolist(), _last_logits(network, batch.rows(index)), strict=True):
+            rows[i] = row
+    return TwoPasses(kinds, probabilities, torch.stack([row for row in rows if row is not None]))
+
+
+@torch.no_grad()
+def _last_logits(network: Transformer, batch: Batch) -> Float[Tensor, "b v"]:
+    """At the last column of prompts that are padded on the left; NotFiniteError, a ValueError, for NaN."""
+    batch = batch.to(network.device).left_aligned()
+    last = torch.full((len(batch), 1), batch.tokens.shape[1] - 1, device=network.device)
+    logits = network(batch.tokens, keep=batch.keep, logits_at=last)[:, 0]
+    if not bool(logits.amax(-1).isfinite().all()):
+        raise NotFiniteError("two passes require finite logits, the model's are NaN or infinite")
+    return logits
+
+
+@public()
+@torch.enable_grad()
+def reinforce_z(
+    model: Model,
+    data: Prompts,
+    reward: Reward,
+    names: Sequence[str],
+    *,
+    new_tokens: int = 1,
+    samples: int = 8,
+    kl: float = 0.0,
+    rescale: bool = False,
+    tuning: FineTuning | None = None,
+    seed: int = 0,
+    prepend_bos: bool = True,
+) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
+    """One vector z per matrix, trained from z = 1 by REINFORCE on a reward; and the mean reward of every step.
+
+    Ascends E[r(y) log p_z(y | x)] - kl KL(p_z || p) (Sun et al. 2025, equation 1; Williams 1992): at every step each
+    prompt is continued `samples` times with `new_tokens` tokens drawn from the model under the present z, and the
+    reward of a sample weighs the gradient of its log-probability. The KL term is exact at every drawn position, over
+    all tokens, in nats per token. Unlike `train_z` this needs no gradient of the reward, which may be right or wrong (1
+    or -1); its gradient is noisy, its mean is that of the expected reward. `tuning`: steps, rate and optimiser.
+    Differs from the paper: z itself is trained, as in `train_z`.
+    Errors: as `train_z`; ValueError for less than one sample or token, a negative kl, and rewards that are not one
+    finite number per sample.
+
+    Example:
+        >>> def says_five(new):
+        ...     return (new[:, 0] == 5).double()
+        >>> z, rewards = reinforce_z(model, torch.tensor([[3, 4]]), says_five, ["blocks.0.mlp.W_out"], samples=4)
+        >>> len(rewards)
+        25
+    """
+    if not names or len(set(names)) != len(names):
+        raise ValueError(f"names must be those of distinct matrices, got {list(names)}")
+    if samples < 1 or new_tokens < 1 or not 0 <= kl < float("inf"):
+        raise ValueError(
+            f"samples >= 1, new_tokens >= 1, kl >= 0 are required, got {samples}, {new_tokens}, {kl}"
+        )
+    subject, tuning = as_model(model), tuning or FineTuning()
+    network = subject.transformer
+    network.config.require_tokens("REINFORCE")
+    prompts = subject.text.batch(data, prepend_bos=prepend_bos, side="left").to(network.device).left_aligned()
+    rows = prompts.rows(torch.arange(len(prompts), device=network.device).repeat_interleave(samples))
+    parts = {name: SingularValues.of(network, name) for name in names}
+    z = {name: torch.ones_like(each.sigma).requires_grad_() for name, each in parts.items()}
+    optimiser, found = tuning.optimiser_of(z.values()), []
+    for step in range(tuning.steps):
+        changes = {name: each.change(z[name], rescale=rescale).AB for name, each in parts.items()}
+        policy = network.with_parameters(changed(network, changes))
+        drawn = generate(policy, rows, new_tokens, sampling=Sampling(seed=seed + step))
+        rewards = _checked(reward(drawn.tokens[:, -new_tokens:]), len(rows))
+        with torch.no_grad():
+            base = network(drawn.tokens, keep=drawn.keep)
+        logits = policy(drawn.tokens, keep=drawn.keep)
+        loss = policy_loss(logits, base, drawn.tokens, rewards.to(logits), new_tokens, kl).mean()
+        for leaf, slope in zip(z.values(), torch.autograd.grad(loss, list(z.values())), strict=True):
+            leaf.grad = slope
+        optimiser.step()
+        found.append(float(rewards.double().mean()))
+    return {name: leaf.detach() for name, leaf in z.items()}, found
+
+
+def policy_loss(
+    logits: Float[Tensor, "b p v"],
+    base: Float[Tensor, "b p v"],
+    tokens: Int[Tensor, "b p"],
+    reward: Float[Tensor, "b"],
+    new_tokens: int,
+    kl: float,
+) -> Float[Tensor, "b"]:
+    """-r log p(y) + kl KL(p || base) of the last `new_tokens` tokens of each row, the latter per token.
+
+    Over samples y of p the mean of its gradient is that of -E[r] + kl KL at the positions that were drawn.
+    """
+    own, other = (wide(x[:, -new_tokens - 1 : -1]).log_softmax(-1) for x in (logits, base))
+    said = own.gather(-1, tokens[:, -new_tokens:, None])[..., 0].sum(1)
+    far = (own.exp() * (own - other)).sum(-1).mean(1)
+    return -reward * said + kl * far
+
+
+def _checked(rewards: Float[Tensor, "b"], rows: int) -> Float[Tensor, "b"]:
+    if not isinstance(rewards, Tensor) or rewards.shape != (rows,) or not bool(rewards.isfinite().all()):
+        raise ValueError(f"a reward must be one finite number for each of {rows} samples, got {rewards}")
+    return rewards

@@ -1,0 +1,91 @@
+"""What is made of a model's weights alone, kept by their content: the same weights are asked the same once.
+
+A page, a notebook and a live view ask one model again and again, and what does not depend on a prompt is most of the
+work. Weights are known by what they hold, not by which object holds them: after any change of any number, by training,
+an edit or a load, everything is made anew.
+"""
+
+import functools
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from interp.core.stats import bits
+from interp.core.transfers import fetched
+from interp.model.transformer import Transformer
+from interp.passes.observe import Subject
+from interp.runs.fingerprint import fingerprint, incomparable
+from interp.runs.provenance import model_hash
+
+T = TypeVar("T")
+MOST = 64
+"""Answers that are kept, the last asked for."""
+GROUP = 2**26
+"""Bytes of weights that are looked at together on an accelerator."""
+
+
+def once(model: Subject, what: object, make: Callable[[], T]) -> T:
+    """What `make` gives for these weights and this tokenizer; made again only where they, or `what`, are others.
+
+    what: everything else that decides it. A value that cannot be compared, such as an open file, is made each time.
+    """
+    said = fingerprint(what)
+    if next(incomparable(said), None) is not None:
+        return make()
+    network = model.transformer.unedited
+    # The slot holds the tokenizer, so that no other can get its identity.
+    tokenizer = model.text.tokenizer if model.text.has_tokenizer else None
+    key = json.dumps([content(network), repr(network.config), repr(network.dtype), said, id(tokenizer)])
+    slot = _slot(hashlib.sha256(key.encode()).digest())
+    if not slot:
+        slot += [make(), tokenizer]
+    return cast(T, slot[0])
+
+
+@functools.lru_cache(maxsize=MOST)
+def _slot(key: bytes) -> list[object]:
+    """Where the answer of this key is kept; empty at first."""
+    return []
+
+
+def forget() -> None:
+    """Keep nothing of what was made so far; for who measures how long it takes."""
+    _slot.cache_clear()
+
+
+def content(model: Transformer) -> str:
+    """What all parameters and buffers hold, in a few letters; of an accelerator's in one look."""
+    if model.device.type == "cpu":
+        return model_hash(model)
+    state = {name: value.detach() for name, value in model.state_dict().items()}
+    shapes = json.dumps([[name, str(x.dtype), list(x.shape), str(x.device)] for name, x in state.items()])
+    sums = {i: _hashed(group) for i, group in enumerate(_groups(state))}
+    found = [shapes, *(str(int(each)) for each in fetched(sums).values())]
+    return hashlib.sha256(" ".join(found).encode()).hexdigest()
+
+
+def _groups(state: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """The bytes of all tensors, in runs of one device of about `GROUP` bytes, each a whole number of int64."""
+    run: list[Tensor] = []
+    for value in state.values():
+        for part in value.contiguous().reshape(-1).view(torch.uint8).split(GROUP):
+            if run and (run[0].device != part.device or sum(map(len, run)) + len(part) > GROUP):
+                yield _whole(run)
+                run = []
+            run.append(part)
+    if run:
+        yield _whole(run)
+
+
+def _whole(run: list[Tensor]) -> Tensor:
+    short = -sum(map(len, run)) % 8
+    return torch.cat([*run, run[0].new_zeros(short)]).view(torch.int64)
+
+
+def _hashed(numbers: Tensor) -> Tensor:
+    """The sum of all numbers, each times a random odd one of its place, modulo 2^64."""
+    return (numbers * (bits(torch.arange(len(numbers), device=numbers.device), 1, 0, 0)[0] | 1)).sum()

@@ -1,0 +1,108 @@
+"""Does an attribution point at the token that decides? Scores against evidence that is known.
+
+Yin and Neubig 2022 (arXiv:2202.10419), section 4: in minimal pairs of grammar one word decides which ending is right.
+An attribution is as good as it gives that word weight, and puts it on top. That is plausibility by the grammar; a model
+may go by something else, which `erasure` would tell.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from interp.core.boundary import public, shape_text
+from interp.core.results import Score, check_result, scored
+from interp.core.stats import FEWEST_MASSES, Moments, over
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+UNITS = {
+    "share": "share of the positive attribution",
+    "reciprocal_rank": "1 / rank",
+    "probes_needed": "tokens",
+}
+"""What `evidence` measures, with units."""
+
+
+@public()
+def evidence(
+    attribution: xr.Dataset, known: Bool[Tensor, "n p"], *, among: Bool[Tensor, "n p"] | None = None
+) -> xr.Dataset:
+    """How well an attribution points at the tokens that are known to decide.
+
+    Returns Dataset[score]: `value`, the mean over prompts, with `low` and `high` (95 %, from 64 prompts on), `null`,
+    what a random order gives, `n`, and `each`[prompt, score]. Scores (Yin and Neubig 2022, arXiv:2202.10419): `share`,
+    the part of the positive attribution that is on the evidence (0 where nothing is positive; null: its share of the
+    tokens); `reciprocal_rank`, 1 / the place of the first token of the evidence in the order of the attribution, equal
+    ones in the least favourable order; and `probes_needed`, how many others stand before it.
+    attribution: `value[prompt, pos]`, as `token_attribution` returns it. known: where the evidence is, one row per
+    prompt, such as `pairs.spans["evidence"]` of a task. among: the tokens that count; None = all of the attribution.
+    Of 95 % intervals .91 to .95 held the mean in simulations with 64 to 256 prompts, fewest where nearly all prompts
+    have one score. Caveat: that the word decides in grammar is no proof that the model goes by it.
+    Errors: ValueError for other shapes, and prompts without evidence among the tokens.
+
+    Example:
+        >>> found = interp.token_attribution(model, prompt, " John", method="gradient_x_input")
+        >>> known = torch.arange(found.sizes["pos"])[None] == 2
+        >>> interp.tokens.evidence(found, known).each.dims
+        ('prompt', 'score')
+    """
+    check_result("attribution", attribution, ("prompt", "pos", "value"), "token_attribution")
+    value = torch.tensor(attribution["value"].transpose("prompt", "pos").to_numpy()).double()
+    for name, mask in (("known", known), ("among", among)):
+        if mask is not None and mask.shape != value.shape:
+            raise ValueError(
+                f"{name} must have a place for every token, {shape_text(value.shape)}, got {shape_text(mask.shape)}"
+            )
+    counted = ~value.isnan() if among is None else ~value.isnan() & among.cpu()
+    decides = known.cpu() & counted
+    if not bool(decides.any(1).all()):
+        raise ValueError("every prompt requires evidence among its tokens, some prompt has none")
+    found, chance = _each(value, decides, counted), _by_chance(decides.sum(1), counted.sum(1))
+    each = {
+        name: Score.of(Moments.of(x), UNITS[name], chance[name], fewest=FEWEST_MASSES)
+        for name, x in found.items()
+    }
+    return scored(
+        "evidence",
+        each,
+        (),
+        others={"each": (("prompt", "score"), torch.stack(list(found.values()), 1))},
+        units={"each": "see the coordinate unit"},
+        attrs={"interval": over("prompts", FEWEST_MASSES), "null": "a random order of the tokens"},
+    )
+
+
+def _each(
+    value: Float[Tensor, "n p"], decides: Bool[Tensor, "n p"], counted: Bool[Tensor, "n p"]
+) -> dict[str, Float[Tensor, "n"]]:
+    """Every score of every prompt."""
+    positive = value.masked_fill(~counted, 0.0).clamp_min(0.0)
+    total = positive.sum(1)
+    best = value.masked_fill(~decides, -torch.inf).amax(1, keepdim=True)
+    before = ((value >= best) & counted & ~decides).sum(1).double()
+    share = positive.masked_fill(~decides, 0.0).sum(1) / total.where(total > 0, 1.0)
+    return {"share": share, "reciprocal_rank": 1 / (1 + before), "probes_needed": before}
+
+
+def _by_chance(m: Tensor, n: Tensor) -> dict[str, float]:
+    """The mean of every score over random orders: m tokens of evidence among n, each prompt its own."""
+    sizes = list(zip(m.tolist(), n.tolist(), strict=True))
+    return {
+        "share": float((m.double() / n).mean()),
+        "reciprocal_rank": float(np.mean([_reciprocal(*each) for each in sizes])),
+        "probes_needed": float(((n - m).double() / (m + 1)).mean()),
+    }
+
+
+def _reciprocal(m: int, n: int) -> float:
+    """sum_k 1/k C(n - k, m - 1) / C(n, m): the mean of 1 / the first place of m among n in random order."""
+    from scipy.special import comb
+
+    places = np.arange(1, n - m + 2)
+    return float((comb(n - places, m - 1) / comb(n, m) / places).sum())

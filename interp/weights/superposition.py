@@ -1,0 +1,121 @@
+"""Signs of superposition in an MLP's weights: large input weights with negative biases, layer by layer.
+
+A neuron that many sparse features share can silence their interference by reading them with large weights and a
+negative bias (Elhage et al. 2022, toy models). Gurnee et al. 2023 ("Finding neurons in a haystack", arXiv:2305.01610)
+look for that in Pythia's first layers: the norm of a neuron's input weights against its bias, and their product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.boundary import public
+from interp.core.results import Score, scored
+from interp.core.stats import wide
+from interp.model.config import MLP
+from interp.model.transformer import Transformer
+from interp.model.weights import Weights
+from interp.passes.analysis import Alone, Question
+from interp.passes.frozen import input_norm
+from interp.passes.observe import Model, Subject
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+SCORES = {
+    "norm": "norm", "bias": "activation", "negative_bias": "share of neurons",
+    "norm_times_bias": "norm times activation", "correlation": "correlation",
+}  # fmt: skip
+"""What is said of a layer's neurons, with units."""
+
+
+@dataclass(frozen=True)
+class Superposition(Question):
+    """Input weights against biases of the neurons of every layer; `superposition` describes the result."""
+
+    folded: bool = True
+    """Whether the gain and the bias of the norm before the MLP count as parts of its weights."""
+    of_weights: ClassVar[bool] = True
+
+    def asked(self, model: Subject) -> Alone:
+        """Norms of the columns of W_in, no pass."""
+        mlp = model.transformer.config.mlp
+        if not isinstance(mlp, MLP) or mlp.gated or not mlp.bias:
+            raise ValueError(
+                "superposition is read off a plain MLP with biases, act(x W_in + b_in); got "
+                f"{model.transformer.config.mlp_in_words}"
+            )
+        return Alone(self.name, partial(_superposition, model.transformer.unedited, self))
+
+
+@public()
+def superposition(model: Model, *, folded: bool = True) -> xr.Dataset:
+    """Signs of superposition in the weights of every layer's neurons.
+
+    Returns Dataset[layer, score]: `value`, over the layer's neurons u with w_u = W_in[:, u], of `norm`, the mean |w_u|;
+    `bias`, the mean b_u; `negative_bias`, the share of neurons with b_u < 0; `norm_times_bias`, the mean |w_u| b_u; and
+    `correlation`, Pearson's of |w_u| and b_u (NaN where one does not vary). `neuron_norm` and `neuron_bias`
+    [layer, neuron] hold them all. Exact numbers of the weights: `low` and `high` are `value`, `n` is 0.
+    Source: Gurnee et al. 2023 (arXiv:2305.01610), after Elhage et al. 2022: many features in few neurons need large
+    input weights and negative biases, which they find in the first layers.
+    folded: the norm before the MLP is part of the weights: its gain scales the rows of W_in (a LayerNorm's centring
+    takes their mean away), its bias adds to b_in.
+    Caveat: a sign, not a count: the same numbers come about without any superposition.
+    Errors: ValueError for gated MLPs, mixtures and MLPs without biases.
+
+    Example:
+        >>> superposition(model).value.sel(score="negative_bias").sizes["layer"]
+        3
+    """
+    return answered(Superposition(folded), model)
+
+
+@torch.no_grad()
+def _superposition(network: Transformer, asked: Superposition) -> xr.Dataset:
+    weights, config = Weights(network), network.config
+    each = [_read(network, weights, layer, folded=asked.folded) for layer in range(config.n_layers)]
+    norm, bias = (torch.stack(values).cpu() for values in zip(*each, strict=True))
+    found = {
+        "norm": norm.mean(1),
+        "bias": bias.mean(1),
+        "negative_bias": (bias < 0).to(norm).mean(1),
+        "norm_times_bias": (norm * bias).mean(1),
+        "correlation": _correlation(norm, bias),
+    }
+    return scored(
+        asked.name,
+        {score: Score.exact(found[score], unit) for score, unit in SCORES.items()},
+        ("layer",),
+        coords={"layer": range(config.n_layers)},
+        others={"neuron_norm": (("layer", "neuron"), norm), "neuron_bias": (("layer", "neuron"), bias)},
+        units={"neuron_norm": "norm", "neuron_bias": "activation"},
+        attrs={"folded": int(asked.folded), "null": "none: weights only"},
+    )
+
+
+def _read(
+    network: Transformer, weights: Weights, layer: int, *, folded: bool
+) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
+    """The norm of the input weights, and the bias, of every neuron of a layer."""
+    mine = weights.layer(layer)
+    assert mine.W_in is not None and mine.b_in is not None
+    matrix, bias = wide(mine.W_in), wide(mine.b_in)
+    if folded:
+        norm = input_norm(network, layer, "mlp_out")
+        if norm.beta is not None:
+            bias = bias + norm.beta.to(matrix) @ matrix
+        matrix = norm.reading(matrix)
+    return matrix.norm(dim=0), bias
+
+
+def _correlation(x: Float[Tensor, "l m"], y: Float[Tensor, "l m"]) -> Float[Tensor, "l"]:
+    x, y = x - x.mean(1, keepdim=True), y - y.mean(1, keepdim=True)
+    size = x.norm(dim=1) * y.norm(dim=1)
+    return ((x * y).sum(1) / size).where(size > 0, torch.nan)

@@ -1,0 +1,78 @@
+"""What every question asks of an accelerator, counted on one that is simulated (`tests/contract/simulated.py`).
+
+An accelerator starves where the host waits for it, or sends it many small operators. The counts of every question stand
+in `device.csv`; one that grows by more than 15 % fails here.
+"""
+
+import pytest
+
+from interp.passes.analysis import Question
+from tests.contract.case import discovered
+from tests.contract.cases import CASES
+from tests.contract.device import FUNCTIONS, QUESTIONS, Counts, known, measured
+
+pytestmark = pytest.mark.slow
+GROWTH = 1.15
+MOST_WAITS = 8
+"""Waits of one question on one batch, but for those of the next table."""
+MORE = {
+    "Heads": "three batches, eigenvalues and singular values",
+    "AttentionAttribution source": "sums that are checked, layer by layer",
+    "AttentionPaths": "sums that are checked, layer by layer",
+    "BigramTable": "pairs are counted on the host",
+    "Copying": "eigenvalues and singular values",
+    "Spectra": "singular values, matrix by matrix",
+    "Erasure": "three batches",
+    "CompareMethods": "three batches of six methods",
+    "TokenAttribution alti_logit": "three batches, and sums that are checked",
+    "Recall": "four sweeps",
+    "SteeringCurve": "two batches of three sweeps",
+    "Steering": "five batches",
+    "CircuitCurve": "whether an edge is cut, layer by layer",
+    "EvaluateCircuit": "whether an edge is cut, layer by layer",
+    "Interchange": "whether an edge is cut, layer by layer",
+    "EdgeEffects": "a sweep for each receiver",
+    "SaeQuality": "tokens are chosen by a mask",
+    "Diff": "each part is compared with the other model's",
+    "Diff heads": "each part is compared with the other model's",
+    "DiffInteractions": "each part is compared with the other model's",
+    "causal.align": "a search of many steps",
+    "dynamics.influence": "factors of many matrices",
+    "editing.rome_edit": "a search of many steps",
+}
+"""Who waits oftener, and for what."""
+
+
+@pytest.fixture(scope="module")
+def today() -> dict[str, Counts]:
+    """Of every name; each ran on tensors of one device alone, or it had failed."""
+    return measured()
+
+
+def test_every_question_and_function_is_in_the_table() -> None:
+    assert list(known()) == [*QUESTIONS, *FUNCTIONS]
+    asked = {
+        type(question)
+        for case in CASES.values()
+        if isinstance(question := case.asked(case.models[0]), Question)
+    }
+    assert asked == set(discovered())
+
+
+def test_no_question_asks_more_of_a_device_than_before(today: dict[str, Counts]) -> None:
+    grown = {
+        f"{name}: {kind} {was} -> {now}"
+        for name, counts in known().items()
+        for kind, was, now in zip(Counts._fields, counts, today[name], strict=True)
+        if now > GROWTH * was
+    }
+    assert not grown, (
+        f"{len(grown)} counts grew by more than 15 %: {'; '.join(sorted(grown))}. "
+        "`python -m tests.contract.device places NAME` says which lines ask; "
+        "where it is worth it, `python -m tests.contract.device` renews the table"
+    )
+
+
+def test_no_question_waits_often_on_one_batch(today: dict[str, Counts]) -> None:
+    often = {name for name, counts in today.items() if counts.waits > MOST_WAITS}
+    assert often == set(MORE), f"new: {sorted(often - set(MORE))}; no longer: {sorted(set(MORE) - often)}"

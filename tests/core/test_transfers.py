@@ -1,0 +1,88 @@
+"""Copies to a device that is simulated and back: every number arrives, in one copy, and nothing else waits."""
+
+import copy
+
+import torch
+
+from interp.core.transfers import fetched, sent
+from interp.data.batch import Batch
+from interp.runs import kept
+from tests.configs import build
+from tests.contract.simulated import Simulated, on_device, plugged_in
+from tests.forking import forked
+
+
+def test_tensors_of_all_kinds_and_layouts_are_fetched_in_one_copy() -> None:
+    assert forked(_fetched) == (1, True)
+
+
+def _fetched() -> tuple[int, bool]:
+    """How often the host waited, and whether all that arrived is what was sent."""
+    device = plugged_in()
+    numbers = torch.arange(24.0).reshape(2, 3, 4)
+    here = {
+        "double": numbers.double(), "half": numbers.half(), "bfloat": numbers.bfloat16(), "int": numbers.int(),
+        "bool": numbers > 3, "byte": numbers.byte(), "turned": numbers.mT, "one": numbers[0, 0, :1].expand(5, 1),
+        "wide": numbers[:, :1].expand(2, 7, 4), "steps": numbers[..., ::2], "number": torch.tensor(3.5),
+        "none": numbers[:0], "complex": torch.complex(numbers, -numbers),
+    }  # fmt: skip
+    with Simulated() as asked:
+        there = {name: sent(value, device) for name, value in here.items()}
+        back = fetched({**there, "host": numbers})
+    same = [
+        torch.equal(back[name], value) and back[name].dtype == value.dtype for name, value in here.items()
+    ]
+    return asked.waits, all(same) and back["host"] is not None and asked.sent == len(here)
+
+
+def test_on_the_host_nothing_is_copied() -> None:
+    value = torch.ones(3, requires_grad=True)
+    found = fetched({"a": value})["a"]
+    assert found.data_ptr() == value.data_ptr() and not found.requires_grad
+    assert sent(found, torch.device("cpu")) is found
+    assert sent([[1, 2]], torch.device("cpu")).tolist() == [[1, 2]]
+
+
+def test_a_batch_knows_its_copy_on_the_host() -> None:
+    assert forked(_known) == 1
+
+
+def _known() -> int:
+    """How often the host waited, once all that a copy tells was asked."""
+    device = plugged_in()
+    batch = Batch.of([[1, 2, 3], [4, 5]]).with_answers(torch.tensor([7, 8]), None)
+    with Simulated() as asked:
+        there = batch.to(device)
+        assert there.host() is batch and there.tokens.device == device
+        some = there.rows(torch.tensor([1, 1, 0]))
+        assert (
+            some.host().tokens.tolist() == some.tokens.tolist()
+        )  # the one wait, for the tokens of the device
+        own, other = Batch(batch.tokens, corrupt=batch.tokens.flip(0)).to(device).pair()
+        assert own.host().tokens.tolist() == [[1, 2, 3], [4, 5, 0]] and other.host().tokens.tolist()[0] == [
+            4,
+            5,
+            0,
+        ]
+    return asked.waits
+
+
+def test_weights_on_a_device_are_told_apart_by_a_single_number() -> None:
+    assert forked(_told_apart) == (1, 1, 4)
+
+
+def _told_apart() -> tuple[int, int, int]:
+    """Waits of one look; how many looks at equal weights give, and at weights of which one number differs."""
+    plugged_in()
+    network = build("gpt2")
+    with Simulated() as asked:
+        first = kept.content(on_device(network))
+    with Simulated():
+        same = {first, kept.content(on_device(network))}
+    others = {first}
+    for name in ("embed.weight", "blocks.0.attn.qkv.weight", "blocks.1.mlp.out.bias"):
+        changed = copy.deepcopy(build("gpt2"))
+        changed.get_parameter(name).data.flatten()[3] += 1e-9
+        with Simulated():
+            others.add(kept.content(on_device(changed)))
+    return asked.waits, len(same), len(others)
