@@ -15,6 +15,7 @@ import numpy as np
 
 from interp.core.boundary import public
 from interp.model.parts import Part
+from interp.pages.view_lens import depth_in_words
 from interp.pages.wording import count, number, probability, visible
 
 if TYPE_CHECKING:
@@ -340,14 +341,12 @@ def _lens(report: Report, contrast: Contrast) -> Finding | None:
     if ranks[-1] != 0:
         return None
     first = max((i + 1 for i, rank in enumerate(ranks) if rank != 0), default=0)
-    depth = str(rows.depth.iloc[first])
     said = _quoted(contrast.answer.token)
-    words = (
-        f"The logit lens reads {said} at the last token only at the end."
-        if first == len(ranks) - 1
-        else f"The logit lens reads {said} at the last token from {depth} on."
-    )
-    return Finding(words, "lens")
+    if first == len(ranks) - 1:
+        return Finding(f"The logit lens reads {said} at the last token only at the end.", "lens")
+    depth = depth_in_words(str(rows.depth.iloc[first]))
+    since = depth if depth == "embedding" else f"end of {depth.removeprefix('after ')}"
+    return Finding(f"The logit lens reads {said} at the last token from the {since} on.", "lens")
 
 
 RULES: Sequence[Callable[[Report, Contrast], Finding | None]] = (

@@ -120,13 +120,13 @@ def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
             cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
         last = len(cells) - 1
         found[str(name)] = [
-            Depth(depth, "output" if i == last else _label(depth), row)
+            Depth(depth, "output" if i == last else depth_in_words(depth), row)
             for i, (depth, row) in enumerate(cells.items())
         ]
     return found
 
 
-def _label(depth: str) -> str:
+def depth_in_words(depth: str) -> str:
     """Where a state is, in words."""
     part = Part.of(depth)
     assert part.layer is not None

@@ -37,7 +37,6 @@ TABLES = {
     "patching",
     "edges",
     "flow_routes",
-    "flow_neurons",
     "value_norms",
     "head_tokens",
     "faithfulness",
