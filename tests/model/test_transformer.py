@@ -1,5 +1,6 @@
 """The forward pass as a whole: against the slow one, in pieces, at chosen positions; its loss; what it refuses."""
 
+import copy
 import re
 from dataclasses import replace
 
@@ -312,7 +313,7 @@ def test_a_pass_of_what_is_no_tensor_of_ids_says_so() -> None:
 
 
 def test_tokens_of_another_device_are_brought_to_the_models() -> None:
-    model, tokens = build("gpt2").to("meta"), some_tokens(2, 5)
+    model, tokens = copy.deepcopy(build("gpt2")).to("meta"), some_tokens(2, 5)
     keep = torch.ones(2, 5, dtype=torch.bool)
     last = torch.full((2, 1), 4)
     assert model(tokens, keep=keep, logits_at=last).shape == (2, 1, model.config.d_vocab)

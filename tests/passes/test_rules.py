@@ -40,13 +40,16 @@ UNREACHED = (
     "mamba2", "mamba2-softmax", "mamba2-delta", "conv-softmax", "differential", "differential-rotary",
     "differential-plain", "differential-bidirectional", "synthesizer", "synthesizer-alibi", "synthesizer-random",
     "synthesizer-random-bidirectional", "memory-gate", "memory-gate-deep", "memory-layer", "memory-context",
-    "memory-context-deep",
+    "memory-context-deep", "spatial-gating", "spatial-gating-softmax", "spatial-gating-bidirectional", "token-mixing",
+    "token-mixing-softmax", "linear-bidirectional", "lightning-bidirectional", "lightning-gated-bidirectional",
+    "polar-bidirectional", "sana-bidirectional", "memory-gate-bidirectional", "memory-layer-bidirectional",
+    "memory-context-bidirectional",
 )  # fmt: skip
 """Models of `tests.mixers` that the rules are not defined for."""
 REACHED = [*CONFIGS, *(name for name in MIXERS if name not in UNREACHED)]
 NO_PRODUCTS = (
-    "cosine", "cosine-adaptive", "additive", "additive-log-n", "adaptive", "refined-simple", "refined-value",
-    "refined-additive", "refined-alibi",
+    "cosine", "cosine-adaptive", "additive", "additive-log-n", "adaptive", "refined-simple", "refined-stochastic",
+    "refined-value", "refined-additive", "refined-alibi",
 )  # fmt: skip
 """Models whose scores are no products that could be halved."""
 SINGLE = tuple((rule,) for rule in (*LINEAR, "half"))

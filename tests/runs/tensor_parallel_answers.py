@@ -2,7 +2,7 @@
 
 import functools
 import zlib
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import interp
 from interp.data.batch import Batch
-from interp.model import Edit, Read, Transformer, Weights, sites
+from interp.model import Edit, LayerWeights, Read, Transformer, Weights, sites
 from interp.passes.generate import generate
 from interp.passes.observe import observe
 from interp.passes.sweep import Sweep
@@ -144,7 +144,10 @@ def experiments(model: Transformer, name: str) -> Answers:
         interp.attribute(hooked, tokens, 3, 5, parts="head")["value"].values
     )
     layer = Weights(model).layer(1)
-    views = {field.name: getattr(layer, field.name) for field in fields(layer)}
+    kept = [
+        name for name, value in vars(LayerWeights).items() if isinstance(value, functools.cached_property)
+    ]
+    views = {name: getattr(layer, name) for name in kept if not name.startswith("_")}
     return found | {f"weight {part}": view for part, view in views.items() if view is not None}
 
 

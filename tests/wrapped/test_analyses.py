@@ -126,9 +126,10 @@ def test_an_indirect_object_study_runs_from_the_lens_to_the_page(kind: str) -> N
 
 
 PAGES = {
-    "gemma4_text": {"circuits", "composition", "head_tokens", "backward_lens", "flow_routes", "edges", "faithfulness"},
+    "gemma4_text": {"circuits", "composition", "head_tokens", "backward_lens", "flow_routes", "flow_neurons", "edges",
+        "faithfulness"},
     "jamba": {"value_norms"},
-    "mamba": {"attention", "heads", "attribution_sources", "value_norms"},
+    "mamba": {"attention", "heads", "attribution_sources", "value_norms", "flow_neurons"},
 }  # fmt: skip
 """What pages of wrapped networks lack: matrices everywhere, values or patterns in some layers or in all."""
 
