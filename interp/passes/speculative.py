@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -40,6 +40,7 @@ class Speculated(Brief):
     """Passes of the large model; without a small one there is a pass for every new token."""
 
 
+@runtime_checkable
 class Draws(Protocol):
     """Where a continuation gets its random numbers."""
 
