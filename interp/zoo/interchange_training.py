@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 BESIDE = 2
 """Parts of no variable that an update exchanges, besides all parts that have some."""
-POOL = 1024
-"""Pairs of sequences of each length that training draws from."""
 
 
 @public()
@@ -56,13 +54,15 @@ class InterchangeTraining:
     """Updates, by AdamW with a cosine from the learning rate to 0."""
     rows: int = 64
     """Pairs of sequences of an update; each part is exchanged in all of them."""
+    pairs: int = 1024
+    """Of each length, which updates draw from."""
     learning_rate: float = 2e-3
     """At its highest."""
     seed: int = 0
     """Of weights and pairs."""
 
     def __post_init__(self) -> None:
-        for name in ("d_model", "d_head", "d_mlp", "steps", "rows"):
+        for name in ("d_model", "d_head", "d_mlp", "steps", "rows", "pairs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} >= 1 is required, got {getattr(self, name)}")
         if self.heads < 0 or not 0 < self.learning_rate < 1:
@@ -84,7 +84,7 @@ def interchange_trained(compiled: Compiled, training: InterchangeTraining | None
 
     Example:
         >>> from interp.zoo import PROGRAMS, compile
-        >>> shift = interchange_trained(compile(PROGRAMS["shift"]("ab", 3)), InterchangeTraining(steps=2))
+        >>> shift = interchange_trained(compile(PROGRAMS["shift"]("ab", 3)), InterchangeTraining(steps=2, pairs=8))
         >>> sorted(shift.edges) == sorted(compile(PROGRAMS["shift"]("ab", 3)).edges)
         True
     """
@@ -92,7 +92,9 @@ def interchange_trained(compiled: Compiled, training: InterchangeTraining | None
     model = _untrained(compiled, training)
     found = replace(compiled, model=model, directions=MappingProxyType({}))
     generator = generator_of(training.seed, 1)
-    pools = [_Pairs.drawn(found, POOL, n + 1, generator) for n in range(compiled.program.tokens.length)]
+    pools = [
+        _Pairs.drawn(found, training.pairs, n + 1, generator) for n in range(compiled.program.tokens.length)
+    ]
     usual = torch.arange(1, len(pools) + 1, dtype=torch.float)  # long sequences are harder
     adam = torch.optim.AdamW(model.parameters(), training.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     plan = torch.optim.lr_scheduler.OneCycleLR(adam, training.learning_rate, training.steps, pct_start=0.05)

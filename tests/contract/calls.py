@@ -490,7 +490,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "verify.pair_contract": {"model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
                              "reference": lambda: "none"},
     "zoo.compile": {"program": lambda: interp.zoo.PROGRAMS["parity"]()}, "zoo.superposed": {"width": lambda: 3},
-    "zoo.interchange_trained": {"training": lambda: interp.zoo.InterchangeTraining(steps=1, rows=2)},
+    "zoo.interchange_trained": {"training": lambda: interp.zoo.InterchangeTraining(steps=1, rows=2, pairs=4)},
+    "zoo.interchange_accuracy": {"n": lambda: 4},
     # questions
     "attention.Heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
     "attention.AttentionAttribution": LOOKED_AT, "attention.AttentionPaths": LOOKED_AT,

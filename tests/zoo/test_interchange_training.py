@@ -18,7 +18,7 @@ from interp.zoo import (
     with_noise_heads,
 )
 
-SMALL = InterchangeTraining(d_model=32, d_head=8, d_mlp=16, steps=2, rows=8)
+SMALL = InterchangeTraining(d_model=32, d_head=8, d_mlp=16, steps=2, rows=8, pairs=64)
 
 
 @pytest.mark.parametrize("name", ["shift", "two_hop", "sort", "addition", "backup", "histogram", "parity"])
