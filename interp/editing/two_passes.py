@@ -246,7 +246,7 @@ def policy_loss(
     return -reward * said + kl * far
 
 
-def _checked(rewards: Float[Tensor, "b"], rows: int) -> Float[Tensor, "b"]:
+def _checked(rewards: Float[Tensor, "*n"], rows: int) -> Float[Tensor, "b"]:
     if not isinstance(rewards, Tensor) or rewards.shape != (rows,) or not bool(rewards.isfinite().all()):
         raise ValueError(f"a reward must be one finite number for each of {rows} samples, got {rewards}")
     return rewards

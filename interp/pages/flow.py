@@ -8,7 +8,7 @@ import pandas as pd
 import torch
 import xarray as xr
 from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Float, Real
 from torch import Tensor
 
 from interp.core.results import frame
@@ -194,5 +194,5 @@ def listed(config: ModelConfig, n_tokens: int) -> int:
     return min(config.d_vocab, max(1, min(LISTED, MOST_LISTED // lists)))
 
 
-def _as_array(x: Float[Tensor, "*n"]) -> Float[np.ndarray, "*n"]:
+def _as_array(x: Real[Tensor, "*n"]) -> Float[np.ndarray, "*n"]:
     return x.float().cpu().numpy()

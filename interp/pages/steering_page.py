@@ -131,7 +131,7 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> Score:
         )
         rows += [_row(str(layer), one.isel(strength=i)) for i in range(len(strengths))]
     unit, title = str(mine.unit.item()), SAYS.get(name, name)
-    return Score(name, title, unit, short(low), short(high), float(up(np.zeros(()))), panels, rows)
+    return Score(name, title, unit, short(low), short(high), float(up(np.zeros(1))[0]), panels, rows)
 
 
 def _points(points: list[tuple[float, float]]) -> str:

@@ -140,9 +140,13 @@ def test_the_way_ends_where_the_flow_does_and_clusters_are_those_of_a_slow_walk(
 def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="finite tokens other than 0"):
         flow(torch.zeros(2, 3), qk=torch.eye(3), ov=torch.eye(3))
-    with pytest.raises(ValueError, match=r"ov must have the width of x on both sides, 3, got \[2, 2\]"):
-        flow(torch.ones(2, 3), qk=torch.eye(3), ov=torch.eye(2))
     with pytest.raises(ValueError, match="ellipsoid must be symmetric and positive definite"):
         flow(torch.ones(2, 3), qk=torch.eye(3), ov=torch.eye(3), ellipsoid=-torch.eye(3))
     with pytest.raises(ValueError, match="two tokens or more"):
         trajectories(torch.ones(1, 3), qk=torch.eye(3), ov=torch.eye(3))
+
+
+@pytest.mark.kinds
+def test_matrices_of_another_width_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ov must have the width of x on both sides, 3, got \[2, 2\]"):
+        flow(torch.ones(2, 3), qk=torch.eye(3), ov=torch.eye(2))

@@ -158,7 +158,7 @@ def test_what_cannot_be_stored_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one fact"):
         memit_edit(model, [], [keys])
     with pytest.raises(ValueError, match="weight > 0"):
-        memit_edit(model, FACTS, [keys], weight=0)
+        memit_edit(model, FACTS, [keys], weight=0.0)
     with pytest.raises(ValueError, match="must mention the subject 'Spain'"):
         memit_edit(model, [EditCase("The capital of France is", " Rome", "Spain", {})], [keys])
     with pytest.raises(ValueError, match="post-norm blocks norm that sum"):

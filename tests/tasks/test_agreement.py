@@ -29,6 +29,9 @@ class Words:
     def decode(self, ids: list[int]) -> str:
         return "".join(self.known[i] for i in ids)
 
+    def piece(self, token: int) -> str:
+        return self.known[token]
+
 
 def right(phenomenon: str, text: str, ending: str) -> bool:
     """What a reader says of a sentence and its ending."""
