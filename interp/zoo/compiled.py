@@ -101,8 +101,7 @@ class Compiled:
 
     def expected(self, tokens: Int[Tensor, "n p"]) -> Int[Tensor, "n a"]:
         """The ids that the program answers, at every position but the first."""
-        rows = [[self.text.symbols[i] for i in row] for row in tokens[:, 1:].tolist()]
-        answers = [self.evaluate(row) for row in rows]
+        answers = [self.evaluate(self.symbols(row)) for row in tokens]
         return torch.tensor([[self.text.symbols.index(str(value)) for value in row] for row in answers])
 
     @public()
@@ -112,11 +111,11 @@ class Compiled:
         count, lengths = len(source.symbols), range(1, source.length + 1)
         total = sum(count**length for length in lengths)
         if total <= most:
-            return [_begun(torch.tensor(list(product(range(1, count + 1), repeat=n)))) for n in lengths]
+            return [begun(torch.tensor(list(product(range(1, count + 1), repeat=n)))) for n in lengths]
         generator = generator_of(seed, most)
         drawn = [max(1, round(most * count**n / total)) for n in lengths]
         return [
-            _begun(torch.randint(1, count + 1, (rows, n), generator=generator))
+            begun(torch.randint(1, count + 1, (rows, n), generator=generator))
             for rows, n in zip(drawn, lengths, strict=True)
         ]
 
@@ -180,7 +179,7 @@ class Compiled:
         """
         clean, corrupt = self._pairs(n, seed)
         answer, wrong = (self.expected(tokens)[:, -1] for tokens in (clean, corrupt))
-        traces = [[self.program.trace(self._symbols(row)) for row in each] for each in (clean, corrupt)]
+        traces = [[self.program.trace(self.symbols(row)) for row in each] for each in (clean, corrupt)]
         differ = {
             name for pair in zip(*traces, strict=True) for name in pair[0] if pair[0][name] != pair[1][name]
         }
@@ -201,13 +200,14 @@ class Compiled:
             self.program.name, self.model, frozenset(edges), clean, corrupt, answer, wrong, note, frozenset(hidden)
         )  # fmt: skip
 
-    def _symbols(self, row: Int[Tensor, "p"]) -> list[str]:
+    def symbols(self, row: Int[Tensor, "p"]) -> list[str]:
+        """The tokens of a sequence of ids, without its beginning."""
         return [self.text.symbols[i] for i in row[1:].tolist()]
 
     def _pairs(self, n: int, seed: int) -> tuple[Int[Tensor, "n p"], Int[Tensor, "n p"]]:
         generator, source = generator_of(seed, n), self.program.tokens
         shape = (2, 100 * n, source.length)
-        clean, corrupt = map(_begun, torch.randint(1, len(source.symbols) + 1, shape, generator=generator))
+        clean, corrupt = map(begun, torch.randint(1, len(source.symbols) + 1, shape, generator=generator))
         found = (self.expected(clean)[:, -1] != self.expected(corrupt)[:, -1]).nonzero()[:n, 0]
         if len(found) < n:
             raise ValueError(
@@ -217,7 +217,8 @@ class Compiled:
         return clean[found], corrupt[found]
 
 
-def _begun(rows: Int[Tensor, "n a"]) -> Int[Tensor, "n p"]:
+def begun(rows: Int[Tensor, "n a"]) -> Int[Tensor, "n p"]:
+    """Sequences with their beginning, id 0."""
     return torch.cat((torch.zeros_like(rows[:, :1]), rows), 1)
 
 

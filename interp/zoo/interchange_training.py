@@ -27,7 +27,7 @@ from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
-from interp.zoo.compiled import Compiled
+from interp.zoo.compiled import Compiled, begun
 from interp.zoo.planted import generator_of
 
 if TYPE_CHECKING:
@@ -187,9 +187,9 @@ class _Pairs:
         """Random pairs of this length."""
         symbols = len(compiled.program.tokens.symbols)
         drawn = torch.randint(1, symbols + 1, (2, n, length), generator=generator)
-        base, source = torch.cat((torch.zeros_like(drawn[:, :, :1]), drawn), 2)
+        base, source = map(begun, drawn)
         parts = dict.fromkeys(w for w in compiled.writers.values() if Part.of(w).kind in ("head", "mlp"))
-        traces = [compiled.program.trace(symbols_of(compiled, row)) for row in source]
+        traces = [compiled.program.trace(compiled.symbols(row)) for row in source]
         wanted = {
             part: torch.stack(
                 [
@@ -208,17 +208,12 @@ class _Pairs:
         return _Pairs(self.base[rows], self.source[rows], self.answers[rows], wanted)
 
 
-def symbols_of(compiled: Compiled, row: Int[Tensor, "p"]) -> list[str]:
-    """The tokens of a sequence, without its beginning."""
-    return [compiled.text.symbols[i] for i in row[1:].tolist()]
-
-
 def _mixture(
     compiled: Compiled, row: Int[Tensor, "p"], given: Mapping[str, Sequence[object]]
 ) -> Int[Tensor, "a"]:
     """The program's answers with some variables given; -1 where it has none (votes without a winner)."""
     try:
-        said = compiled.evaluate(symbols_of(compiled, row), given)
+        said = compiled.evaluate(compiled.symbols(row), given)
     except ValueError:
         return torch.full((len(row) - 1,), -1)
     return torch.tensor([compiled.text.symbols.index(str(value)) for value in said])
