@@ -193,7 +193,9 @@ def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
     if not value.requires_grad:
         raise ValueError("the metric does not depend on any site that is read with grad=True")
     edges = [get_gradient_edge(live) for live in tap.live.values()]
-    like = {read: partial(torch.zeros, x.shape, dtype=x.dtype, device=x.device) for read, x in tap.live.items()}
+    like = {
+        read: partial(torch.zeros, x.shape, dtype=x.dtype, device=x.device) for read, x in tap.live.items()
+    }
     tap.live.clear()  # edges hold no values: each is freed once the backward pass is past it
     found = torch.autograd.grad(value.reshape(()), edges, allow_unused=True)
     answers = {}
