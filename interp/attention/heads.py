@@ -24,7 +24,14 @@ from torch import Tensor
 
 from interp.attention.labels import confidences, labels
 from interp.core.boundary import public, shape_text
-from interp.core.patterns import SCORES, copy_scores, distance_kernel, even_attention, pattern_scores
+from interp.core.patterns import (
+    SCORES,
+    copy_keys,
+    copy_scores,
+    distance_kernel,
+    even_attention,
+    pattern_scores,
+)
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
 from interp.core.transfers import sent
@@ -489,13 +496,13 @@ def _copied(
             f"copies must be True or False for each query and key {shape_text(back.shape)}, and True for earlier keys "
             f"only, got {repeats.dtype} of shape {shape_text(repeats.shape)}"
         )
-    repeats = repeats & pairs
+    keys = copy_keys(repeats & pairs, place)
     vias = (
         _signed_copy_scores if layer in without_shares(config) else copy_scores
         for layer in with_pattern(config)
     )
     reads = [
-        Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=(repeats, place))
+        Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=(keys, place))
         for layer, via in zip(with_pattern(config), vias, strict=True)
     ]
     seen = observe(model, batch, reads, answers_only=True).trace
@@ -503,7 +510,7 @@ def _copied(
     for window in set(windows):
         visible = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
         even = visible.double() / visible.sum(-1, keepdim=True).clamp_min(1)
-        chance[window] = copy_scores(even[:, None], repeats, place)[:, 0]
+        chance[window] = copy_scores(even[:, None], keys, place)[:, 0]
     values = in_every_layer(torch.stack([seen[read] for read in reads], 1), config)
     nulls = torch.stack([chance[window] for window in windows], 1)
     table = dict(zip(SCORES, values.unbind(-1), strict=True))
@@ -511,10 +518,10 @@ def _copied(
 
 
 def _signed_copy_scores(
-    pattern_bhqk: Float[Tensor, "b h q k"], copies: Bool[Tensor, "b q k"], place: Int[Tensor, "b q"]
-) -> Float[Tensor, "b h s"]:
+    pattern_bhqk: Float[Tensor, "b h q k"], keys: Float[Tensor, "b s q k"], place: Int[Tensor, "b q"]
+) -> Float[Tensor, "b h n"]:
     """`copy_scores` of `signed_shares`, which have no entropy: NaN in the table."""
-    scores = copy_scores(signed_shares(pattern_bhqk), copies, place)
+    scores = copy_scores(signed_shares(pattern_bhqk), keys, place)
     scores[..., SCORES.index("entropy")] = 0.0
     return scores
 
