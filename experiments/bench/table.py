@@ -2,7 +2,8 @@
 
 `make bench` takes one round of each, GPT-2 narrower than it is (`subjects.NARROW`; under 15 minutes on two cores):
 counts are exact, a ratio is that of one round. `--whole` takes the full shape and as many rounds as the scripts think
-right, for hours. `--lines FILE` only writes the tables, from lines that were kept.
+right, for hours. Lines are kept in a file (`--lines`); `--only forward heads` runs some scripts and takes the others'
+lines from there.
 """
 
 import json
@@ -70,21 +71,22 @@ COSTS = (
 )  # fmt: skip
 
 
-def main(whole: bool = False, lines: Path | None = None, keep: Path | None = None) -> None:
+def main(whole: bool = False, only: tuple[str, ...] = (), lines: Path = ROOT / "out" / "bench.json") -> None:
     """Run the scripts and write the tables.
 
     Args:
         whole: as many rounds as each script takes by itself.
-        lines: JSON lines of an earlier run, instead of running anything.
-        keep: where the JSON lines are kept.
+        only: these scripts alone; none = all.
+        lines: where the lines of all scripts are kept, by script.
     """
-    found = (
-        [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines()]
-        if lines
-        else [line for script, quick in QUICK.items() for line in _ran(script, () if whole else quick)]
-    )
-    if keep:
-        keep.write_text("".join(f"{json.dumps(line)}\n" for line in found), encoding="utf-8")
+    kept: dict[str, list[Line]] = json.loads(lines.read_text(encoding="utf-8")) if lines.exists() else {}
+    if unknown := set(only) - set(QUICK):
+        raise ValueError(f"no scripts {sorted(unknown)}; there are {', '.join(QUICK)}")
+    lines.parent.mkdir(exist_ok=True)
+    for script in only or QUICK:
+        kept[script] = _ran(script, () if whole else QUICK[script])
+        lines.write_text(json.dumps(kept), encoding="utf-8")
+    found = [line for script in QUICK for line in kept.get(script, ())]
     before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
     README.write_text(f"{before}{BEGIN}\n\n{tables(found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
