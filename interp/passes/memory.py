@@ -30,7 +30,7 @@ SHARE, HOST_SHARE = 0.6, 0.25
 """Of the memory that is free, on a device (allocators round up, and libraries take workspaces of their own) and on the
 host (others live there too)."""
 MOST_ON_HOST, MOST_ON_DEVICE = 2**12, 2**17
-"""Tokens per pass beyond which nothing gets faster (`experiments/bench/stream.py`)."""
+"""Tokens per pass beyond which nothing gets faster (`experiments/bench/stream.py`); where no block runs, the second."""
 HOST_ROOM, DEVICE_ROOM = 32 << 20, 0.25
 """What a pass of interventions may hold: so many bytes on a CPU, where more does not make it faster; such a share of an
 accelerator's free memory."""
@@ -86,7 +86,8 @@ def memory_plan(
     if sample is not None:
         measured = measured_row_bytes(questions, model, sample) * width / sample.tokens.shape[1]
         measured = -float(least(model, -math.ceil(measured)))
-    most = MOST_ON_HOST if model.device.type == "cpu" else MOST_ON_DEVICE
+    lookups = questions.stop == 0 and all(a.reads for a in questions.analyses)  # no block runs
+    most = MOST_ON_HOST if model.device.type == "cpu" and not lookups else MOST_ON_DEVICE
     return MemoryPlan(width, predicted, measured, least(model, _free(model.device)), most)
 
 
@@ -171,7 +172,7 @@ def _storages(values: object) -> list[torch.UntypedStorage]:
 
 def _ghost_peak(questions: Questions, ghost: Transformer, tokens: Tensor) -> int:
     """Peak of a pass without numbers; the reductions that cannot do without are left out."""
-    reads = [Read(read.site, _shape_only(read)) for read in questions.reads]
+    reads = [Read(read.site, _shape_only(read), by_row=read.by_row) for read in questions.reads]
     where = None
     if questions.last_only and questions.stop is None:
         where = torch.zeros(len(tokens), 1, dtype=torch.long, device="meta")
@@ -201,14 +202,14 @@ class _FusedAttention(TorchFunctionMode):
         return query.new_empty(b, q, h, value.shape[-1]).transpose(1, 2)
 
 
-def _shape_only(read: Read) -> Callable[[Tensor], Tensor]:
+def _shape_only(read: Read) -> Callable[..., Tensor]:
     """The read's reduction, or all of the site where that cannot run without numbers."""
 
-    def via(value: Tensor) -> Tensor:
+    def via(value: Tensor, *more: Tensor) -> Tensor:
         if read.via is None:
             return value.clone()
         try:
-            return read.via(value)
+            return read.via(value, *more)
         except (RuntimeError, NotImplementedError, ValueError):
             return value.clone()
 
