@@ -1,6 +1,6 @@
 """What fits into memory: how many tokens, variants or rows one pass may have.
 
-For what a run reads: predicted from the reads without running anything, then measured on a few rows (`memory_plan`).
+For what a run reads: measured on a few rows, or predicted from the reads without running anything (`memory_plan`).
 For interventions, whose passes are many: what a token or a row of theirs holds, times how many there are, must stay
 within `room`.
 """
@@ -45,7 +45,7 @@ class MemoryPlan:
     width: int
     """Tokens per row."""
     predicted: float
-    """Bytes per row of the tensors that the pass holds at its worst moment, answers included."""
+    """Bytes per row of the tensors that the pass holds at its worst moment, answers included; NaN if not predicted."""
     measured: float
     """The same on real rows; NaN where nothing was measured."""
     free: int
@@ -62,9 +62,11 @@ class MemoryPlan:
     def explain(self) -> str:
         """The plan in one line."""
         mib = 2**20
+        taken = {"predicted": self.predicted, "measured": self.measured}
+        row = " and ".join(f"{each / mib:.2f} MiB {how}" for how, each in taken.items() if each == each)
         return (
-            f"{self.tokens_per_batch} tokens per pass: {self.predicted / mib:.2f} MiB predicted and "
-            f"{self.measured / mib:.2f} measured per row of {self.width}, {self.free / mib:.0f} MiB may be used"
+            f"{self.tokens_per_batch} tokens per pass: {row} per row of {self.width}, "
+            f"{self.free / mib:.0f} MiB may be used"
         )
 
 
@@ -73,11 +75,12 @@ def memory_plan(
 ) -> MemoryPlan:
     """How many tokens one pass may have, for rows of `width` tokens.
 
-    sample: some real rows, on which the prediction is checked by running them; where there are none and nothing can be
-    predicted, a row of all kinds of tokens is run.
+    sample: some real rows, which are run and measured. Without them it is predicted; where that is not possible, a row
+    of all kinds of tokens is run. (A prediction beside a measurement says no more, and its pass on the meta device
+    imports PyTorch's compiler: a second of a first run.)
     """
-    predicted = predicted_row_bytes(questions, model, width)
     measured = float("nan")
+    predicted = measured if sample is not None else predicted_row_bytes(questions, model, width)
     if sample is None and predicted != predicted:
         sample = Batch(torch.arange(width)[None] % model.config.d_vocab)
     if sample is not None:
@@ -129,6 +132,11 @@ class LiveBytes(TorchDispatchMode):
         self.alive = 0
         self.peak = 0
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's switch: True, its default, imports the compiler at the first operator, which takes a second."""
+        return False
 
     def __torch_dispatch__(
         self,
