@@ -299,7 +299,7 @@ class Written(TorchDispatchMode):
 
 
 def test_the_scores_of_a_pattern_write_little_beside_it() -> None:
-    """In numbers for each weight of a pattern: 2.0 and 3.1; with a copy for the kernel, or for each score, 4.2 and 9.2."""
+    """In numbers for each weight of a pattern: 2.0 and 3.1; 4.2 and 9.2 with a copy for each score."""
     data = RepeatedTokens(period=31, repeats=4, rows=2)
     pattern = torch.rand(2, 4, data.length, data.length).tril()
     batch = Batch(data.tokens(100, 0))
