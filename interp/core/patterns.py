@@ -72,7 +72,7 @@ def copy_scores(
     one: NaN for a row in which none does. One matrix product takes all sums of a pattern.
     """
     values, later = wide(pattern_bhqk), place > 0
-    again = keys[:, SCORES.index("duplicate_token")].any(-1)
+    again = keys[:, SCORES.index("duplicate_token")].sum(-1) > 0
     counts = [again if name in ("duplicate_token", "induction") else later for name in SCORES]
     surprise = entropy(values) / (place.clamp_min(1) + 1).to(values).log()[:, None]
     sums = values.flatten(2) @ keys.to(values).flatten(2).mT
@@ -113,7 +113,7 @@ def distance_kernel(pattern_bhqk: Float[Tensor, "b h q k"], farthest: int) -> Fl
     # sum instead of a mean per diagonal. The first ones, that see less without BOS, get zeros before them.
     first = F.pad(pattern_bhqk[:, :, 1 : farthest + 1, 1 : farthest + 1], (farthest, 0))
     others = pattern_bhqk[:, :, farthest + 1 :, 1:]
-    total = sum(_band(part, farthest + 1).sum(-2) for part in (first, others))
+    total = _band(first, farthest + 1).sum(-2) + _band(others, farthest + 1).sum(-2)
     counted = torch.arange(n - 1, n - 2 - farthest, -1, device=others.device)
     return total.flip(-1) / counted
 

@@ -285,8 +285,7 @@ class Transformer(nn.Module):
         memory: what cross-attention reads, required by models that have it.
         Token ids and what goes with them are brought to the model's device.
         A model without an unembedding returns its final residual stream.
-        Errors: ValueError for ids, shapes, lengths or layers that do not fit the model, and for weights whose file was
-        overwritten in place.
+        Errors: ValueError for ids, shapes, lengths or layers that do not fit, and weights whose file was overwritten.
         """
         self.check_files()
         tokens = tokens if start else _beside(self.device, tokens)

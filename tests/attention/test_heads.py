@@ -10,13 +10,14 @@ import pytest
 import torch
 import xarray as xr
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import AttentionKernel, Heads, attention_kernel
-from interp.attention.heads import BY_PATTERN, same_token, with_pattern
+from interp.attention.heads import BY_PATTERN, _reduced, same_token, with_pattern
 from interp.attention.labels import RULES
-from interp.core.patterns import SCORES, distance_kernel, even_attention
+from interp.core.patterns import SCORES, copy_keys, copy_scores, distance_kernel, even_attention
 from interp.data.batch import Batch
 from interp.edits import Add, Scale, Set, Zero
 from interp.model import Transformer
@@ -281,6 +282,58 @@ def test_rows_of_ones_own_have_the_scores_of_a_slow_loop(side: Literal["left", "
         assert (cells.n == len(each)).all() and len(each) == (
             2 if name in ("duplicate_token", "induction") else 3
         )
+
+
+class Written(TorchDispatchMode):
+    """The numbers that operators write, views not counted, and the most of one operator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = self.most = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, Tensor) and out.is_floating_point() and not func.is_view:
+            self.total, self.most = self.total + out.numel(), max(self.most, out.numel())
+        return out
+
+
+def test_the_scores_of_a_pattern_write_little_beside_it() -> None:
+    """In numbers for each weight of a pattern: 2.0 and 3.1; 4.2 and 9.2 with a copy for each score."""
+    data = RepeatedTokens(period=31, repeats=4, rows=2)
+    pattern = torch.rand(2, 4, data.length, data.length).tril()
+    batch = Batch(data.tokens(100, 0))
+    keys = copy_keys(same_token(batch), batch.places)
+    for most, score in (
+        (2.2, lambda: _reduced(pattern, data)),
+        (3.2, lambda: copy_scores(pattern, keys, batch.places)),
+    ):
+        with Written() as written:
+            score()
+        assert written.total < most * pattern.numel()
+
+
+@pytest.mark.parametrize("data", [SMALL, "own"])
+def test_no_more_than_a_part_of_the_patterns_is_held_at_once(
+    data: RepeatedTokens | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = speaker()
+    tokens = SMALL.tokens(model.cfg.d_vocab, model.text.bos_id or 0)
+    size = model.cfg.n_heads * SMALL.length**2
+    monkeypatch.setattr("interp.model.attention.PART", 2 * size)
+    square = []
+
+    class Squares(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor) and out.ndim == 4 and out.shape[-2:] == (SMALL.length, SMALL.length):
+                square.append(out.numel() if out.shape[1] == model.cfg.n_heads else 0)
+            return out
+
+    rows = Batch(tokens, bos=True) if data == "own" else SMALL
+    with Squares():
+        interp.heads(model, rows, sentences=None)
+    assert max(square) == 2 * size < len(tokens) * size
 
 
 def test_what_repeats_is_ones_own_to_say() -> None:

@@ -4,7 +4,7 @@ import pickle
 import threading
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import count
+from itertools import combinations, count, pairwise
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 from jaxtyping import TypeCheckError
 from transformers import BertTokenizer
 
+from interp.data import stream as stream_module
 from interp.data.batch import Batch, Text
 from interp.data.sources import Rejected, Row, open_source
 from interp.data.stream import Layout, Stream, TooLong, Window, windows_of
@@ -155,6 +156,33 @@ def test_padded_rows_are_sorted_longest_first_and_equal_ones_stay_in_order() -> 
     assert [list(batch.tokens.shape) for batch in batches] == [[2, 5], [1, 3], [4, 2]]
     assert batches[0].keep is None, "equally long rows have no padding"
     assert batches[2].keep is not None and batches[2].keep.tolist()[3] == [True, False]
+
+
+@given(st.lists(st.integers(1, 12), min_size=1, max_size=14), st.integers(1, 60), st.integers(1, 20))
+def test_no_other_cuts_between_lengths_cost_less(lengths: list[int], budget: int, price: int) -> None:
+    """Cells, padding among them, and `price` for each batch: against every way to part the lengths into runs."""
+    ordered = sorted(lengths, reverse=True)
+    places = [i for i in range(1, len(ordered)) if ordered[i] != ordered[i - 1]]
+
+    def cost(ends: Sequence[int]) -> int:
+        total = 0
+        for start, stop in pairwise((0, *ends)):
+            rows, width = stop - start, ordered[start]
+            total += rows * width + max(price, budget // price) * -(-rows // max(1, budget // width))
+        return total
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream_module, "PASS", price)
+        found = stream_module._ends(ordered, budget)
+    every = [(*cuts, len(ordered)) for n in range(len(places) + 1) for cuts in combinations(places, n)]
+    assert cost(found) == min(map(cost, every))
+
+
+def test_short_lines_are_computed_with_little_padding() -> None:
+    lengths = [3 + (7 * i) % 40 for i in range(512)]
+    stream = Stream(open_source([[1] * n for n in lengths]), Text(None, 128, 50), tokens_per_batch=4096)
+    cells = sum(batch.tokens.numel() for window in windows(stream) for batch in window.batches)
+    assert sum(lengths) <= cells < 1.08 * sum(lengths)  # 1.45 when batches ended at their budget alone
 
 
 def test_a_batch_of_texts_is_the_one_that_text_makes() -> None:

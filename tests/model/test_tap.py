@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from interp.data.batch import Batch, Side
 from interp.model import Edit, Read, Tap, Trace
 from interp.model.tap import compact
 from tests.configs import CONFIGS, build, perturbed, some_tokens
@@ -40,6 +41,49 @@ def test_two_reads_of_one_site_coexist_and_the_same_read_twice_is_one() -> None:
     build("gpt2")(some_tokens(), tap)
     assert len(tap.values) == 2
     assert_close(tap.values[Read(Z, via=double)], 2 * tap.values[Read(Z)])
+
+
+@over("name", ["gpt2", "llama-gqa", "gpt-oss", "gemma2", "bloom"])
+@over("side", ["left", "right", None])
+def test_patterns_that_are_read_by_row_come_in_parts_and_the_bits_are_those_of_all_at_once(
+    name: str, side: Side | None
+) -> None:
+    model, tokens = perturbed(CONFIGS[name]), some_tokens()
+    batch = Batch(tokens) if side is None else Batch.of([[1, 2, 3], [4, 5, 6, 7, 8], [9]], side=side)
+    weights = torch.rand(len(batch.tokens), 1)
+    pattern, seen = "blocks.0.attn.hook_pattern", []
+
+    def via(rows: Tensor, weight: Tensor) -> Tensor:
+        seen.append(len(rows))
+        return (rows.square().sum((2, 3)) * weight).clone()
+
+    whole, late = Read(pattern, via=lambda rows: rows.square().sum((2, 3)) * weights), Read(POST)
+    apart = Read(pattern, via, by_row=(weights,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("interp.model.attention.PART", 1)
+        taps = [Tap([first, late]) for first in (whole, apart)]
+        logits = [model(batch.tokens, tap, keep=batch.keep) for tap in taps]
+    assert torch.equal(taps[0].values[whole], taps[1].values[apart])
+    assert torch.equal(taps[0].values[late], taps[1].values[late]) and torch.equal(*logits)
+    assert seen == [1] * len(batch.tokens)
+
+
+def test_patterns_that_somebody_else_wants_whole_or_edits_come_whole() -> None:
+    pattern = "blocks.0.attn.hook_pattern"
+    apart = Read(pattern, via=lambda rows: rows.sum((2, 3)), by_row=())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("interp.model.attention.PART", 1)
+        for tap in (Tap([apart, Read(pattern)]), Tap([apart], [Edit(pattern, double)])):
+            build("gpt2")(some_tokens(), tap)
+            assert tap.values[apart].shape == (3, 4)
+
+
+def test_a_read_by_row_has_an_answer_for_each_row() -> None:
+    read = Read("blocks.0.attn.hook_pattern", via=lambda rows: rows.sum((0, 1))[:0], by_row=())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("interp.model.attention.PART", 1)
+        with pytest.raises(ValueError, match="an answer for each of the 1 rows that its via gets, got 0"):
+            build("gpt2")(some_tokens(), Tap([read]))
 
 
 def test_a_small_answer_does_not_keep_a_large_tensor_alive() -> None:

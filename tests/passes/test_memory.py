@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
 
 import interp
 from interp.core.stats import Means
@@ -13,6 +14,7 @@ from interp.model import ModelConfig, Read
 from interp.model.experts import MoE
 from interp.passes.analysis import Analysis, Questions
 from interp.passes.memory import (
+    MOST_ON_DEVICE,
     MOST_ON_HOST,
     LiveBytes,
     MemoryPlan,
@@ -39,6 +41,21 @@ def questions(name: str) -> Questions:
 
 
 # --- counting -------------------------------------------------------------------------------------------------------
+
+
+def test_where_no_block_runs_a_window_is_one_pass_of_lookups_alone() -> None:
+    """No pass of the size of forward passes, no mask, no position vector: one lookup for each batch."""
+    network = build("gpt2")
+    read = Read("hook_embed", via=lambda stream: stream.norm(dim=-1))
+    norms = Analysis("norms", lambda trace, batch, model: {"norm": trace[read].sum(1)}, Means, reads=[read])
+    asked = Questions.of([norms], network.config)
+    assert memory_plan(asked, network, 8).tokens_per_batch == MOST_ON_DEVICE > 8 * MOST_ON_HOST
+    masked = Batch.of([[1, 2, 3], [4, 5]])
+    with profile(activities=[ProfilerActivity.CPU]) as seen:
+        asked.values(network, masked)
+    names = {event.key: event.count for event in seen.key_averages()}
+    assert names["aten::embedding"] == 1
+    assert not {"aten::tril", "aten::bitwise_and", "aten::add"} & names.keys()
 
 
 def test_live_bytes_are_those_of_the_tensors_alive() -> None:
