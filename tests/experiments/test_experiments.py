@@ -177,3 +177,23 @@ def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(
     assert results(resumed) == results(whole)
     if killed.run.steps:
         assert f"step {first}: loaded" in (resumed.folder / "log.txt").read_text()
+
+
+@pytest.mark.books
+def test_mixers_trained_in_several_runs_are_those_of_one_run(tmp_path: Path) -> None:
+    file = FOLDER / "mixers_and_induction.py"
+    small = ["only=pooling", "d_vocab=43", "training.steps=2", "training.rows=4", "training.evaluation_rows=4"]
+
+    def table(*said: str) -> Path:
+        with loaded(file) as experiment:
+            job = filled(experiment, [*small, *said])
+            with Record.create(tmp_path, file.stem, job, file=file) as record:
+                experiment.main(job, record)
+        return record.folder
+
+    apart = [table("seeds=1", f"training.seed={seed}") for seed in (0, 1)]
+    joined = table("seeds=0", *(f"joined={folder}" for folder in apart))
+    together = table("seeds=2")
+    for name in ("runs", "mixers"):
+        files = [folder / "tables" / f"{name}.parquet" for folder in (joined, together)]
+        assert without_times(files[0]) == without_times(files[1])
