@@ -280,7 +280,7 @@ def _split_parts(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
     late.fill("parts")
     said = {name: PLACE_OF["part"](name) for name in table.part.unique()}
     places = [said[name] for name in table.part]
-    at = table.columns.get_loc("part")
+    at = list(table.columns).index("part")
     for i, (column, dtype) in enumerate((("layer", "Int64"), ("head", "Int64"), ("kind", "object"))):
         if column not in table:
             at += 1

@@ -111,9 +111,7 @@ class SpatialGatingUnit(Attention):
 
     def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
         """AttributeError: there are no queries and keys, and values are read after GELU and a norm."""
-        raise AttributeError(
-            f"a spatial gating unit has no matrix of {name!r}: GELU and a norm follow it"
-        )
+        raise AttributeError(f"a spatial gating unit has no matrix of {name!r}: GELU and a norm follow it")
 
 
 @dataclass(frozen=True)
