@@ -172,8 +172,8 @@ WINGS = (
 )
 """Where everything else lives, one level down; imported at first use where that is slow."""
 
-late.MODULES |= {"pictures": "interp.plot", "records": "interp.lab"}
-"""Who draws a result, at the first look at one, and what else config files may hold."""
+late.MODULES |= {"pictures": "interp.plot", "records": "interp.lab", "parts": "interp.model.parts"}
+"""Who draws a result, at the first look at one, what else config files may hold, and what names of parts say."""
 
 _EARLIER = {
     "BackwardLens": "interp.lenses.GradientFactors, made by interp.lenses.gradient_factors",

@@ -176,7 +176,7 @@ def row_numbers(
 
 
 def weight_numbers(weights: Float[Tensor, "b *c h q k"], *, halves: bool = False) -> Float[Tensor, "b h q 4"]:
-    """As `row_numbers`, of weights that no scores stand behind: their sizes, brought to sum 1.
+    """As `row_numbers`, of weights that do not come from scores: their sizes, brought to sum 1.
 
     There is no gap (NaN), and the number of keys is 1 where a query weighs anything, else 0: who may see whom is not in
     the weights. halves: two patterns of either half of the values, of which this is the mean.

@@ -381,7 +381,7 @@ class Said(NamedTuple):
     layer: int | None
     senders: slice
     rows: slice
-    """Their places among all that is said: a bias after the norm of a layer's heads stands behind these."""
+    """Their places among all that is said: a bias after the norm of a layer's heads comes after these."""
 
 
 @dataclass(frozen=True, eq=False)

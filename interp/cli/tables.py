@@ -137,7 +137,8 @@ def _tidy(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
     table = table.drop(columns=known, errors="ignore").dropna(axis=1, how="all")
     if "n" in table and (table.n <= 1).all():
         table = table.drop(columns=["n", "low", "high"], errors="ignore")
-    return table[[name for name in table if not ("part" in table and name in INDEX)]]
+    said = INDEX if "kind" in result.coords else (*INDEX, "kind")
+    return table[[name for name in table if not ("part" in table and name in said)]]
 
 
 def _text(table: "pd.DataFrame") -> str:

@@ -1,4 +1,4 @@
-"""Doors to other libraries' models: TransformerLens' HookedTransformer and TransformerBridge, and llama2.c.
+"""Models of other libraries, loaded and saved: TransformerLens' HookedTransformer and TransformerBridge, and llama2.c.
 
 ```python
 from interp.compat import from_bridge, from_hooked_transformer, load_hooked, load_llama2c, to_hooked_state

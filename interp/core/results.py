@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from interp.core import viewer
+from interp.core import late, viewer
 from interp.core.boundary import public
 from interp.core.files import write_atomically
 from interp.core.stats import FEWEST, Moments
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+PLACE_OF: dict[str, Callable[[object], tuple[int | None, int | None, str | None]]] = {}
+"""From the name of a part its layer, its head and its kind, under "part"; `interp.model.parts` puts it here."""
 
 
 class MergeTree(Generic[T]):
@@ -228,7 +230,10 @@ def scored(
 def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.DataFrame:
     """The tidy table of a result: one row per cell, its coordinates as columns, then what it estimates.
 
-    For pandas: to sort, to filter, to join, to write as CSV.
+    For pandas: to sort, to filter, to join, to write as CSV. Beside a column `part` stand `layer` and `head` (integers,
+    <NA> for a part in no layer or no head) and `kind` ("head", "mlp", "neuron", "embed", ...), so that no name has to
+    be taken apart; columns that the result has of these names stay. Of parts that were changed together, `L0H1+L0H3`,
+    the kind is "set", and the layer the one that they share.
 
     The table has the variables over the cells of `value` (of the first variable, where there is none), so the numbers
     per prompt are not in it: ask for them, `frame(result, "each")`. Where cells are edges (coordinate `edge`), those
@@ -237,7 +242,7 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
     Example:
         >>> zero, metric = interp.edits.Zero(), interp.metrics.kl_divergence()
         >>> list(frame(interp.ablate(model, prompt, "mlp", change=zero, metric=metric)))[:4]
-        ['layer', 'part', 'value', 'low']
+        ['layer', 'part', 'head', 'kind']
     """
     import pandas as pd
     import xarray as xr
@@ -259,10 +264,28 @@ def frame(result: xr.Dataset | xr.DataArray, variable: str | None = None) -> pd.
         table = result[order].to_dataframe(dim_order=[str(dim) for dim in result[main].dims]).reset_index()
     else:  # one number
         table = pd.DataFrame({name: [result[name].item()] for name in (*result[order].coords, *order)})
+    table = _split_parts(table, order)
     labels = [name for name in table.columns if name not in order]
     if "edge" in labels:
         table = table[table.edge != ""].reset_index(drop=True)
     return table[[*labels, *order]]
+
+
+def _split_parts(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
+    """The table with layer, head and kind of its parts beside their names; those that it has already stay."""
+    import pandas as pd
+
+    if "part" not in table or "part" in values:
+        return table
+    late.fill("parts")
+    said = {name: PLACE_OF["part"](name) for name in table.part.unique()}
+    places = [said[name] for name in table.part]
+    at = list(table.columns).index("part")
+    for i, (column, dtype) in enumerate((("layer", "Int64"), ("head", "Int64"), ("kind", "object"))):
+        if column not in table:
+            at += 1
+            table.insert(at, column, pd.Series([place[i] for place in places], table.index, dtype))
+    return table
 
 
 def write_tables(tables: Mapping[str, pd.DataFrame], folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """What goes from the host to a device and back: without a wait where none is needed, in one copy where it is.
 
-An accelerator works behind the host, which queues what is to be done. A copy to the host, and a plain copy from it,
+An accelerator works through a queue that the host fills. A copy to the host, and a plain copy from it,
 wait until all of that is done, and then the device stands still. So what is sent does not wait, and what is fetched is
 fetched together.
 """
@@ -17,7 +17,7 @@ Whole = int | Sequence["Whole"]
 
 
 def sent(values: Tensor | Whole, device: torch.device) -> Tensor:
-    """The same numbers on a device, queued behind its work; the host's copy may change at once.
+    """The same numbers on a device, queued after its work; the host's copy may change at once.
 
     values: a tensor, or whole numbers, which become int64.
 

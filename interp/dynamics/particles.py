@@ -84,8 +84,8 @@ def trajectories(
     one start: `low` and `high` are `value`, `n` is 0.
     potential: E = 1 / (2 n^2) sum_ij exp(x_i^T P x_j), beta times the interaction energy of Geshkovski et al. 2023
     (arXiv:2312.10794, section 3) for P = beta 1. Where P is symmetric, W U = c P with c > 0 and nothing is masked, the
-    motion climbs it: dE/dt = sum_i Z_i / (c n^2) |x_i'|^2, Z_i the softmax's denominator. `attrs["climbs"]` is 1 if
-    that is so, else 0: E may fall.
+    motion never lowers it: dE/dt = sum_i Z_i / (c n^2) |x_i'|^2, Z_i the softmax's denominator. `attrs["climbs"]` is 1
+    if that is so, else 0: E may fall.
     every: steps between two times that are kept; the last is kept too. Others, and errors: as `flow`, and ValueError
     for fewer than two tokens.
 

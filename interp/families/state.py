@@ -36,7 +36,7 @@ def load_state(
 
     rename: our name of a parameter -> the state dict's. `{l}` stands for the layer, on both sides. Several names are
     joined along the first axis (`qkv`: queries, then keys, then values; a gated `into`: the gate, then the other).
-    Behind a name may stand how its axes are to be moved, as einops writes it: `"embed.W_E: v d -> v d"`.
+    After a name may stand how its axes are to be moved, as einops writes it: `"embed.W_E: v d -> v d"`.
     A parameter that is not in the map is looked for under our own name. Every matrix of ours is `[out, in]`, as
     `torch.nn.Linear` has it. ignore: regular expressions of tensors that hold no weights (masks, tables).
     dtype: None = the state dict's.

@@ -110,10 +110,8 @@ class SpatialGatingUnit(Attention):
         return z * at(tap, GATE.name, F.gelu(self.gate(x)).unflatten(-1, (-1, self.d_head)))
 
     def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
-        """AttributeError: there are no queries and keys, and values stand behind GELU and a norm."""
-        raise AttributeError(
-            f"a spatial gating unit has no matrix of {name!r}: GELU and a norm stand behind it"
-        )
+        """AttributeError: there are no queries and keys, and values are read after GELU and a norm."""
+        raise AttributeError(f"a spatial gating unit has no matrix of {name!r}: GELU and a norm follow it")
 
 
 @dataclass(frozen=True)

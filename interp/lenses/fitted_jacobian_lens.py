@@ -178,7 +178,7 @@ class FittedJacobianLens:
     def directions(self, token: Answers) -> Float[Tensor, "l *n d"]:
         """The direction of a token in the stream after each layer, J^T u: the mean gradient of its logit there.
 
-        u is the token's column of the unembedding behind the final norm at scale 1 (gamma in, centred if LayerNorm).
+        u is the token's column of the unembedding with the final norm at scale 1 (gamma in, centred if LayerNorm).
         Of several tokens one each, `[layer token d]`; of one, given as a text or an id, `[layer d]`.
         Errors: ValueError for what is no single token, or a token that the lens was not fitted for.
 

@@ -176,7 +176,7 @@ class GatedDeltaMixer(Attention):
 
     def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
         """AttributeError: queries, keys and values are no linear maps of what a head reads."""
-        raise AttributeError(f"a gated delta net has no matrix of {name!r}: a convolution stands behind it")
+        raise AttributeError(f"a gated delta net has no matrix of {name!r}: a convolution follows it")
 
 
 def _unit(x: Float[Tensor, "*b r"]) -> Float[Tensor, "*b r"]:

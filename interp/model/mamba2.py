@@ -202,7 +202,7 @@ class Mamba2Mixer(Attention):
 
     def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
         """AttributeError: queries, keys and values are no linear maps of what a head reads."""
-        raise AttributeError(f"Mamba-2 has no matrix of {name!r}: a convolution stands behind it")
+        raise AttributeError(f"Mamba-2 has no matrix of {name!r}: a convolution follows it")
 
 
 def _begins(documents: Int[Tensor, "b p"], keep: Bool[Tensor, "b p"] | None) -> Bool[Tensor, "b p"]:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, SupportsIndex, TypeGuard
 
 from interp.core.boundary import Required, nearest
+from interp.core.results import PLACE_OF
 from interp.model import sites
 
 if TYPE_CHECKING:
@@ -199,6 +200,28 @@ class Edge:
     def __str__(self) -> str:
         receiver = f"L{self.receiver.layer}.mlp" if self.receiver.kind == "mlp_input" else str(self.receiver)
         return f"{self.sender}->{receiver}"
+
+
+def place_of(name: object) -> tuple[int | None, int | None, str | None]:
+    """Layer, head and kind of a part by its name; of several joined by "+" the layer they share, and "set".
+
+    All None for what names no part.
+
+    >>> place_of("L3H5"), place_of("L0.mlp"), place_of("embed"), place_of("L1H0+L1.mlp")
+    ((3, 5, 'head'), (0, None, 'mlp'), (None, None, 'embed'), (1, None, 'set'))
+    """
+    try:
+        parts = [Part.of(each) for each in str(name).split("+")]
+    except (KeyError, ValueError):
+        return None, None, None
+    if len(parts) > 1:
+        layers = {part.layer for part in parts}
+        return (layers.pop() if len(layers) == 1 else None), None, "set"
+    (part,) = parts
+    return part.layer, part.index if part.kind in KINDS and KINDS[part.kind].axis == "h" else None, part.kind
+
+
+PLACE_OF["part"] = place_of
 
 
 def _no_part(given: object) -> str | None:

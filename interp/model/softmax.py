@@ -148,7 +148,7 @@ class Softmax(Mixer):
         """What analyses may rely on; scores are q . k up to a factor that the query alone decides, or are not.
 
         Clipped queries, keys and values are not linear in what heads read, and not those of the sites: there are no
-        circuits. Behind a gate z is not the pattern of the values.
+        circuits. After a gate z is not the pattern of the values.
         """
         linear = self.clip is None
         bilinear = linear and self.score == "dot" and not self.smeared_keys and self.refinement is None

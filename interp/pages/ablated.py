@@ -7,7 +7,6 @@ import pandas as pd
 from interp.causal import ablate
 from interp.core.results import frame
 from interp.model.edits import Resample, Zero
-from interp.model.parts import Part
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, as_network
 from interp.residual import attribute
@@ -57,6 +56,4 @@ def _added(attributed: "xr.Dataset") -> pd.Series:
 def _rows(found: "xr.Dataset", direct: pd.Series) -> pd.DataFrame:
     """One row per part of a kind."""
     table = frame(found)
-    head = table.get("head", pd.Series(pd.NA, index=table.index)).astype("Int64")
-    kinds = [Part.of(name).kind for name in table.part]
-    return table.assign(kind=kinds, head=head, direct=direct[table.part].to_numpy())
+    return table.assign(head=table["head"].astype("Int64"), direct=direct[table.part].to_numpy())

@@ -110,15 +110,25 @@ def _answer(report: Report, contrast: Contrast) -> Finding:
     said = _quoted(answer.token)
     where = f"(probability {probability(answer.prob)}, rank {answer.rank + 1})"
     if wrong is not None and contrast.total < 0:
-        words = f"The model prefers {_quoted(wrong.token)} to the answer {said} {where}: {_by(-contrast.total)} ahead."
-        return Finding(words, "question")
+        preferred = f"it prefers {_quoted(wrong.token)}, {_by(-contrast.total)} ahead"
+        words = f"The model does not answer {said} {where}: {preferred}."
+        return Finding(words, "question", _unanswered(report, contrast))
     table = report.tables["next_tokens"]
     first = table[(table.pos == table.pos.max()) & (table["rank"] == 0)].iloc[0]
     ahead = "" if wrong is None else f", {_by(contrast.total)} ahead of {_quoted(wrong.token)}"
     if answer.rank == 0:
         return Finding(f"The model answers {said} {where}{ahead}.", "question")
     instead = f"It would say {_quoted(first.token)} ({probability(float(first.prob))}) instead."
-    return Finding(f"The answer {said} is not the model's first choice {where}{ahead}.", "question", instead)
+    doubt = f"{instead} {_unanswered(report, contrast)}".strip()
+    return Finding(f"The answer {said} is not the model's first choice {where}{ahead}.", "question", doubt)
+
+
+def _unanswered(report: Report, contrast: Contrast) -> str:
+    """What the sentences about two prompts are about where the model does not give the answer to the first."""
+    if report.corrupted is None:
+        return ""
+    apart = number(contrast.total - report.corrupted.total, 2, sign=True)
+    return f"What is said below of the difference between the prompts is about {apart} logits, not about an answer."
 
 
 def _by(logits: float) -> str:
@@ -232,20 +242,37 @@ def _cause(report: Report, contrast: Contrast) -> Finding | None:
     best, share = back.iloc[0], float(back.normalised.iloc[0])
     name = _cell_in_words(best)
     if share < LITTLE:
-        words = f"No single head or MLP brings the answer back: the most is {number(share, 2)}, by {name}."
+        words = (
+            f"No single head or MLP brings the difference back: the most is {number(share, 2)}, by {name}."
+        )
         return Finding(words, "patching", "Several have to act together.")
-    words = (
-        f"{_started(name)} brings {number(share, 2)} of the difference back when it alone is put into the corrupted "
-        f"prompt."
+    brings = (
+        f"brings {number(share, 2)} of the difference back when it alone is put into the corrupted prompt"
     )
+    words = f"{_started(name)} {brings}."
     left = sides["noise"].normalised.reindex(back.index) if "noise" in sides else back.normalised * 0
     spare = back.index[(back.normalised >= AMPLE) & (left >= AMPLE)]
+    if (site := _early_site(back, left, best)) is not None:
+        early = f"{_started(_cell_in_words(site))} writes early what the answer needs: alone in the corrupted prompt it"
+        back_early = number(float(site.normalised), 2)
+        words = f"{early} brings {back_early} of the difference back, {name} later {number(share, 2)}."
     if not len(spare):
         return Finding(words, "patching", _more_than_all(share))
     names = [_cell_in_words(back.loc[index]) for index in spare]
     several = f"{_listed(names)} {'is' if len(names) == 1 else 'are each'} enough and"
     doubt = f"But {several} not needed: at least {number(float(left[spare].min()), 2)} is left without it."
     return Finding(words, "patching", doubt)
+
+
+def _early_site(back: pd.DataFrame, left: pd.Series[float], best: pd.Series) -> pd.Series | None:
+    """The MLP before the last token that is enough and needed, in the first layer below that of the best part; or None.
+
+    back: every part put into the corrupted prompt. left: what is left of the answer without it. This is what causal
+    tracing calls the early site (Meng et al. 2022); the best part then reads what it wrote.
+    """
+    early = (back.site != "z") & (back.layer < best.layer) & (back.pos < back.pos.max())
+    rows = back[early.fillna(False) & (back.normalised >= AMPLE) & (left <= LITTLE)]
+    return None if rows.empty else rows.sort_values("layer", kind="stable").iloc[0]
 
 
 def _cell_in_words(cell: pd.Series) -> str:

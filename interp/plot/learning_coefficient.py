@@ -1,4 +1,4 @@
-"""The chains behind a learning coefficient: whether they have settled."""
+"""The sampling chains of a learning coefficient: whether they have settled."""
 
 from __future__ import annotations
 

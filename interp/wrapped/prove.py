@@ -72,9 +72,9 @@ def wrap(
     _check(network)
     plain = copied(network, dtype, device)
     half = next(plain.parameters()).dtype not in (torch.float32, torch.float64)
-    twin = copied(plain, torch.float32, None) if half else plain
+    precise = copied(plain, torch.float32, None) if half else plain
     with torch.no_grad():
-        proof, registry = _proven(twin)
+        proof, registry = _proven(precise)
     trees = trees_of(plain, registry=registry)
     return Wrapped(trees, proof.plan, proof.config, proof.readings).requires_grad_(False)
 

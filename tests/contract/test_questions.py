@@ -6,8 +6,10 @@ import importlib
 import inspect
 import json
 import pickle
+import re
 from dataclasses import fields
 
+import pandas as pd
 import pytest
 import torch
 import xarray as xr
@@ -123,7 +125,28 @@ def test_its_result_is_a_narrow_table_with_a_unit_for_every_number_and_a_label_f
     if "score" in found.dims:
         assert found.unit.dims == ("score",) and all(found.unit.values)
     table = interp.frame(found)
-    assert len(table) and len(table.columns) <= 12, list(table)
+    beside = table.columns.drop(["layer", "head", "kind"], errors="ignore")  # what the part's name says
+    assert len(table) and len(beside) <= 12, list(table)
+
+
+@over("case", RECORDS)
+def test_a_table_by_parts_has_their_layer_head_and_kind_as_columns(case: str) -> None:
+    """Nobody has to take a name apart: what stands beside it says the same."""
+    table = interp.frame(answer(case))
+    if "part" not in table:
+        return
+    assert {"layer", "head", "kind"} <= {*table}
+    assert {table.layer.dtype.kind, table["head"].dtype.kind} == {"i"}
+    own = {*answer(case).coords}  # what the result says itself of what is in no layer
+    for name, layer, head, kind in zip(table.part, table.layer, table["head"], table["kind"], strict=True):
+        pieces = [re.fullmatch(r"L(\d+)(?:H(\d+))?(\W.*|N\d+)?", each) for each in str(name).split("+")]
+        layers = {int(piece[1]) for piece in pieces if piece}
+        if len(pieces) == 1 and pieces[0]:
+            assert layer == int(pieces[0][1])
+            if pieces[0][2] is not None:
+                assert head == int(pieces[0][2]) and (kind == "head" or "kind" in own), name
+        elif len(layers) != 1:
+            assert ("layer" in own or pd.isna(layer)) and ("head" in own or pd.isna(head)), name
 
 
 @over("case", RECORDS)

@@ -13,6 +13,7 @@ from interp.pages import About, Finding, Question, Report, ReportPage, findings,
 from interp.pages.findings import MOST, enough, in_words
 from interp.zoo.groundtruth import Alphabet
 from interp.zoo.planted import PLANTED
+from interp.zoo.shown import SHOWN
 from tests.pages.prose import Prose
 from tests.pages.reports import compared, page_of
 from tests.pages.test_sections import section
@@ -23,7 +24,7 @@ SHOP, SWAPPED = (f"When Mary and John went to the shop, {who} gave a book to" fo
 @functools.cache
 def hand_built(name: str) -> Report:
     """The report of one planted model on the first pair of its prompts."""
-    made = PLANTED[name](n=4)
+    made = (PLANTED | SHOWN)[name](n=4)
     model = interp.HookedTransformer(made.model, Alphabet(), name=name)
 
     def text(ids: list[int]) -> str:
@@ -35,7 +36,7 @@ def hand_built(name: str) -> Report:
 
 
 @functools.cache
-def asked(*question: str) -> Report:
+def asked(*question: str | None) -> Report:
     """The report of demo-4l."""
     return report_of(
         interp.HookedTransformer.from_pretrained("demo-4l"), Question(*question), About("demo-4l")
@@ -79,6 +80,31 @@ def test_a_fact_is_found_in_the_mlp_that_keeps_it_at_the_token_that_asks() -> No
         f"The MLP of layer 1 at “{token}” (position {last}) brings 1.00 of the difference"
     )
     assert cause.doubt == ""
+
+
+def test_a_fact_of_an_early_site_is_found_where_it_is_written_and_not_only_where_it_is_read() -> None:
+    found = hand_built("early_site")
+    tokens = found.tables["tokens"].token.tolist()
+    subject = max(pos for pos, token in enumerate(tokens) if token in tuple("efgh"))
+    (cause, *_) = said(found, "patching")
+    restored = found.tables["patching"].query(
+        "direction == 'denoise' and site == 'mlp_out' and layer == 0 and pos == @subject"
+    )
+    share = float(restored.normalised.iloc[0])
+    assert share > 0.9
+    assert cause.words.startswith(
+        f"The MLP of layer 0 at “{tokens[subject]}” (position {subject}) writes early what the answer needs: alone in "
+        f"the corrupted prompt it brings {share:.2f} of the difference back, head L1H2 later"
+    )
+    assert cause.doubt == ""
+
+
+def test_an_early_mlp_that_the_answer_does_not_need_is_not_called_its_site() -> None:
+    found = hand_built("early_site")
+    table = found.tables["patching"].copy()
+    table.loc[(table.direction == "noise") & (table.site == "mlp_out"), "normalised"] = 0.9
+    changed = dataclasses.replace(found, tables={**found.tables, "patching": table})
+    assert said(changed, "patching")[0].words.startswith("Head L1H2 brings 1.00")
 
 
 def test_the_loss_of_a_head_with_a_backup_is_doubted_by_both_ways_of_measuring() -> None:
@@ -126,9 +152,40 @@ def test_the_sentences_of_the_demo_say_its_numbers() -> None:
 def test_a_question_that_the_model_gets_wrong_is_said_to_be_wrong_and_explained_for_what_it_says() -> None:
     found = asked(SHOP, " John", " Mary")
     first, writer = findings(found)[:2]
-    assert first.words.startswith("The model prefers “·Mary” to the answer “·John” (probability ")
+    assert re.fullmatch(
+        r"The model does not answer “·John” \(probability [\d.<]+, rank \d+\): "
+        r"it prefers “·Mary”, [\d.]+ logits ahead\.",
+        first.words,
+    )
     right = findings(asked(SHOP, " Mary", " John"))[1]
     assert writer == right
+
+
+def test_of_a_prompt_that_a_trained_model_gets_wrong_the_first_sentence_says_so_and_what_the_others_are_about() -> (
+    None
+):
+    """Found among 200 generated sentences: the one of them that demo-4l gets wrong."""
+    wrong, other = (
+        f"Once Adam and John were alone in the station, {who} passed a drink to" for who in ("John", "Adam")
+    )
+    found = asked(wrong, " Adam", " John", other)
+    assert found.contrast is not None and found.corrupted is not None
+    assert found.contrast.total < 0
+    first, writer, *rest = findings(found)
+    answer = found.contrast.answer
+    assert first.words == (
+        f"The model does not answer “·Adam” (probability {answer.prob:.3f}, rank {answer.rank + 1}): it prefers "
+        f"“·John”, {-found.contrast.total:.2f} logits ahead."
+    )
+    apart = found.contrast.total - found.corrupted.total
+    assert first.doubt == (
+        f"What is said below of the difference between the prompts is about {apart:+.2f} logits, not about an answer."
+    )
+    assert "“·John”" in writer.words and "“·Adam”" not in writer.words
+    assert rest and not any("answer back" in one.words or "needs" in one.words for one in rest)
+    alone = findings(asked(wrong, " Adam", None, other))[0]
+    assert alone.words.startswith("The answer “·Adam” is not the model's first choice (probability 0.")
+    assert alone.doubt.startswith("It would say “·John” (0.") and "not about an answer" in alone.doubt
 
 
 def test_an_answer_ahead_of_the_wrong_one_and_behind_another_is_not_called_the_answer() -> None:
@@ -166,7 +223,7 @@ def test_no_part_is_named_as_the_cause_where_none_brings_enough_back() -> None:
     table = found.tables["patching"].assign(normalised=lambda rows: rows.normalised / 10)
     changed = dataclasses.replace(found, tables={**found.tables, "patching": table})
     assert said(changed, "patching")[0].words.startswith(
-        "No single head or MLP brings the answer back: the most is 0.10"
+        "No single head or MLP brings the difference back: the most is 0.10"
     )
 
 
