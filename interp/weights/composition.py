@@ -21,6 +21,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
 from interp.core.results import labelled
 from interp.core.stats import wide
+from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.model.config import Rotary
 from interp.model.parts import Named, Part, as_part
@@ -142,11 +143,15 @@ def against_null(
     _check(circuits, kind, offset, null)
     sources, destinations = _halves(circuits, kind, offset)
     config = circuits.config
+    found = {"ratio": _ratios(sources, destinations)}
+    if null == "spectrum":
+        found |= {"source": concentration(sources), "destination": concentration(destinations)}
+    here = fetched(found)
     if null == "shape":
         a = b = gaussian_concentration(config.d_model, config.head_width)
     else:
-        a, b = concentration(sources).cpu()[:, :, None, None], concentration(destinations).cpu()
-    ratios = _ratios(sources, destinations).cpu().double()
+        a, b = here["source"][:, :, None, None], here["destination"]
+    ratios = here["ratio"].double()
     return ratios, overlap_null(a, b, config.d_model)
 
 
