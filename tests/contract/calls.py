@@ -75,6 +75,11 @@ def tuned() -> interp.HookedTransformer:
 
 
 @once
+def mend() -> interp.editing.Mend:
+    return interp.editing.Mend.untrained(model(), ["blocks.0.mlp.W_out"])
+
+
+@once
 def circuits() -> HeadCircuits:
     return HeadCircuits(model())
 
@@ -383,6 +388,10 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "editing.memit_edit": {"facts": lambda: [interp.editing.EditCase(TEXT, " cat", "Mary", {})],
                   "keys": lambda: [keys()], "weight": lambda: 0.1,
                   "search": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
+    "editing.Mend": {"networks": lambda: mend().networks, "sample": lambda: mend().sample},
+    "editing.mend_edit": {"mend": mend},
+    "editing.train_mend": {"cases": lambda: [interp.editing.EditCase(TEXT, 5, "Mary", {"others": (("John gave", 6),)})],
+                  "names": lambda: ["blocks.0.mlp.W_out"], "tuning": lambda: interp.editing.FineTuning(1)},
     "editing.rome_edit": {"prompt": lambda: TEXT, "subject": lambda: "Mary", "keys": keys,
                   "rome": lambda: interp.editing.Rome(ridge=0.1, steps=1)},
     "tokens.evidence": {"attribution": attribution, "known": lambda: torch.ones(attribution().value.shape).bool()},

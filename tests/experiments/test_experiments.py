@@ -7,11 +7,13 @@ from typing import NoReturn, TypeVar
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from interp.cli.parameters import filled
 from interp.opening import OfModel
 from interp.runs.experiment import loaded
 from interp.runs.record import Drawing, Record
+from tests.scales import uneven
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -139,8 +141,19 @@ def test_an_experiment_about_a_model_takes_its_device_and_precision(name: str, t
 
 @pytest.mark.books
 @pytest.mark.parametrize("name", SMALL)
-def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(name: str, tmp_path: Path) -> None:
+def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And maps of one quantity in one of its figures have one colour scale."""
     file = FOLDER / f"{name}.py"
+    found: list[str] = []
+    keep = Record.figure
+
+    def figure(self: Record, name: str, figure: Drawing) -> None:
+        found.extend(uneven(figure) if isinstance(figure, Figure) else ())
+        keep(self, name, figure)
+
+    monkeypatch.setattr(Record, "figure", figure)
     with loaded(file) as experiment:
         job = filled(experiment, SMALL[name].split())
         with Record.create(tmp_path, name, job, file=file) as whole:
@@ -158,6 +171,7 @@ def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(name: 
 
         with Record.resume(killed.folder, job, file=file) as resumed:
             experiment.main(job, resumed)
+    assert found == []
     assert Record.open(resumed.folder).state == "finished"
     assert kept(resumed) == kept(whole)
     assert results(resumed) == results(whole)

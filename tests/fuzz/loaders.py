@@ -33,6 +33,7 @@ from tests.contract.calls import (
     TOKENS,
     directions,
     graph_file,
+    mend,
     mib_file,
     model,
     sae_folder,
@@ -315,6 +316,10 @@ LOADERS: Mapping[str, Loader] = {
     ),
     "a tuned lens": Loader(
         _lens, lambda path: interp.lenses.TunedLens.load(path / "lens.safetensors", model()), ("lenses.TunedLens.load",)
+    ),
+    "a MEND": Loader(
+        lambda path: mend().save(path / "mend.safetensors"),
+        lambda path: interp.editing.Mend.load(path / "mend.safetensors", model()), ("editing.Mend.load",)
     ),
     "a Jacobian lens": Loader(
         _only("lens.safetensors", _jacobian),

@@ -1,0 +1,367 @@
+"""MEND: a small network, trained on other edits, turns the gradient of an edit into a change that disturbs less.
+
+Mitchell et al. 2022, "Fast Model Editing at Scale" (arXiv:2110.11309), section 3. In the row convention x @ W the
+gradient of an edit's loss at a matrix is sum_i u_i^T delta_i over tokens i: what the matrix reads there, and the
+gradient at what it gives. The network g maps z_i = [norm(u_i), norm(delta_i)] to [u~_i, delta~_i]; then
+
+    h = z + relu(s1 * (z V1 U1 + b) + o1),   g = h + relu(s2 * (h V2 U2) + o2),   W' = W - alpha sum_i u~_i^T delta~_i.
+
+Matrices of one shape share U, V and b; alpha, s and o are each matrix' own. V begins at zero, so g as the identity.
+
+It differs from the paper in this. norm takes its means and standard deviations from all training edits before the first
+step, not on the way; a feature that does not vary there is not scaled. The learning rate falls linearly to zero, where
+the paper stops early. The loss takes all rewordings and all other prompts of an edit, not one of each, and KL at their
+last token. As in the released code, tokens with delta = 0 change nothing; there U begins at zero and V is drawn.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice, repeat
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from interp.core.boundary import Count, public, shape_text
+from interp.core.factored import FactoredMatrix
+from interp.core.files import write_atomically
+from interp.core.stats import wide
+from interp.core.viewer import Brief
+from interp.data.batch import Answers, Batch, Prompts
+from interp.editing.edit_scores import EditCase
+from interp.editing.editors import FineTuning, entering, posed
+from interp.editing.weight_edit import WeightEdit, changed
+from interp.lenses.factors import factors
+from interp.model.fitted_file import fitted_file, is_of, sample_of
+from interp.model.transformer import Transformer
+from interp.passes.analysis import NotFiniteError
+from interp.passes.observe import Model, Subject, as_model, as_network
+from interp.weights.matrices import by_head, held, side_by_side
+
+FORMAT = "interp mend 1"
+TRAINING = FineTuning(steps=200, rate=1e-3)
+"""How the networks are trained, unless told otherwise."""
+TRAINED = ("U", "V", "bias", "scale", "shift", "alpha")
+CONSTANT = 1e-6
+"""A feature whose standard deviation is a smaller share of its mean does not vary."""
+Pair = tuple[Float[Tensor, "n i"], Float[Tensor, "n o"]]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class GradientNetwork(Brief):
+    """The network g of all matrices of one shape `[i o]`, heads side by side; f = i + o features."""
+
+    names: tuple[str, ...]
+    """The m matrices that share it."""
+    U: Float[Tensor, "2 r f"]
+    V: Float[Tensor, "2 f r"]
+    bias: Float[Tensor, "f"]
+    """b."""
+    scale: Float[Tensor, "m 2 f"]
+    """s1 and s2 of every matrix."""
+    shift: Float[Tensor, "m 2 f"]
+    """o1 and o2 of every matrix."""
+    alpha: Float[Tensor, "m"]
+    mean: Float[Tensor, "f"]
+    std: Float[Tensor, "f"]
+
+    def __call__(self, name: str, u: Float[Tensor, "n i"], delta: Float[Tensor, "n o"]) -> FactoredMatrix:
+        """- alpha sum_i u~_i^T delta~_i of one matrix, as factors; tokens with delta = 0 change nothing."""
+        m = self.names.index(name)
+        z = (torch.cat((u, delta), 1) - self.mean) / self.std
+        for k in (0, 1):
+            product = z @ self.V[k] @ self.U[k]
+            inner = self.scale[m, k] * (product if k else product + self.bias) + self.shift[m, k]
+            z = z + inner.clamp(min=0)  # and not relu, whose derivative at 0, where training begins, is 0
+        z = torch.where((delta != 0).any(1, keepdim=True), z, 0.0)
+        left, right = z.split((u.shape[1], delta.shape[1]), 1)
+        return FactoredMatrix(left.mT, -self.alpha[m] * right)
+
+    def normed(self, pairs: Sequence[Mapping[str, Pair]]) -> GradientNetwork:
+        """The same with the means and standard deviations of these factors, of the tokens whose delta is not 0."""
+        rows = [
+            torch.cat(each[name], 1)[(each[name][1] != 0).any(1)] for each in pairs for name in self.names
+        ]
+        std, mean = torch.std_mean(torch.cat(rows), 0, correction=0)
+        return replace(self, mean=mean, std=torch.where(std > CONSTANT * mean.abs(), std, 1.0))
+
+    @property
+    def numbers(self) -> dict[str, Tensor]:
+        """Its tensors by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self)[1:]}
+
+
+@public()
+@dataclass(frozen=True, eq=False, repr=False)
+class Mend(Brief):
+    """Trained editor networks of some matrices of one model; pass it to `mend_edit(..., mend=...)`."""
+
+    networks: tuple[GradientNetwork, ...]
+    """One for each shape of matrix."""
+    sample: Float[Tensor, "n"]
+    """Some numbers of every parameter of the model, in order: what it is recognised by."""
+    losses: Float[Tensor, "step 2"] | None = None
+    """-log p of the answers and KL of the other prompts, nats, before each step; None if untrained or loaded."""
+
+    @classmethod
+    def untrained(
+        cls, model: Model, names: Sequence[str], *, alpha: float = 1e-3, rank: Count = 32, seed: int = 0
+    ) -> Mend:
+        """Networks that are the identity, without norms: `mend_edit` is `gradient_edit` with eta = alpha.
+
+        names: matrices of blocks, as `WeightEdit` names them. rank: the inner size of V U at most. seed: of U.
+        Errors: KeyError, IndexError or ValueError for a matrix that the model lacks; ValueError for one outside the
+        blocks, no or repeated names, alpha <= 0, rank < 1.
+
+        Example:
+            >>> mend = Mend.untrained(model, ["blocks.0.mlp.W_in", "blocks.1.mlp.W_in"], alpha=0.1)
+            >>> [edit.rank for edit in mend_edit(model, prompt, answer=" cat", mend=mend)]
+            [10, 10]
+        """
+        if not names or len(set(names)) != len(names) or not alpha > 0 or rank < 1:
+            raise ValueError(
+                "names of distinct matrices, alpha > 0 and rank >= 1 are required, got "
+                f"{list(names)}, alpha={alpha}, rank={rank}"
+            )
+        network, generator = as_network(model), torch.Generator().manual_seed(seed)
+        by_shape: dict[torch.Size, list[str]] = {}
+        for name in names:
+            weight = held(network, name).in_(network)
+            if not name.startswith("blocks."):
+                raise ValueError(f"a matrix of a block is required, whose gradient has factors, got {name!r}")
+            by_shape.setdefault(side_by_side(weight, name).shape, []).append(name)
+        like = wide(network.embed.weight.detach())
+        zeros, ones, made = like.new_zeros, like.new_ones, []
+        for f, group in ((sum(shape), group) for shape, group in by_shape.items()):
+            m, u = len(group), torch.empty(2, min(rank, f), f)
+            for each in u:
+                nn.init.xavier_uniform_(each, generator=generator)
+            own = ones(m, 2, f), zeros(m, 2, f), alpha * ones(m)
+            v, bias, mean, std = zeros(u.mT.shape), zeros(f), zeros(f), ones(f)
+            made.append(GradientNetwork(tuple(group), u.to(like), v, bias, *own, mean, std))
+        return cls(tuple(made), sample_of(network))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The matrices that are changed."""
+        return tuple(name for each in self.networks for name in each.names)
+
+    def changes(self, model: Transformer, pairs: Mapping[str, Pair]) -> dict[str, FactoredMatrix]:
+        """The change of every matrix from its factors u and delta, in the layout of `Weights`."""
+        found = dict[str, FactoredMatrix]()
+        for each in self.networks:
+            for name in each.names:
+                weight, change = held(model, name).in_(model), each(name, *pairs[name])
+                heads = len(weight) if weight.ndim == 3 else None
+                found[name] = by_head(change.A, change.B, name, heads)
+        return found
+
+    @property
+    def numbers(self) -> dict[str, Tensor]:
+        """The tensors of all networks by name, and the sample."""
+        every = {f"{i}.{k}": x for i, each in enumerate(self.networks) for k, x in each.numbers.items()}
+        return every | {"sample": self.sample}
+
+    def save(self, path: Path | str) -> None:
+        """Write the networks to a safetensors file, with what their model is recognised by."""
+        from safetensors.torch import save_file
+
+        flat = {name: x.detach().cpu().contiguous() for name, x in self.numbers.items()}
+        said = {"names": self.names, "rank": max(each.U.shape[1] for each in self.networks)}
+        header = {"format": FORMAT, "mend": json.dumps(said)}
+        write_atomically(Path(path), lambda file: save_file(flat, file, metadata=header))
+
+    @classmethod
+    def load(cls, path: Path | str, model: Model) -> Mend:
+        """The networks of a file. ValueError if it is none, is damaged, or belongs to another model."""
+        network = as_network(model)
+        with fitted_file(path, "MEND", FORMAT, network.device) as (header, stored):
+            found = cls.untrained(network, **json.loads(header["mend"]))
+            for name, mine in found.numbers.items():
+                if (got := stored[name].shape) != mine.shape:
+                    wanted = f"{name} of shape {shape_text(mine.shape)}"
+                    raise ValueError(f"{path}: {wanted} is required by this model, got {shape_text(got)}")
+                mine.copy_(stored[name])
+        found.check(network)
+        return found
+
+    def check(self, model: Transformer) -> None:
+        """ValueError unless this is the model that it was made for, in its dtype or a narrower one."""
+        if not is_of(model, self.sample):
+            raise ValueError("this MEND was trained on another model: its parameters differ from this one's")
+
+
+@public()
+def mend_edit(
+    model: Model, data: Prompts, *, answer: Answers, mend: Mend, prepend_bos: bool = True
+) -> list[WeightEdit]:
+    """The changes of the matrices of a trained `Mend` that make these prompts give their answers; applied together.
+
+    One forward and one backward pass for each kind of matrix, as in `gradient_edit`, and the networks on top. Several
+    prompts add up as their gradients do, which the training has not seen. Errors: as `gradient_edit`; ValueError for a
+    model other than the one that `mend` was trained on.
+
+    Example:
+        >>> mend = Mend.untrained(model, ["blocks.1.mlp.W_out"], alpha=0.1)
+        >>> (edit,) = mend_edit(model, prompt, answer=" cat", mend=mend)
+        >>> edit.name
+        'blocks.1.mlp.W_out'
+    """
+    subject = as_model(model)
+    network = subject.transformer
+    mend.check(network)
+    batch = posed(subject, data, answer, prepend_bos=prepend_bos)
+    changes = mend.changes(network, _pairs(network, batch, mend.names))
+    return [WeightEdit(name, change) for name, change in changes.items()]
+
+
+@public()
+@torch.enable_grad()
+def train_mend(
+    model: Model,
+    cases: Sequence[EditCase],
+    names: Sequence[str],
+    *,
+    alpha: float = 1e-3,
+    rank: Count = 32,
+    c_edit: float = 0.1,
+    tuning: FineTuning | None = None,
+    batch_size: Count = 4,
+    seed: int = 0,
+    prepend_bos: bool = True,
+) -> Mend:
+    """Train MEND's networks: minimise c_edit L_edit + L_loc, the mean over `batch_size` cases a step, each edit alone.
+
+    L_edit = -log p'(answer), p' the edited model, mean over the edited prompt and every check that expects the answer
+    (rewordings). L_loc = KL(p || p') of the next token, mean over all other checks (prompts to be left alone; what they
+    expect is not looked at). Every case comes once before any comes again.
+    cases: as in `edit_table`; inputs, factors and old predictions of all are kept. names: the matrices, as `WeightEdit`
+    names them; the paper takes the MLPs of the last three layers. alpha: the first step size, on normed factors.
+    rank, seed: as in `Mend.untrained`; the seed shuffles the cases too. tuning: 200 steps of Adam at 1e-3 by default,
+    all taken. The model's parameters are neither written nor given gradients.
+    Errors: as `Mend.untrained`; ValueError for no cases, a case without another prompt, c_edit <= 0, batch_size < 1.
+
+    Example:
+        >>> case = EditCase(prompt, " cat", "John", {"neighbourhood": (("The cat sat on the", " dog"),)})
+        >>> mend = train_mend(model, [case], ["blocks.1.mlp.W_out"], tuning=FineTuning(steps=3), batch_size=1)
+        >>> mend.losses.shape
+        torch.Size([3, 2])
+    """
+    if not cases or not c_edit > 0 or batch_size < 1:
+        raise ValueError(
+            "at least one case, c_edit > 0 and batch_size >= 1 are required, got "
+            f"{len(cases)} cases, c_edit={c_edit}, batch_size={batch_size}"
+        )
+    subject, tuning = as_model(model), tuning or TRAINING
+    found = Mend.untrained(subject, names, alpha=alpha, rank=rank, seed=seed)
+    asked = [_Posed.of(subject, case, found.names, prepend_bos) for case in cases]
+    pairs = [case.pairs for case in asked]
+    found = replace(found, networks=tuple(each.normed(pairs) for each in found.networks))
+    generator = torch.Generator().manual_seed(seed)
+    epochs = (torch.randperm(len(asked), generator=generator).tolist() for _ in repeat(None))
+    batches = (list(islice(order, batch_size)) for order in repeat(chain.from_iterable(epochs), tuning.steps))
+    mine = subject.transformer.with_parameters({})  # a copy of the modules, in which parameters are swapped
+    losses = _fitted(found, ([asked[i] for i in batch] for batch in batches), mine, c_edit, tuning)
+    return replace(found, losses=losses)
+
+
+def _fitted(
+    mend: Mend, batches: Iterable[Sequence[_Posed]], model: Transformer, c_edit: float, tuning: FineTuning
+) -> Float[Tensor, "step 2"]:
+    """L_edit and L_loc before each step of training, one for each batch, which writes into the tensors of `mend`."""
+    leaves = [each.numbers[name].requires_grad_() for each in mend.networks for name in TRAINED]
+    optimiser, losses = tuning.optimiser_of(leaves), []
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: 1 - step / tuning.steps)
+    for batch in tqdm(batches, desc="MEND", total=tuning.steps, delay=1, leave=False):
+        edit, local = torch.stack([case.losses(model, mend) for case in batch]).mean(0)
+        for leaf, slope in zip(leaves, torch.autograd.grad(c_edit * edit + local, leaves), strict=True):
+            leaf.grad = slope
+        optimiser.step()
+        schedule.step()
+        losses.append(torch.stack((edit, local)).detach())
+    if not bool(torch.stack(losses).isfinite().all()):
+        raise NotFiniteError("a finite loss is required, that of MEND became NaN or infinite")
+    for leaf in leaves:
+        leaf.requires_grad_(False).grad = None
+    return torch.stack(losses)
+
+
+@dataclass(frozen=True, eq=False)
+class _Posed:
+    """A case as training asks it: the factors of its gradient, and its prompts from the first changed layer on."""
+
+    pairs: Mapping[str, Pair]
+    batch: Batch
+    """The edited prompt and its rewordings, then the prompts to be left alone; all with the new answer."""
+    asking: int
+    """How many rows are the edit and its rewordings."""
+    layer: int
+    begin: Tensor
+    """What the pass from that layer on begins with."""
+    before: Float[Tensor, "n v"]
+    """Log-probabilities of the other prompts' next token without the edit."""
+
+    @classmethod
+    def of(cls, model: Subject, case: EditCase, names: Sequence[str], prepend_bos: bool) -> _Posed:
+        """Errors: as `train_mend`."""
+        network = model.transformer
+        prompts, tokens = zip((case.prompt, case.answer), *chain(*case.checks.values()), strict=True)
+        answer, *_ = expected = model.text.targets(tokens, len(tokens)).tolist()
+        asking, others = (
+            [prompt for prompt, token in zip(prompts, expected, strict=True) if (token == answer) is same]
+            for same in (True, False)
+        )
+        if not others:
+            raise ValueError(
+                "each case requires a check that does not expect its answer, a prompt to be left alone; that of "
+                f"{case.prompt!r} has none"
+            )
+        pairs = _pairs(network, posed(model, case.prompt, answer, prepend_bos=prepend_bos), names)
+        batch = posed(model, [*asking, *others], answer, prepend_bos=prepend_bos)
+        layer = min(int(name.split(".")[1]) for name in names)
+        begin = entering(network, batch, layer)
+        with torch.no_grad():
+            before = _predicted(network, batch, begin, layer)[len(asking) :]
+        return cls(pairs, batch, len(asking), layer, begin, before)
+
+    def losses(self, model: Transformer, mend: Mend) -> Float[Tensor, "2"]:
+        """L_edit and L_loc of `train_mend`, differentiable in the numbers of `mend`."""
+        changes = {name: each.AB for name, each in mend.changes(model, self.pairs).items()}
+        logp = _predicted(model, self.batch, self.begin, self.layer, changed(model, changes))
+        assert self.batch.answer is not None
+        edit = -logp[: self.asking].gather(1, self.batch.answer[: self.asking, None]).mean()
+        local = F.kl_div(logp[self.asking :], self.before, reduction="batchmean", log_target=True)
+        return torch.stack((edit, local))
+
+
+def _predicted(
+    model: Transformer,
+    batch: Batch,
+    begin: Tensor,
+    layer: int,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> Float[Tensor, "b v"]:
+    """Log-probabilities of every row's next token, with these parameters in the place of the model's while it runs."""
+    inputs = {"start": layer, "keep": batch.keep, "logits_at": batch.last()[:, None]}
+    logits = torch.func.functional_call(model, dict(parameters or {}), (begin,), inputs)
+    return wide(logits[:, 0]).log_softmax(-1)
+
+
+def _pairs(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, Pair]:
+    """u and delta of every matrix at all real tokens; one pass for each kind of matrix."""
+    layers: dict[str, list[int]] = {}
+    for name in names:
+        _, layer, part, matrix = name.split(".")
+        kind = matrix if part in ("mlp", "attn") else f"{part}.{matrix}"
+        layers.setdefault(kind, []).append(int(layer))
+    found: dict[str, Pair] = {}
+    for kind, some in layers.items():
+        every = factors(model, batch, [kind], some)  # type: ignore[list-item]  # `held` has seen it
+        found |= {name: (wide(x[batch.real]), wide(delta[batch.real])) for name, (x, delta) in every.items()}
+    return found
