@@ -30,7 +30,7 @@ from interp.pages.corrupted import Pair
 
 COLUMNS, CHANGED = 64, 5
 CLAIM_TIME, CLAIM_MB, CLAIM_PAINT = 1.5, 3.0, 1.0
-FUNCTIONS = ("attribute", "backward_lens", "composition", "copying", "heads", "logit_lens", "observe")
+FUNCTIONS = ("attribute", "backward_lens", "composition", "copying", "heads", "logit_lens", "observe", "run")
 ANALYSES: list[tuple[object, str]] = [
     *((gathering, name) for name in FUNCTIONS), (ablated, "ablate"), (ablated, "attribute"),
     (Pair, "patched"), (Pair, "edges"), (Pair, "curve"),

@@ -34,7 +34,7 @@ from interp.core.patterns import (
 )
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
-from interp.core.transfers import sent
+from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.stream import prompt_source
 from interp.model.config import ModelConfig
@@ -55,10 +55,9 @@ from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.tasks.indirect_objects import A_DRAW
 from interp.weights.copying import (
     RandomHeads,
+    against_random,
     chance_copying,
     copying_scores,
-    eigenvalue_scores,
-    random_copying,
 )
 from interp.weights.head_circuits import HeadCircuits
 from interp.weights.random_heads import random_heads
@@ -265,7 +264,10 @@ class Heads(Question):
             raise ValueError(
                 "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
             )
-        return Alone(self.name, partial(_heads, model, self))
+        if model.transformer.edits or not isinstance(self.data, RepeatedTokens):
+            return Alone(self.name, partial(_heads, model, self))
+        # Rows of our own making: the table is a matter of weights and tokenizer.
+        return Alone(self.name, lambda: once(model, self, partial(_heads, model, self)).copy(deep=True))
 
 
 @dataclass(frozen=True)
@@ -421,7 +423,7 @@ def _beside_random(model: Subject, asked: Heads) -> dict[str, Float[Tensor, "l 1
         )
         if _why_not_copied(network.config) is None:
             circuits = HeadCircuits(network, folded=True, embedding="effective")
-            scores |= _successors(circuits, model.text)[0]
+            scores |= _successors(fetched(_successor_hits(circuits, model.text)[0]))
         for name, score in scores.items():
             found.setdefault(name, []).append(score.value.cpu())
     return {name: torch.stack(values, 1).flatten(1)[:, None] for name, values in found.items()}
@@ -709,30 +711,38 @@ def _of_weights(
         why = f"these scores are read off embeddings and weights, and {', '.join(edited)} is edited"
         return {}, {"no_copying_weights": why, "no_successor": why}, None
     circuits = HeadCircuits(model.unedited, folded=True, embedding="effective")
-    found, reasons = _successors(circuits, text)
-    others = unlike_weights(model)
-    random = random_copying(circuits, without=others)
-    scores = {
-        "copying_weights": Score.exact(eigenvalue_scores(circuits), "copying score", random.mean),
-        **found,
-    }
+    others, (hits, reasons) = unlike_weights(model), _successor_hits(circuits, text)
+    copying, random, hits = against_random(circuits, without=others, beside=hits)
+    scores = {"copying_weights": Score.exact(copying, "copying score", random.mean), **_successors(hits)}
     return {name: _without(score, others) for name, score in scores.items()}, reasons, random
 
 
-def _successors(circuits: HeadCircuits, text: Text) -> tuple[dict[str, Score], dict[str, str | int]]:
-    """The successor score over the items of all sequences, and which those are; or why there is none.
-
-    Its null is that of a random order of the items: 1 / (n - 1) for a head that maps no item to itself, else less.
-    """
+def _successor_hits(
+    circuits: HeadCircuits, text: Text
+) -> tuple[dict[str, Bool[Tensor, "pair l h"]], dict[str, str | int]]:
+    """The hits of each sequence that the tokenizer knows, and what those are; or why there are none."""
     try:
         sequences = known_sequences(text)
     except ValueError as cause:
         return {}, {"no_successor": str(cause)}
-    hits = [successor_hits(circuits, ids).cpu() for ids in sequences.values()]
-    chance = float(torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits]).mean())
-    score = Score.of(Moments.of(torch.cat(hits).double()), "share of items", chance, share=True)
     listed = ", ".join(f"{len(ids)} {name}" for name, ids in sequences.items())
-    return {"successor": score}, {"successor_items": listed}
+    return {name: successor_hits(circuits, ids) for name, ids in sequences.items()}, {
+        "successor_items": listed
+    }
+
+
+def _successors(hits: Mapping[str, Bool[Tensor, "pair l h"]]) -> dict[str, Score]:
+    """The successor score over the items of all sequences, from their hits on the host; none without any.
+
+    Its null is that of a random order of the items: 1 / (n - 1) for a head that maps no item to itself, else less.
+    """
+    if not hits:
+        return {}
+    chance = float(torch.cat([torch.full((len(each),), 1 / len(each)) for each in hits.values()]).mean())
+    score = Score.of(
+        Moments.of(torch.cat(list(hits.values())).double()), "share of items", chance, share=True
+    )
+    return {"successor": score}
 
 
 # --- what edits take from the scores that are read off weights ---------------------------------------------------

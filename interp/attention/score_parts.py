@@ -14,11 +14,11 @@ from typing import Literal
 
 import torch
 from einops import einsum, rearrange
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.transfers import check, fetched, sent
 from interp.data.batch import Batch
 from interp.model.attention import Attention, picked
 from interp.model.config import WITH_HEADS, ModelConfig
@@ -27,7 +27,7 @@ from interp.model.parts import Named, Part, as_part
 from interp.model.position import Rotation
 from interp.model.records import require
 from interp.model.sites import attention_input, embedding_parts
-from interp.model.tap import Read
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.edited import edits_at
@@ -145,16 +145,32 @@ def score_parts(
 
 
 @torch.no_grad()
-def every_score(model: Transformer, batch: Batch, layer: int) -> Iterator[tuple[Sequence[int], ScoreParts]]:
-    """All scores of a layer on one prompt: heads that see the same, and a row for each of them, query and key it sees.
+def every_score(
+    model: Transformer, batch: Batch, layers: Sequence[int]
+) -> Iterator[tuple[int, Sequence[int], ScoreParts]]:
+    """All scores of some layers on one prompt: the layer, heads of it that see the same, and a row for each of them,
+    query and key it sees.
 
     Rows are in the order of heads, queries within, keys within those. One pass, and the stream is split once for each
     token, which the pairs then share; errors as in `score_parts`.
     """
-    reads = {site: Read(site) for site in (*_sites(model, layer, "head"), _scores(layer))}
-    trace = observe(model, batch, list(reads.values()), answers_only=True).trace
-    every = {site: wide(trace[read]) for site, read in reads.items()}
-    scores = every.pop(_scores(layer))[0]
+    if not layers:
+        return
+    sites = [site for layer in layers for site in (*_sites(model, layer, "head"), _scores(layer))]
+    reads = [Read(site) for site in dict.fromkeys(sites)]
+    trace = observe(model, batch, reads, answers_only=True).trace
+    masks = fetched({layer: trace[Read(_scores(layer))][0] > -torch.inf for layer in layers})
+    for layer in layers:
+        for heads, found in _of_layer(model, batch, layer, trace, masks[layer]):
+            yield layer, heads, found
+
+
+def _of_layer(
+    model: Transformer, batch: Batch, layer: int, trace: Trace, masks: Bool[Tensor, "h q k"]
+) -> Iterator[tuple[Sequence[int], ScoreParts]]:
+    """Those of one layer; masks: which keys each head's queries see, on the host."""
+    every = {site: wide(trace[Read(site)]) for site in _sites(model, layer, "head")}
+    scores = wide(trace[Read(_scores(layer))])[0]
     visible = scores > -torch.inf
     factor = _attention(model, layer).score_factor(visible.sum(-1), scores)
     place = torch.arange(scores.shape[-1], device=scores.device)
@@ -162,7 +178,6 @@ def every_score(model: Transformer, batch: Batch, layer: int) -> Iterator[tuple[
     seen = {site: _columns(x, both) for site, x in every.items()}
     rows = batch.rows(torch.zeros(len(place), dtype=torch.long))
     parts, queries, keys, _ = _taken(model, rows, layer, slice(None), both, seen, "head", factor)
-    masks = visible.cpu()
     alike: dict[bytes, list[int]] = {}
     for head, mask in enumerate(masks):
         alike.setdefault(mask.numpy().tobytes(), []).append(head)
@@ -426,15 +441,18 @@ def _checked(
         capped = cap * ((found - position) / cap).tanh() + position
         miss = torch.maximum(miss, (capped - recorded).abs())
     error = miss / size.clamp_min(torch.finfo(size.dtype).tiny)
-    if not bool((error <= TOLERANCE[model.dtype]).all()):
+
+    def failure() -> IncompleteSumError:
         edited = ", ".join(edit.name for edit in model.edits)
         worst = error.amax(1)
-        raise IncompleteSumError(
+        return IncompleteSumError(
             f"the score of {Part('head', *heads[int(worst.argmax())])}: parts miss it by {float(worst.max()):.2e} of "
             f"the largest, allowed {TOLERANCE[model.dtype]:.0e} in {model.dtype}"
             + (f"; under the edits of {edited} it is not what the stream makes of it" if edited else ""),
             float(worst.max()),
         )
+
+    check((error <= TOLERANCE[model.dtype]).all(), failure)
     return error
 
 

@@ -363,7 +363,7 @@ def _compute(
     home = batch.host()
     assert home.answer is not None
     span = spans(text, home, _of_rows(question.subject, home))
-    logits = observe(model, batch, logits_at=batch.last()[:, None]).output[:, 0]
+    logits = observe(model, batch, logits_at=batch.host().last()[:, None]).output[:, 0]
     seen = fetched({"best": logits.argmax(-1), "nan": logits.isnan().any()})
     if bool(seen["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")

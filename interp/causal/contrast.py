@@ -151,7 +151,7 @@ class Watched:
         """The metric of every row; `example`: which pair it belongs to, None where row i is pair i."""
         whose = torch.arange(len(batch), device=stream.device) if example is None else example
         seen, batch = self.columns(stream, batch), batch.to(stream.device)
-        return self.metric.of(Outcome(self.model, seen, batch, whose.to(stream.device), self.reference))
+        return self.metric.of(Outcome(self.model, seen, batch, sent(whose, stream.device), self.reference))
 
     def beside(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Watched:
         """The same with the final stream of these rows' clean run, if the metric compares."""

@@ -19,8 +19,8 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.boundary import nearest, public, shape_text
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Partial, Rows, all_finite, over, ranks
-from interp.core.transfers import sent
+from interp.core.stats import Means, Moments, Partial, Rows, finite, over, ranks
+from interp.core.transfers import check, sent
 from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
@@ -176,18 +176,20 @@ def _compute(
     if table.columns:
         check_one_length(batch, f"effects by {', '.join(table.columns)}", OTHERWISE)
     found = measure(model, batch)
-    if not all_finite(found.runs.values()):
-        for name, value in found.runs.items():
-            if not bool(value.isfinite().all()):
-                raise NotFiniteError(
-                    f"{table.metric.name} is NaN or infinite in the {name} run of some prompt"
-                )
+    check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
     rows = {
         "effect": found.effect, "changed": found.changed.double(), "length": batch.lengths.double(), **found.runs,
     }  # fmt: skip
     if each:  # of rows of several widths there are no moments
         rows["token"] = batch.token_ids.to(found.effect.device)
     return rows
+
+
+def _not_finite(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteError | None:
+    for name, value in runs.items():
+        if not bool(value.isfinite().all()):
+            return NotFiniteError(f"{metric.name} is NaN or infinite in the {name} run of some prompt")
+    return None
 
 
 def _finish(merged: Partial, table: Table) -> xr.Dataset:

@@ -29,6 +29,7 @@ from interp.circuits.edge_scores import START, Change, check_edits
 from interp.core.boundary import public, shape_text
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows, over, wide
+from interp.core.transfers import check, sent
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.sources import Data
@@ -285,7 +286,7 @@ class CircuitPasses:
     ) -> Float[Tensor, "b c"]:
         """The metric of some pairs under every circuit."""
         rows = rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere)
-        found = []
+        found, kept = [], kept.cpu()
         for some in batch.split(rows):
             clean, watched = some.pair()[0], Watched(model, self.metric)
             if self.metric.compares:
@@ -303,7 +304,7 @@ class CircuitPasses:
         model = watched.model
         example = torch.arange(len(clean)).repeat(len(kept))
         rows = clean.rows(example).to(model.device)
-        dropped = (self.graph.exists & ~kept.cpu()).to(replaced[START])
+        dropped = self.graph.exists & ~kept
         change = DroppedEdges(model, self.graph, dropped, replaced)
         final = observe(model, rows, change.reads, change.edits, stop=model.config.n_layers).output
         return wide(watched.value(final, rows, example)).unflatten(0, (len(kept), -1))
@@ -317,8 +318,8 @@ def _compute(
     kept: Bool[Tensor, "c sender receiver"],
 ) -> Mapping[str, Tensor]:
     values = passes.values(model, batch, kept)
-    if not bool(values.isfinite().all()):
-        raise NotFiniteError(f"{passes.metric.name} is NaN or infinite under some circuit for some prompt")
+    unlike = f"{passes.metric.name} is NaN or infinite under some circuit for some prompt"
+    check(values.isfinite().all(), lambda: NotFiniteError(unlike))
     return {"value": values}
 
 
@@ -393,8 +394,8 @@ class DroppedEdges:
 
     model: Transformer
     graph: EdgeGraph
-    dropped: Float[Tensor, "c sender receiver"]
-    """1 at the edges that each circuit drops."""
+    dropped: Bool[Tensor, "c sender receiver"]
+    """The edges that each circuit drops; on the host, which decides by them what is computed."""
     replaced: Mapping[str, Tensor]
     """What those carry instead, of every pair, or of all alike."""
 
@@ -446,8 +447,9 @@ class DroppedEdges:
         for each in self._said:
             found.append(self.dropped[:, each.senders])
             if each.rows.stop - each.rows.start > each.senders.stop - each.senders.start:
-                found.append(found[-1].amin(1, keepdim=True))
-        return torch.cat(found, 1)
+                found.append(found[-1].all(1, keepdim=True))
+        like = self.replaced[START]
+        return sent(torch.cat(found, 1).to(like.dtype), like.device)
 
     def _corrected(self, x: Tensor, where: Input, said: Values, memory: dict[str, object]) -> Tensor:
         """What these inputs are in the circuits."""

@@ -148,10 +148,18 @@ class FactoredMatrix(Viewable):
 
         Signs are arbitrary, and so are rotations among equal singular values.
         """
+        qa, core, qb = self._cored()
+        u, s, vh = torch.linalg.svd(core, full_matrices=False)
+        return qa @ u, s, qb @ vh.mT
+
+    def core(self) -> Float[Tensor, "... mid mid"]:
+        """A small matrix with the singular values of the product: `R_A R_B^T` of the factors' QR decompositions."""
+        return self._cored()[1]
+
+    def _cored(self) -> tuple[Tensor, Tensor, Tensor]:
         qa, ra = torch.linalg.qr(wide(self.A))
         qb, rb = torch.linalg.qr(wide(self.B).mT)
-        u, s, vh = torch.linalg.svd(ra @ rb.mT, full_matrices=False)
-        return qa @ u, s, qb @ vh.mT
+        return qa, ra @ rb.mT, qb
 
     def diagonal(self) -> Float[Tensor, "... n"]:
         """The diagonal of the product."""

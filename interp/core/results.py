@@ -22,7 +22,7 @@ from interp.core import late, viewer
 from interp.core.boundary import public
 from interp.core.files import write_atomically
 from interp.core.stats import FEWEST, Moments
-from interp.core.transfers import fetched
+from interp.core.transfers import fetched, sent
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,14 +183,14 @@ class Score(NamedTuple):
     ) -> Score:
         """From the moments over rows; null: the chance level, NaN where there is none; others: as for `interval`."""
         low, high = moments.interval(share=share, fewest=fewest)
-        chance = torch.as_tensor(null, dtype=moments.mean.dtype).to(moments.mean.device)
+        chance = sent(torch.as_tensor(null, dtype=moments.mean.dtype), moments.mean.device)
         return cls(moments.mean, low, high, moments.count(), chance.expand_as(moments.mean), unit)
 
     @classmethod
     def exact(cls, value: Tensor, unit: str, null: Tensor | float = float("nan")) -> Score:
         """A number that is no mean over rows: its interval is itself, and n = 0."""
         chance, none = torch.as_tensor(null, dtype=value.dtype), torch.zeros_like(value, dtype=torch.long)
-        return cls(value, value, value, none, chance.to(value.device).expand_as(value), unit)
+        return cls(value, value, value, none, sent(chance, value.device).expand_as(value), unit)
 
 
 def scored(

@@ -2,18 +2,23 @@
 
 An accelerator works through a queue that the host fills. A copy to the host, and a plain copy from it,
 wait until all of that is done, and then the device stands still. So what is sent does not wait, and what is fetched is
-fetched together.
+fetched together; checks of numbers are flags that are fetched with them (`checks_together`).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 K = TypeVar("K", bound=Hashable)
 Whole = int | Sequence["Whole"]
 """A whole number, or lists of them."""
+Failure = Callable[[], Exception | None]
+"""What to raise where a check failed; None where a closer look finds nothing wrong."""
 
 
 def sent(values: Tensor | Whole, device: torch.device) -> Tensor:
@@ -57,3 +62,62 @@ def _bytes(value: Tensor) -> Tensor:
     flat = value.reshape(-1)
     dense = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
     return dense.view(torch.uint8)
+
+
+class Checks:
+    """Checks of a device's numbers that nobody has looked at yet, in their order."""
+
+    def __init__(self) -> None:
+        self._waiting: list[tuple[Bool[Tensor, ""], Failure]] = []
+
+    def add(self, fine: Bool[Tensor, ""], failure: Failure) -> None:
+        """Look at one more."""
+        self._waiting.append((fine, failure))
+
+    @property
+    def flags(self) -> dict[int, Bool[Tensor, ""]]:
+        """Whether each is fine, for who fetches them with something else."""
+        return {i: fine for i, (fine, _) in enumerate(self._waiting)}
+
+    def settle(self, flags: Mapping[int, Bool[Tensor, ""]]) -> None:
+        """Raise what the first that is not fine raises; flags: `flags`, on the host."""
+        waiting, self._waiting = self._waiting, []
+        for i, (_, failure) in enumerate(waiting):
+            if not bool(flags[i]) and (error := failure()) is not None:
+                raise error
+
+
+_TOGETHER: ContextVar[Checks | None] = ContextVar("interp_checks_together", default=None)
+
+
+def check(fine: Bool[Tensor, ""], failure: Failure) -> None:
+    """Raise what `failure` gives unless `fine`: at once, or, of a device inside `checks_together`, after that.
+
+    Example:
+        >>> check(torch.tensor(True), lambda: ValueError("never"))
+    """
+    together = _TOGETHER.get()
+    if together is not None and not fine.is_cpu:
+        together.add(fine, failure)
+    elif not bool(fine) and (error := failure()) is not None:
+        raise error
+
+
+@contextmanager
+def checks_together() -> Iterator[Checks]:
+    """Let the checks of a device's numbers wait: who opens this settles them once, with what else is fetched.
+
+    Where something else raises inside, the first check that failed before is raised instead, as on the host.
+    """
+    checks = Checks()
+    token = _TOGETHER.set(checks)
+    try:
+        yield checks
+    except Exception as cause:
+        try:
+            checks.settle(fetched(checks.flags))
+        except Exception as first:
+            raise first from cause
+        raise
+    finally:
+        _TOGETHER.reset(token)

@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import nearest, public
-from interp.core.stats import Rows, all_finite, wide
+from interp.core.stats import Rows, finite, wide
+from interp.core.transfers import check
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.stream import prompt_source
 from interp.model.attention import Memory
@@ -242,11 +243,15 @@ def factors(
         x = _states(batch) if name not in given else trace[given[name]].to(model.device).flatten(2)
         delta = trace[output[name]].to(model.device).flatten(2)
         pairs[name] = x, _at_output(model, layer, matrix, x, delta)
-    if not all_finite(each for pair in pairs.values() for each in pair):
-        for name, pair in pairs.items():
-            if not all(bool(each.isfinite().all()) for each in pair):
-                raise NotFiniteError(f"the factors of {name}'s gradient are NaN or infinite")
+    check(finite([each for pair in pairs.values() for each in pair]), partial(_not_finite, pairs))
     return GradientFactors(model, batch, pairs, metric, everywhere)
+
+
+def _not_finite(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> NotFiniteError | None:
+    for name, pair in pairs.items():
+        if not all(bool(each.isfinite().all()) for each in pair):
+            return NotFiniteError(f"the factors of {name}'s gradient are NaN or infinite")
+    return None
 
 
 def _states(batch: Batch) -> Float[Tensor, "b s d"]:
@@ -257,7 +262,7 @@ def _states(batch: Batch) -> Float[Tensor, "b s d"]:
 
 def _columns(model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
     """Where logits are asked for: at the last token. None for an encoder, all of whose states are read."""
-    return batch.last()[:, None] if model.config.unembed else None
+    return batch.host().last()[:, None] if model.config.unembed else None
 
 
 def encoder_factors(

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from interp.core.boundary import listed, public
 from interp.core.results import Score, check_result, labelled, scored
-from interp.core.stats import FEWEST, FEWEST_PROBABILITIES, Moments, Partial, Rows, all_finite
-from interp.core.transfers import sent
+from interp.core.stats import FEWEST, FEWEST_PROBABILITIES, Moments, Partial, Rows, finite
+from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -344,8 +344,7 @@ def _compute(
     tiles = LogitTiles(model, min(CHUNK, len(cells)))
     for at_row, at_column, said in zip(*(x.split(CHUNK) for x in (row, column, target)), strict=True):
         states = {site: trace[Read(site)][at_row, at_column] for site in sites}
-        if not all_finite(states.values()) and not all(bool(x.isfinite().all()) for x in states.values()):
-            raise NotFiniteError("the residual stream of some prompt is NaN or infinite")
+        check(finite(states.values()), partial(not_finite, states))
         if translators is not None:
             states |= {site: translators(site, state) for site, state in states.items() if site != sites[-1]}
         chunks.append(_read_out(list(states.values()), said, tiles, top))
@@ -363,6 +362,13 @@ def _compute(
             for name, value in out.items()
         }
     return {name: value if name == "token" else value.movedim(2, 1) for name, value in out.items()}
+
+
+def not_finite(states: Mapping[str, Tensor]) -> NotFiniteError | None:
+    """What to raise for states of which one is NaN or infinite; None where all are finite."""
+    if all(bool(x.isfinite().all()) for x in states.values()):
+        return None
+    return NotFiniteError("the residual stream of some prompt is NaN or infinite")
 
 
 def _read_out(

@@ -19,17 +19,17 @@ from torch import Tensor
 
 from interp.core.boundary import listed, public, shape_text, shown
 from interp.core.results import labelled
-from interp.core.stats import Partial, Rows, all_finite, wilson
-from interp.core.transfers import sent
+from interp.core.stats import Partial, Rows, finite, wilson
+from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.lenses.lens import CHUNK, LogitTiles, Reference, columns_of, lens_sites, statistics
+from interp.lenses.lens import CHUNK, LogitTiles, Reference, columns_of, lens_sites, not_finite, statistics
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
+from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject, as_model
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
@@ -150,8 +150,7 @@ def _compute(
     receiver = model if into is None else as_model(into).transformer
     column = sent(columns_of(batch.host(), (pos,))[0], batch.tokens.device)
     states = [trace[Read(site)].gather(1, _wide(column, trace[Read(site)]))[:, 0] for site in sites]
-    if not all_finite(states) and not all(bool(state.isfinite().all()) for state in states):
-        raise NotFiniteError("the residual stream of some prompt is NaN or infinite")
+    check(finite(states), partial(not_finite, dict(zip(sites, states, strict=True))))
     given = [_mapped(state, mapping, receiver) for state in states]
     rows = target.rows(torch.zeros(len(batch), dtype=torch.long))
     columns = rows.tokens.shape[1]

@@ -5,13 +5,15 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, get_args
 
-from interp.causal import EdgeGraph, patch
+from interp.causal import EdgeGraph, Patch
 from interp.causal.contrast import Direction, paired
 from interp.circuits import circuit_curve, edge_attribution
 from interp.circuits.edge_attribution import Method
+from interp.data.stream import prompt_source
 from interp.model.config import MLPS, ModelConfig
 from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
+from interp.runs.run import run
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -33,15 +35,16 @@ class Pair:
     metric: Metric
 
     def patched(self, model: Subject) -> dict[tuple[str, str], "xr.Dataset"]:
-        """`interp.patch` by direction and site; what the blocks do not add to the stream is left out."""
+        """`interp.patch` by direction and site, all in one run; what blocks do not add to the stream is left out."""
         absent = {*MLPS}.difference(model.transformer.config.sublayers)
         sites = [site for site in SITES if site not in absent]
-        return {
-            (direction, site): patch(
-                model, self.prompt, self.corrupt, site, metric=self.metric, direction=direction
-            )
+        asked = {
+            f"{direction} {site}": Patch(site, self.metric, direction=direction)
             for direction, site in product(get_args(Direction), sites)
         }
+        pairs = paired(model.text, self.prompt, self.corrupt)
+        found = run(asked, model, prompt_source(pairs, model.text, prepend_bos=True, batch_size=1))
+        return {(direction, site): found[f"{direction} {site}"] for direction, site in map(str.split, asked)}
 
     def edges(self, model: Subject) -> "xr.Dataset":
         """The score of every edge."""

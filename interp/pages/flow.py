@@ -13,6 +13,7 @@ from torch import Tensor
 
 from interp.core.results import frame
 from interp.core.stats import wide
+from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -100,15 +101,18 @@ def neurons(model: Subject, batch: Batch, result: xr.Dataset, names: Sequence[st
     reads = {i: [Read(f"blocks.{i}.{site}") for site in _neuron_sites(network.config, i)] for i in every}
     trace = observe(network, batch, [read for each in reads.values() for read in each]).trace
     columns: dict[str, list[object]] = {name: [] for name in ("layer", "query", "rank", "neuron", "value")}
-    whole_share = result.mlp.isel(prompt=0).to_numpy()
+    whole_share, best = result.mlp.isel(prompt=0).to_numpy(), dict[tuple[int, str], Tensor]()
     for layer, each in reads.items():
         seen = {read.site: wide(trace[read]) for read in each}
         proximity = _neuron_proximity(network, layer, seen)
         of_all = (proximity / proximity.sum(-1, keepdim=True).clamp_min(1e-30))[:, :-1]
-        best = of_all.topk(min(NEURONS, of_all.shape[1]))
-        value = _as_array(best.values) * whole_share[layer][:, None]
+        top = of_all.topk(min(NEURONS, of_all.shape[1]))
+        best |= {(layer, "values"): top.values, (layer, "indices"): top.indices}
+    here = fetched(best)
+    for layer in reads:
+        value = here[layer, "values"].float().numpy() * whole_share[layer][:, None]
         query, rank = np.nonzero(value > 0)
-        chosen = _as_array(best.indices)[query, rank].astype(int)
+        chosen = here[layer, "indices"].numpy()[query, rank]
         for name, column in zip(
             columns, (np.full(len(query), layer), query, rank, chosen, value[query, rank]), strict=True
         ):

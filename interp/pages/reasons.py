@@ -7,7 +7,7 @@ all pairs would be more than the rest of the page.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.attention.attention_attribution import sides_of
 from interp.attention.score_parts import ScoreParts, every_score
-from interp.core.transfers import fetched
+from interp.core.transfers import checks_together, fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
@@ -72,13 +72,21 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> lis
         }
         heads.sort(key=lambda head: -size.get(str(Part("head", *head)), 0.0))
     chosen = set(heads[:most])
-    found: list[Reasons] = []
-    for layer in sorted({layer for layer, _ in chosen}):
-        sides = sides_of(config, layer, heads=True)
-        for alike, scores in every_score(model, batch, layer):
+    layers = sorted({layer for layer, _ in chosen})
+    largest: list[_Largest] = []
+    with checks_together() as checks:
+        for layer, alike, scores in every_score(model, batch, layers):
             kept = [str(Part("head", layer, head)) if (layer, head) in chosen else None for head in alike]
-            found += _largest(kept, scores, sides)
-    return found
+            largest.append(_Largest.of(layer, kept, scores))
+    numbers = {(i, name): x for i, each in enumerate(largest) for name, x in each.numbers.items()}
+    here = fetched({**numbers, **{(-1, i): flag for i, flag in checks.flags.items()}})
+    checks.settle({i: here[-1, i] for i in checks.flags})
+    sides = {layer: sides_of(config, layer, heads=True) for layer in layers}
+    return [
+        reason
+        for i, each in enumerate(largest)
+        for reason in each.reasons(here[i, "values"], here[i, "places"], sides[each.layer])
+    ]
 
 
 def splitting(config: ModelConfig) -> list[int]:
@@ -87,33 +95,48 @@ def splitting(config: ModelConfig) -> list[int]:
     return [layer for layer, mixer in enumerate(config.mixers) if known and mixer.traits.separable]
 
 
-def _largest(
-    heads: Sequence[str | None], scores: ScoreParts, sides: dict[str, list[str]]
-) -> Iterator[Reasons]:
-    """Those of heads whose scores stand one after the other; None: of a head that is left out."""
-    pairs = scores.pairs
-    at = [(marginal.gather(1, top), top) for marginal, top in _tops(pairs)]
-    best = pairs.flatten(1).abs().topk(min(PAIRS, pairs[0].numel())).indices
-    width = pairs.shape[2]
-    values = torch.cat(
-        [
-            scores.total[:, None], scores.position[:, None], *(x for x, _ in at),
-            pairs.flatten(1).gather(1, best),
-        ], 1,
-    )  # fmt: skip
-    places = torch.cat([scores.places, *(top for _, top in at), best // width, best % width], 1)
-    here = fetched({"values": values, "places": places})
-    tops, tiny = at[0][1].shape[1], torch.finfo(torch.float32).tiny
-    for head, value, place in zip(heads, *(x.chunk(len(heads)) for x in here.values()), strict=True):
-        if head is None:
-            continue
-        unit = max(float(value.abs().max()), tiny) / STEPS
-        total, query, key, pair = (
-            (value / unit).round().long().split([2, tops, at[1][1].shape[1], best.shape[1]], 1)
-        )
-        its, of_query, of_key, of_pairs = place.split([2, tops, at[1][1].shape[1], 2 * best.shape[1]], 1)
-        cells = torch.cat([its, total, of_query, query, of_key, key, of_pairs, pair], 1)
-        yield Reasons(head, sides["query_part"], sides["key_part"], unit, cells.numpy().astype("<i2"))
+@dataclass(frozen=True, eq=False)
+class _Largest:
+    """The largest parts of the scores of heads that see the same."""
+
+    layer: int
+    heads: Sequence[str | None]
+    """Whose scores stand one after the other; None: of a head that is left out."""
+    numbers: Mapping[str, Tensor]
+    """Values and places, a row per score: on the model's device."""
+    widths: tuple[int, int, int]
+    """How many parts of the query, of the key, and pairs are kept."""
+
+    @classmethod
+    def of(cls, layer: int, heads: Sequence[str | None], scores: ScoreParts) -> _Largest:
+        """From scores that were split."""
+        pairs = scores.pairs
+        at = [(marginal.gather(1, top), top) for marginal, top in _tops(pairs)]
+        best = pairs.flatten(1).abs().topk(min(PAIRS, pairs[0].numel())).indices
+        width = pairs.shape[2]
+        values = torch.cat(
+            [
+                scores.total[:, None], scores.position[:, None], *(x for x, _ in at),
+                pairs.flatten(1).gather(1, best),
+            ], 1,
+        )  # fmt: skip
+        places = torch.cat([scores.places, *(top for _, top in at), best // width, best % width], 1)
+        widths = at[0][1].shape[1], at[1][1].shape[1], best.shape[1]
+        return cls(layer, heads, {"values": values, "places": places}, widths)
+
+    def reasons(self, values: Tensor, places: Tensor, sides: Mapping[str, list[str]]) -> Iterator[Reasons]:
+        """Those of each head that is kept, from its numbers on the host."""
+        tiny, (queries, keys, pairs) = torch.finfo(torch.float32).tiny, self.widths
+        n = len(self.heads)
+        for head, value, place in zip(self.heads, values.chunk(n), places.chunk(n), strict=True):
+            if head is None:
+                continue
+            unit = max(float(value.abs().max()), tiny) / STEPS
+            whole = (value / unit).round().long()
+            total, query, key, pair = whole.split([2, queries, keys, pairs], 1)
+            its, of_query, of_key, of_pairs = place.split([2, queries, keys, 2 * pairs], 1)
+            cells = torch.cat([its, total, of_query, query, of_key, key, of_pairs, pair], 1)
+            yield Reasons(head, sides["query_part"], sides["key_part"], unit, cells.numpy().astype("<i2"))
 
 
 def _tops(pairs: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -22,7 +22,8 @@ from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
-from interp.lenses import FittedJacobianLens, TunedLens, backward_lens, logit_lens
+from interp.data.stream import prompt_source
+from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig
 from interp.model.records import require
@@ -39,7 +40,9 @@ from interp.passes.observe import Model, Subject, as_model, observe
 from interp.residual import attribute
 from interp.residual.attribution import Grain
 from interp.residual.decomposition import not_linear
+from interp.runs.kept import unchanged
 from interp.runs.provenance import provenance
+from interp.runs.run import run
 from interp.tasks import RepeatedTokens
 from interp.weights import composition, copying
 from interp.weights.composition import Kind
@@ -200,7 +203,8 @@ def report_of(
         work |= _about_corrupted(model, question, answered, names)
     work = {name: make for name, make in work.items() if name not in absent}
     bar = tqdm(work.items(), desc="report", delay=1, leave=False)
-    found = {name: make() for name, make in bar}
+    with unchanged(model.transformer):
+        found = {name: make() for name, make in bar}
     contrast = None if answered is None else _contrast(model, question, answered)
     other = None if answered is None else _corrupted(model, question, answered, batch)
     asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
@@ -284,7 +288,7 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
     if question.corrupt is None:
         return None
     other = model.text.batch(question.corrupt)
-    last = observe(model.transformer, other, []).output[0, -1]
+    last = fetched({"last": observe(model.transformer, other, []).output[0, -1]})["last"]
     answer = _candidate(answered.answer, last, model)
     wrong = None if answered.wrong is None else _candidate(answered.wrong, last, model)
     logits = last.float()
@@ -371,8 +375,9 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
 
 
 def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
-    of_next, of_answer = (logit_lens(model, batch, answer=target) for target in (None, answer))
-    return tables.logit_lens(of_next, of_answer)
+    both = {"next": LogitLens(), "answer": LogitLens(answer)}
+    found = run(both, model, prompt_source(batch, model.text, prepend_bos=True, batch_size=1))
+    return tables.logit_lens(found["next"], found["answer"])
 
 
 def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.attention.score_parts import product_site
 from interp.core.stats import wide
+from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.model.parts import Part
 from interp.model.sites import names
@@ -117,20 +118,29 @@ def payload(model: Transformer, batch: Batch, heads: Iterable[str]) -> Mapping[s
     """
     able = set(staged(model))
     chosen = [part for part in map(Part.of, heads) if part.layer in able]
-    stages = every_stage(model, batch, sorted({part.layer for part in chosen if part.layer is not None}))
+    layers = sorted({part.layer for part in chosen if part.layer is not None})
+    stages = _on_host(model, every_stage(model, batch, layers))
     found: dict[str, Mapping[str, object]] = {}
     for part in chosen:
         assert part.layer is not None and part.index is not None
         one, h = stages[part.layer], part.index
-        scores = one.scores[h]
-        factor = factor_of(model, part.layer, one.scores).expand(len(scores))
+        scores = one["scores"][h]
         found[str(part)] = {
-            "products": _whole(one.products[h]),
-            "factor": [float(f"{x:.6g}") for x in factor.tolist()],
-            "weighted": _whole(one.weighted[h]),
-            **({} if _plain(one.scaled[h], scores) else {"scores": _whole(scores)}),
+            "products": _whole(one["products"][h]),
+            "factor": [float(f"{x:.6g}") for x in one["factor"].expand(len(scores)).tolist()],
+            "weighted": _whole(one["weighted"][h]),
+            **({} if _plain(one["scaled"][h], scores) else {"scores": _whole(scores)}),
         }
     return found
+
+
+def _on_host(model: Transformer, stages: Mapping[int, Stages]) -> dict[int, dict[str, Tensor]]:
+    """The stages of every layer and the factors of their queries, fetched in one copy."""
+    kept = ("products", "scaled", "scores", "weighted")
+    parts = {(layer, name): getattr(each, name) for layer, each in stages.items() for name in kept}
+    factors = {(layer, "factor"): factor_of(model, layer, each.scores) for layer, each in stages.items()}
+    here = fetched({**parts, **factors})
+    return {layer: {name: here[layer, name] for name in (*kept, "factor")} for layer in stages}
 
 
 def _plain(scaled: Float[Tensor, "q k"], scores: Float[Tensor, "q k"]) -> bool:

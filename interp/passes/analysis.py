@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction
-from interp.core.transfers import fetched
+from interp.core.transfers import Checks, fetched
 from interp.data.batch import Answers, Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
@@ -238,7 +238,7 @@ class Questions:
             )
         trace = Trace({})
         if self.reads:
-            where = batch.last()[:, None] if self.last_only and self.stop is None else None
+            where = home.last()[:, None] if self.last_only and self.stop is None else None
             trace = observe(
                 model, batch, self.reads, stop=self.stop, logits_at=where, answers_only=True
             ).trace
@@ -254,18 +254,29 @@ class Questions:
         return found
 
     def reduced_if(
-        self, fine: Bool[Tensor, ""], values: Values, rows: Int[Tensor, "n"] | None
+        self,
+        fine: Bool[Tensor, ""],
+        values: Values,
+        rows: Int[Tensor, "n"] | None,
+        checks: Checks | None = None,
     ) -> dict[str, Partial] | None:
-        """The same, unless what says whether the values are fine says no: a device is asked for both at once."""
+        """The same, unless what says whether the values are fine says no: a device is asked for both at once.
+
+        checks: what was checked on the way to the values, and is looked at now. Errors: what those raise.
+        """
+        checks = Checks() if checks is None else checks
         if fine.is_cpu and not bool(fine):
+            checks.settle(fetched(checks.flags))
             return None
         made = {a.name: a.reduction.of(values[a.name], rows) for a in self.analyses}
         flat = {(name, key): x for name, part in made.items() for key, x in part.tensors().items()}
-        if all(x.is_cpu for x in flat.values()):
-            return made if bool(fine) else None
-        here = fetched({**flat, ("", "fine"): fine})
+        flags = {("", str(i)): flag for i, flag in checks.flags.items()}
+        here = fetched({**flat, ("", "fine"): fine, **flags})
+        checks.settle({i: here.pop(("", str(i))) for i in checks.flags})
         if not bool(here.pop(("", "fine"))):
             return None
+        if all(x.is_cpu for x in flat.values()):
+            return made
         own = {name: {key: x for (whose, key), x in here.items() if whose == name} for name in made}
         return {a.name: a.reduction.load(own[a.name]) for a in self.analyses}
 

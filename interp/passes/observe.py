@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from interp.core.boundary import Required, nearest, public, shape_text
+from interp.core.transfers import sent
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts, Text
 from interp.model import sites
@@ -170,7 +171,8 @@ def observe(
     if wants_grad and metric is None:
         raise ValueError("Read(grad=True) requires a metric to differentiate")
     if logits_at is not None:
-        _check_columns(logits_at, batch.tokens.shape)
+        _check_columns(logits_at, batch.tokens.shape)  # of the host's, a device is not waited for
+        logits_at = sent(logits_at, network.device)
     tap = Tap(reads, edits, answers_only=answers_only) if reads or edits else None
     batch = batch.to(network.device)
     with torch.set_grad_enabled(metric is not None):

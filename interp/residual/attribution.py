@@ -21,7 +21,7 @@ from torch import Tensor
 from interp.core.boundary import public, shape_text
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
-from interp.core.transfers import sent
+from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -440,14 +440,18 @@ def _compute(
     values = torch.cat((*columns, target.constant[:, None].to(wide)), 1)
     largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(wide).tiny)
     error = (values.sum(1) - target.total).abs() / largest
-    if summed and not bool((error <= TOLERANCE[model.dtype]).all()):
-        edited = ", ".join(edit.name for edit in model.edits)
-        raise IncompleteSumError(
-            f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative"
-            + (f"; under the edits of {edited} the stream holds what none of them wrote" if edited else ""),
-            float(error.max()),
-        )
+    if summed:
+        check((error <= TOLERANCE[model.dtype]).all(), partial(_incomplete, error, model, parts))
     return {"logits": values, "total": target.total, "error": error, **extra}
+
+
+def _incomplete(error: Float[Tensor, "b"], model: Transformer, parts: Grain) -> IncompleteSumError:
+    edited = ", ".join(edit.name for edit in model.edits)
+    return IncompleteSumError(
+        f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative"
+        + (f"; under the edits of {edited} the stream holds what none of them wrote" if edited else ""),
+        float(error.max()),
+    )
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.transfers import check
 from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
 from interp.model.parts import Named, Part
 from interp.model.records import require
@@ -53,8 +54,13 @@ class Decomposition:
     """The parts' names, in the order of the values: `embed`, `L0H3`, `L0.mlp`, `L0N17`, `L0.attn_bias`, `remainder`."""
     complete: bool = False
     """Whether they were checked to sum to the whole final residual stream."""
-    error: float | None = None
+    miss: Float[Tensor, ""] | None = None
     """By how much their checked sum misses the stream, relative; None if nothing was checked."""
+
+    @property
+    def error(self) -> float | None:
+        """`miss` as a number, for which the host waits for a device."""
+        return None if self.miss is None else float(self.miss)
 
     def __getitem__(self, part: Named) -> Float[Tensor, "..."]:
         name = REMAINDER if part == REMAINDER else str(Part.of(part))
@@ -71,6 +77,12 @@ def sum_error(
     Each vector (each number, for `[c b]`) has its own scale, so a huge position hides no error elsewhere.
     terms: what `whole` is a difference of, whose rounding it carries; the largest of them counts too.
     """
+    return float(_sum_error(parts, whole, terms))
+
+
+def _sum_error(
+    parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."], terms: Float[Tensor, "..."] | None
+) -> Float[Tensor, ""]:
     wide = torch.promote_types(parts.dtype, torch.float32)
     error = (parts.sum(0, dtype=wide) - whole).abs()
     scale = torch.maximum(parts.abs().amax(0), whole.abs()).to(wide)
@@ -78,7 +90,7 @@ def sum_error(
         scale = torch.maximum(scale, terms.to(wide).abs().max())
     if whole.ndim > 1:
         error, scale = error.amax(-1), scale.amax(-1)
-    return float((error / scale.clamp_min(torch.finfo(wide).tiny)).max())
+    return (error / scale.clamp_min(torch.finfo(wide).tiny)).max()
 
 
 def check_sum(
@@ -88,16 +100,20 @@ def check_sum(
     dtype: torch.dtype,
     *,
     terms: Float[Tensor, "..."] | None = None,
-) -> float:
+) -> Float[Tensor, ""]:
     """The relative error of a sum; IncompleteSumError if it exceeds the tolerance of `dtype`, or is not a number."""
-    error = sum_error(parts, whole, terms)
-    if not error <= TOLERANCE[dtype]:
-        raise IncompleteSumError(
+    miss = _sum_error(parts, whole, terms)
+
+    def failure() -> IncompleteSumError:
+        error = float(miss)
+        return IncompleteSumError(
             f"{what}: parts miss the whole by {error:.2e} of the largest part, allowed {TOLERANCE[dtype]:.0e}"
             f" in {dtype} (was the pass edited, or a weight changed since?)",
             error,
         )
-    return error
+
+    check(miss <= TOLERANCE[dtype], failure)
+    return miss
 
 
 def stream(cache: Cache, model: Transformer, layer: int | None) -> Float[Tensor, "b p d"]:
@@ -167,8 +183,8 @@ def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = Fa
     sublayer = "cross_attn_out" if cross else "attn_out"
     values = _added(model, layer, sublayer, torch.cat((results, bias)))
     whole = cache[f"blocks.{layer}.hook_{sublayer}"]
-    error = check_sum(values, whole, f"heads of layer {layer}", model.dtype)
-    return Decomposition(values, tuple(map(str, _heads(model.config, layer, cross=cross))), error=error)
+    miss = check_sum(values, whole, f"heads of layer {layer}", model.dtype)
+    return Decomposition(values, tuple(map(str, _heads(model.config, layer, cross=cross))), miss=miss)
 
 
 def _heads(config: ModelConfig, layer: int, *, cross: bool) -> list[Part]:
@@ -190,7 +206,7 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     heads = torch.tensor(is_head, device=every.values.device)
     rest = every.values[~heads].sum(0, keepdim=True)
     values = torch.cat((every.values[heads], rest))
-    return Decomposition(values, (*names, REMAINDER), every.complete, every.error)
+    return Decomposition(values, (*names, REMAINDER), every.complete, every.miss)
 
 
 def before_attention(cache: Cache, model: Transformer, layer: int, *, heads: bool = False) -> Decomposition:
@@ -298,8 +314,8 @@ def _collected(
         if norm.norm is not None:
             parts = _behind(norm.recorded(cache), parts, Part(f"{norm.norm.name}_bias", i))
     stacked, whole = torch.stack(list(parts.values())), stream(cache, model, n) if whole is None else whole
-    error = check_sum(stacked, whole, f"parts before depth {n}", model.dtype)
-    return Decomposition(stacked, tuple(map(str, parts)), n == model.config.n_layers, error)
+    miss = check_sum(stacked, whole, f"parts before depth {n}", model.dtype)
+    return Decomposition(stacked, tuple(map(str, parts)), n == model.config.n_layers, miss)
 
 
 def _added(

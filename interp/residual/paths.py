@@ -266,11 +266,11 @@ def path_name(*parts: Named) -> str:
 def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     values, error = order_logits(Frozen(model, trace))
     by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
-    return {"value": by_row, "token": batch.token_ids, "error": by_row.new_full((len(batch),), error)}
+    return {"value": by_row, "token": batch.token_ids, "error": error.to(by_row).expand(len(batch))}
 
 
 @torch.no_grad()
-def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
+def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], Float[Tensor, ""]]:
     """Logits by order, and by how much their sum misses the model's (relative); IncompleteSumError if too much."""
     parts = frozen.part_logits(frozen.orders)
     parts = torch.cat((parts[:1] + frozen.constant, parts[1:]))
@@ -376,7 +376,7 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
         foil = logits.gather(1, batch.wrong[:, None])[:, 0]
         whole, terms = whole - foil, torch.maximum(whole.abs(), foil.abs())
     error = check_sum(values.mT, whole, "paths", model.dtype, terms=terms)
-    return {"value": values, "total": whole, "error": torch.full_like(whole, error)}
+    return {"value": values, "total": whole, "error": error.to(whole).expand(len(whole))}
 
 
 def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Tensor, "b c"]]:

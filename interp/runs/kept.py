@@ -9,6 +9,8 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar, cast
 
 import torch
@@ -39,11 +41,40 @@ def once(model: Subject, what: object, make: Callable[[], T]) -> T:
     network = model.transformer.unedited
     # The slot holds the tokenizer, so that no other can get its identity.
     tokenizer = model.text.tokenizer if model.text.has_tokenizer else None
-    key = json.dumps([content(network), repr(network.config), repr(network.dtype), said, id(tokenizer)])
-    slot = _slot(hashlib.sha256(key.encode()).digest())
-    if not slot:
-        slot += [make(), tokenizer]
+    settings = {name: value for name, value in vars(model.text).items() if name != "_tokenizer"}
+    with unchanged(network):
+        held = looked_at(network, "content", lambda: content(network))
+        key = json.dumps(
+            [held, repr(network.config), repr(network.dtype), said, id(tokenizer), fingerprint(settings)]
+        )
+        slot = _slot(hashlib.sha256(key.encode()).digest())
+        if not slot:
+            slot += [make(), tokenizer]
     return cast(T, slot[0])
+
+
+_LOOKED: ContextVar[tuple[Transformer, dict[str, object]] | None] = ContextVar("interp_looked", default=None)
+
+
+@contextmanager
+def unchanged(network: Transformer) -> Iterator[None]:
+    """Nobody changes the weights of this network inside: what is seen of all of them is looked at once."""
+    known = _LOOKED.get()
+    token = _LOOKED.set(known if known is not None and known[0] is network else (network, {}))
+    try:
+        yield
+    finally:
+        _LOOKED.reset(token)
+
+
+def looked_at(network: Transformer, what: str, look: Callable[[], T]) -> T:
+    """What `look` sees of all weights; inside of `unchanged` it looks once."""
+    known = _LOOKED.get()
+    if known is None or known[0] is not network:
+        return look()
+    if what not in known[1]:
+        known[1][what] = look()
+    return cast(T, known[1][what])
 
 
 @functools.lru_cache(maxsize=MOST)

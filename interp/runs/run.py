@@ -39,7 +39,7 @@ from interp.passes.analysis import (
 from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
-from interp.runs.kept import once
+from interp.runs.kept import looked_at, once
 from interp.runs.progress import Done, Progress, progress_bar
 from interp.runs.work_folder import WORK, Shard, check_comparable, opened, work_of, write_results
 from interp.runs.workers import Worker, all_devices, done_by_processes
@@ -188,7 +188,11 @@ def _alone(model: Subject, question: Askable, asked: Alone) -> xr.Dataset:
 def _check_finite(network: Transformer, asked: str) -> None:
     """NotFiniteError for weights that are NaN or infinite."""
     weights = {name: value.detach() for name, value in network.named_parameters() if value.numel()}
-    if not bool(get_total_norm(weights.values(), torch.inf).isfinite()):  # one wait for all of them
+
+    def finite() -> bool:  # one wait for all of them
+        return bool(get_total_norm(weights.values(), torch.inf).isfinite())
+
+    if not looked_at(network, "finite", finite):
         name = next(name for name, value in weights.items() if not bool(value.isfinite().all()))
         raise NotFiniteError(f"{asked}: finite weights are required, {name} holds NaN or infinity")
 

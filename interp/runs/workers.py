@@ -20,7 +20,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from interp.core.stats import all_finite, finite
-from interp.core.transfers import fetched
+from interp.core.transfers import Checks, checks_together, fetched
 from interp.data.batch import Batch
 from interp.data.sources import Rejected
 from interp.data.stream import DataSource, Window
@@ -61,7 +61,9 @@ class Worker:
         if self.room is not None and batch.tokens.numel() > self.room and len(batch) > 1:
             return self._in_halves(batch)
         try:
-            return self._reduced(batch, self.questions.values(self.model, batch))
+            with checks_together() as checks:
+                values = self.questions.values(self.model, batch)
+            return self._reduced(batch, values, checks)
         except torch.OutOfMemoryError as cause:
             if len(batch) == 1:
                 raise MemoryError(
@@ -86,10 +88,10 @@ class Worker:
                 found = merged(found, partials)
         return found, rejected
 
-    def _reduced(self, batch: Batch, values: Values) -> Answer:
+    def _reduced(self, batch: Batch, values: Values, checks: Checks) -> Answer:
         _check_rows(batch, values)
         rows, every = batch.identities(), [x for each in values.values() for x in each.values()]
-        if (found := self.questions.reduced_if(finite(every), values, rows)) is not None:
+        if (found := self.questions.reduced_if(finite(every), values, rows, checks)) is not None:
             return found, ()
         good, why = self._finite(values)
         if good is None:

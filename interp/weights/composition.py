@@ -21,6 +21,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
 from interp.core.results import labelled
 from interp.core.stats import wide
+from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.model.config import Rotary
 from interp.model.parts import Named, Part, as_part
@@ -142,12 +143,16 @@ def against_null(
     _check(circuits, kind, offset, null)
     sources, destinations = _halves(circuits, kind, offset)
     config = circuits.config
+    found = {"ratio": _ratios(sources, destinations)}
+    if null == "spectrum":
+        halves = {"source": sources, "destination": destinations}
+        found |= {name: torch.stack([concentration(half) for half in each]) for name, each in halves.items()}
+    here = fetched(found)
     if null == "shape":
         a = b = gaussian_concentration(config.d_model, config.head_width)
     else:
-        a, b = (torch.stack([concentration(x) for x in each]).cpu() for each in (sources, destinations))
-        a = a[:, :, None, None]
-    ratios = _ratios(sources, destinations).cpu().double()
+        a, b = here["source"][:, :, None, None], here["destination"]
+    ratios = here["ratio"].double()
     return ratios, overlap_null(a, b, config.d_model)
 
 

@@ -13,9 +13,10 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -29,7 +30,8 @@ from interp.core.factored import FactoredMatrix
 from interp.core.haar import haar_frames
 from interp.core.results import Score, scored
 from interp.core.stats import Moments, two_sided_p, wide
-from interp.core.transfers import sent
+from interp.core.transfers import fetched, sent
+from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
@@ -53,6 +55,8 @@ if TYPE_CHECKING:
 
 STEPS = 4096
 """Points of the integral that gives the chance level; its error is below 1e-6."""
+Back = Callable[[Tensor], Tensor]
+"""Takes what heads write back to the directions that they read."""
 
 
 def copying_scores(
@@ -207,14 +211,31 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
         torch.Size([3, 8])
     """
     circuits = as_circuits(circuits)
+    _check_square(circuits)
+    small = fetched({layer: _cycled(circuits, layer) for layer in range(circuits.config.n_layers)})
+    return sent(_positivities(small.values(), circuits.config), circuits.network.device)
+
+
+def _check_square(circuits: HeadCircuits) -> None:
     _refuse_biases(circuits)
     circuits.config.require_tokens("an eigenvalue score")
-    scores = []
-    for layer in range(circuits.config.n_layers):
-        ov = circuits.ov(Part("attn", layer))
-        cycled = FactoredMatrix(wide(ov.A), circuits.around(ov.B))
-        scores.append(positivity(cycled.eigenvalues()))
-    return torch.stack(scores) if scores else torch.empty(0, circuits.config.n_heads)
+
+
+def _cycled(circuits: HeadCircuits, layer: int) -> Float[Tensor, "h e e"]:
+    """Of each head of a layer a small matrix with the eigenvalues of its full OV circuit."""
+    ov = circuits.ov(Part("attn", layer))
+    return FactoredMatrix(wide(ov.A), circuits.around(ov.B)).wide().BA
+
+
+def _positivities(small: Iterable[Float[Tensor, "h e e"]], config: ModelConfig) -> Float[Tensor, "l h"]:
+    """The eigenvalue positivity of small matrices, layer by layer: on the host, as quick as an accelerator there."""
+    scores = [positivity(torch.linalg.eigvals(each)) for each in small]
+    return torch.stack(scores) if scores else torch.empty(0, config.n_heads)
+
+
+def _spectra(cores: Iterable[Float[Tensor, "h e e"]]) -> Float[Tensor, "n e"]:
+    """The singular values of every head, of all layers together: on the host."""
+    return torch.cat([torch.linalg.svd(each, full_matrices=False)[1] for each in cores])
 
 
 @public()
@@ -235,13 +256,14 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
     Errors: ValueError for circuits with biases, or weights of another shape or that are not finite.
     """
     circuits = as_circuits(circuits)
-    return torch.stack([scores for scores, _ in _matching(circuits, previous)])
+    found = torch.stack([scores for scores, _ in _matching(circuits, previous)])
+    return sent(found, circuits.network.device)
 
 
 def _matching(
     circuits: HeadCircuits, previous: Float[Tensor, "l h"], draws: int | None = 0
-) -> Iterator[tuple[Float[Tensor, "h"], RandomHeads]]:
-    """The matching scores of each layer, and those of random heads in their place."""
+) -> list[tuple[Float[Tensor, "h"], RandomHeads]]:
+    """The matching scores of each layer, and those of random heads in their place: on the host."""
     _refuse_biases(circuits)
     config = circuits.config
     if previous.shape != (config.n_layers, config.n_heads) or not bool(previous.isfinite().all()):
@@ -250,19 +272,30 @@ def _matching(
             f"{shape_text(previous.shape)}{'' if previous.isfinite().all() else ' with NaN or infinity'}"
         )
     gram = over_vocabulary(circuits.embedded.mT, circuits.embedded)
-    weight, written = previous.to(gram), torch.zeros_like(gram)
+    weight, written = sent(previous.to(gram.dtype), gram.device), torch.zeros_like(gram)
+    small: dict[tuple[str, int], Tensor] = {}
+    through: dict[int, Back] = {}
     for layer in range(config.n_layers):
         heads = Part("attn", layer)
         ov = circuits.ov(heads)
         if config.mixers[layer].traits.bilinear:
-            qk, through = circuits.qk(heads), written.mT @ gram
-            cycled = FactoredMatrix(wide(qk.A), wide(qk.B) @ through)
-            random = RandomHeads.of(partial(torch.matmul, other=through), qk.svd()[1], config.d_model, draws)
-            yield positivity(cycled.eigenvalues()), random
-        else:
-            yield torch.full_like(gram[0, : config.n_heads], torch.nan), RandomHeads(gram.new_empty(0))
+            qk, carried = circuits.qk(heads), written.mT @ gram
+            through[layer] = partial(torch.matmul, other=carried)
+            small["cycled", layer] = FactoredMatrix(wide(qk.A), wide(qk.B) @ carried).wide().BA
+            small["core", layer] = qk.core()
         values = einsum(weight[layer], wide(ov.A), "h, h d e -> d h e")
         written = written + values.flatten(1) @ rearrange(wide(ov.B), "h e d -> (h e) d")
+    here = fetched(small)
+    random = RandomHeads.several(
+        {layer: (back, _spectra([here["core", layer]])) for layer, back in through.items()}, circuits, draws
+    )
+    none = torch.full((config.n_heads,), torch.nan, dtype=gram.dtype)
+    return [
+        (positivity(torch.linalg.eigvals(here["cycled", layer])), random[layer])
+        if layer in random
+        else (none, RandomHeads(torch.empty(0, dtype=gram.dtype)))
+        for layer in range(config.n_layers)
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,35 +310,33 @@ class RandomHeads:
     scores: Float[Tensor, "n"]
 
     @classmethod
-    def of(
+    def several(
         cls,
-        back: Callable[[Tensor], Tensor],
-        spectra: Float[Tensor, "h e"],
-        d_model: int,
+        given: Mapping[int, tuple[Back, Float[Tensor, "h e"]]],
+        circuits: HeadCircuits,
         draws: int | None = None,
         seed: int = 0,
-    ) -> RandomHeads:
-        """Scores of random circuits A B.
+    ) -> dict[int, RandomHeads]:
+        """Scores of random circuits A B, of each of some kinds; what is made of them on a device is fetched once.
 
-        back: takes what is written, rows `[... d]` of B, through the vocabulary to the directions that are read, so
-        that the small product is `back(B) A`. spectra: the singular values of the model's own circuits.
+        given: `back`, which takes what is written, rows `[... d]` of B, through the vocabulary to the directions that
+        are read, so that the small product is `back(B) A`; and the singular values of the model's own circuits.
         draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues take
         longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
         """
-        spectra = spectra[(spectra > 0).any(1).nonzero()[:, 0]]
-        if not len(spectra):
+        model = circuits.network
+        small = {
+            key: _random_products(back, spectra, model.config.d_model, model.device, draws, seed)
+            for key, (back, spectra) in given.items()
+        }
+        return {key: cls.of(each) for key, each in fetched(small).items()}
+
+    @classmethod
+    def of(cls, small: Float[Tensor, "n e e"]) -> RandomHeads:
+        """From the small products of random circuits, on the host: as quick as an accelerator there."""
+        if not len(small):
             return cls(torch.empty(0, dtype=torch.float64))
-        width = spectra.shape[1]
-        if draws is None:
-            draws = min(max(HEADS[0], HEADS[1] * 48**2 // width**2), HEADS[1])
-        n = -(-draws // PARTNERS)
-        drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
-        read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
-        read, written = (sent(each, spectra.device).to(spectra.dtype) for each in (read, written))
-        written = back(written.mT)
-        own = spectra[sent(order, spectra.device) % len(spectra)][:, None]
-        small = torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * own
-        scores = _known_positivity(small.cpu())  # as quick as an accelerator, if small
+        scores = _known_positivity(small)
         return cls(scores[scores.isfinite()].double())
 
     @property
@@ -316,6 +347,30 @@ class RandomHeads:
     def p(self, scores: Float[Tensor, "*h"]) -> Float[Tensor, "*h"]:
         """How often a random head is as far out on the side of each score, twice: two-sided, at least 2 / (n + 1)."""
         return two_sided_p(scores.cpu(), self.scores)
+
+
+def _random_products(
+    back: Back,
+    spectra: Float[Tensor, "h e"],
+    d_model: int,
+    device: torch.device,
+    draws: int | None,
+    seed: int,
+) -> Float[Tensor, "n e e"]:
+    """`back(B) A` of random circuits with these singular values (of the host); none where all circuits are zero."""
+    spectra = spectra[(spectra > 0).any(1)]
+    width = spectra.shape[1]
+    if not len(spectra):
+        return torch.empty(0, width, width)
+    if draws is None:
+        draws = min(max(HEADS[0], HEADS[1] * 48**2 // width**2), HEADS[1])
+    n = -(-draws // PARTNERS)
+    drawn = _random_frames if 2 * n * d_model * width <= KEPT else _random_frames.__wrapped__
+    read, written, order = drawn(n, d_model, width, spectra.dtype, seed)
+    read, written = (sent(each, device).to(spectra.dtype) for each in (read, written))
+    written = back(written.mT)
+    own = sent(spectra[order % len(spectra)][:, None], device)
+    return torch.cat([written @ read.roll(-i, 0) for i in range(PARTNERS)]) * own
 
 
 @functools.lru_cache(maxsize=4)
@@ -354,16 +409,45 @@ def random_copying(
 
     without: heads whose spectra do not count.
     """
-    spectra = torch.cat(
-        [circuits.ov(Part("attn", layer)).svd()[1] for layer in range(circuits.config.n_layers)]
+    layers = range(circuits.config.n_layers)
+    cores = fetched({layer: circuits.ov(Part("attn", layer)).core() for layer in layers})
+    return _random_of(circuits, cores.values(), draws, seed, without)
+
+
+@torch.no_grad()
+def against_random(
+    circuits: HeadCircuits,
+    *,
+    without: Bool[Tensor, "l h"] | None = None,
+    beside: Mapping[str, Tensor] = MappingProxyType({}),
+) -> tuple[Float[Tensor, "l h"], RandomHeads, dict[str, Tensor]]:
+    """`eigenvalue_scores` and `random_copying`, both on the host: what they take of a device is fetched together.
+
+    beside: what else is fetched with it; it comes last.
+    """
+    _check_square(circuits)
+    layers = range(circuits.config.n_layers)
+    here = fetched(
+        {("cycled", layer): _cycled(circuits, layer) for layer in layers}
+        | {("core", layer): circuits.ov(Part("attn", layer)).core() for layer in layers}
+        | {("beside", name): each for name, each in beside.items()}
     )
-    return RandomHeads.of(
-        circuits.around,
-        spectra if without is None else spectra[sent((~without).flatten().nonzero()[:, 0], spectra.device)],
-        circuits.config.d_model,
-        draws,
-        seed,
-    )
+    random = _random_of(circuits, [here["core", layer] for layer in layers], None, 0, without)
+    scores = _positivities([here["cycled", layer] for layer in layers], circuits.config)
+    return scores, random, {name: here["beside", name] for name in beside}
+
+
+def _random_of(
+    circuits: HeadCircuits,
+    cores: Iterable[Float[Tensor, "h e e"]],
+    draws: int | None,
+    seed: int,
+    without: Bool[Tensor, "l h"] | None,
+) -> RandomHeads:
+    spectra = _spectra(cores)
+    if without is not None:
+        spectra = spectra[(~without).flatten()]
+    return RandomHeads.several({0: (circuits.around, spectra)}, circuits, draws, seed)[0]
 
 
 def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
@@ -374,12 +458,12 @@ def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
 @torch.no_grad()
 def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
     config = circuits.config
-    random, score = random_copying(circuits), eigenvalue_scores(circuits)
+    score, random, _ = against_random(circuits)
     scores = {"eigenvalue": Score.exact(score, POSITIVITY, random.mean)}
     p = {"eigenvalue": random.p(score)}
     if asked.previous is not None:
         weight = torch.tensor(asked.previous.transpose("layer", "head").to_numpy())
-        layers = list(_matching(circuits, weight, None))
+        layers = _matching(circuits, weight, None)
         found = torch.stack([score for score, _ in layers])
         chance = found.new_tensor([null.mean for _, null in layers])[:, None]
         scores["matching"] = Score.exact(found, POSITIVITY, chance)

@@ -21,6 +21,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.model.attention import Attention, CrossAttention
 from interp.model.config import MLPS, Learned, ModelConfig, Rotary, Sinusoidal
 from interp.model.edits import Edit, Zero
@@ -195,7 +196,7 @@ class HeadCircuits:
 
     def embedded_tokens(self, ids: Int[Tensor, "n"]) -> Float[Tensor, "n d"]:
         """The rows of `embedded` of these vocabulary entries, without the work for all others."""
-        ids = ids.to(self.network.device)
+        ids = sent(ids, self.network.device)
         return self._with_constant(
             self.network.embed.weight[ids] if self._is_bare() else self._alone(ids), 1.0
         )

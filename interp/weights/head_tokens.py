@@ -20,6 +20,7 @@ from interp.core.boundary import listed, public
 from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.tiles import row_tiles
+from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Text
 from interp.model.parts import Part
 from interp.passes.analysis import Alone, Question
@@ -99,7 +100,7 @@ def head_tokens(
 def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], asked: HeadTokens) -> xr.Dataset:
     config, device = circuits.config, circuits.network.device
     rows, unembedding = wide(circuits.embedded_tokens(ids)), wide(circuits.bare_unembedding)
-    centre, known = unembedding.mean(-1), ids.to(device)
+    centre, known = unembedding.mean(-1), sent(ids, device)
     assert asked.top is not None
     values, words = [], []
     for layer in range(config.n_layers):
@@ -111,11 +112,11 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
         keys = torch.nn.functional.pad(known[places], more, value=-1)
         values.append(torch.cat((written, sought[:, :, None]), 2))
         words.append(torch.cat((outputs, keys[:, :, None]), 2))
-    found = torch.stack(words)
+    found = fetched({"value": torch.stack(values), "word_id": torch.stack(words)})
     units = [UNITS["OV"], UNITS["OV"], UNITS["QK"]]
     table = labelled(
         asked.name,
-        {"value": (_CELL, torch.stack(values)), "word_id": (_CELL, found)},
+        {name: (_CELL, each) for name, each in found.items()},
         coords={
             "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
             **worded(text, "token", ids, ("token",)), "list": LISTS, "unit": ("list", units), "rank": range(asked.top),
@@ -127,7 +128,7 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
             "embedding": circuits.embedding, "folded": int(circuits.folded), "scaled": int(circuits.scaled),
         },
     )  # fmt: skip
-    ids_of = found.cpu().numpy()
+    ids_of = found["word_id"].numpy()
     texts = [text.of_outputs.words(ids_of[:, :, :, :2]), text.words(ids_of[:, :, :, 2:])]
     return table.assign(word=(_CELL, np.concatenate(texts, 3)))
 

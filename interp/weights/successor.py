@@ -12,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.data.batch import Text, single_token
 from interp.model.parts import Part
 from interp.weights.copying import unembedding_rows
@@ -55,7 +56,7 @@ def successor_hits(circuits: HeadCircuits, ids: Int[Tensor, "n"]) -> Bool[Tensor
     The full OV circuit (final norm folded in), restricted to the items on both sides: the largest entry of row i
     stands in column i + 1. An item that a head maps to itself is no hit.
     """
-    ids = ids.to(circuits.network.device)
+    ids = sent(ids, circuits.network.device)
     sources, outputs = wide(circuits.embedded[ids]), unembedding_rows(circuits.network, ids)
     layers = []
     for layer in range(circuits.config.n_layers):

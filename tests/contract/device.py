@@ -73,6 +73,11 @@ def places(name: str) -> dict[str, int]:
     return _told("places", name)
 
 
+def page_waits() -> list[int]:
+    """How often the host waits for the page of a prompt and its corrupted one, and for the same page once more."""
+    return [counts[1] for counts in _told("page").values()]
+
+
 def _told(*arguments: str) -> dict[str, Any]:
     """What `told` prints in a fresh interpreter."""
     command = [sys.executable, "-c", PROGRAM, *arguments]
@@ -153,10 +158,24 @@ def _call(name: str, function: Callable[..., object]) -> object:
     return calls.called(name, function, calls.valid(name, function))
 
 
+def _page() -> Iterator[tuple[str, Simulated]]:
+    """The page of one prompt of `demo-4l`, twice."""
+    demo = interp.HookedTransformer.from_pretrained("demo-4l")
+    model = interp.HookedTransformer(on_device(demo.transformer), demo.text.tokenizer)
+    prompt = "When Mary and John went to the store, {} gave a drink to"
+    for name in ("first", "again"):
+        with Simulated() as found:
+            interp.report(model, prompt.format("John"), corrupt=prompt.format("Mary"))
+        yield name, found
+
+
 def told(what: str, *names: str) -> None:
-    """Print the counts of these names, or of all, or the places of one, as JSON; in a process that has the device."""
-    found = dict(_watched(names or (*QUESTIONS, *FUNCTIONS), where=what == "places"))
-    if what == "counts":
+    """Print the counts of these names, or of all, or of a page, or the places of one, as JSON; in a process that has
+    the device.
+    """
+    every = names or (*QUESTIONS, *FUNCTIONS)
+    found = dict(_page() if what == "page" else _watched(every, where=what == "places"))
+    if what != "places":
         said = {name: (each.kernels, each.waits, each.sent) for name, each in found.items()}
     else:
         said = dict(collections.Counter.most_common(found[names[0]].places))

@@ -9,18 +9,13 @@ import pytest
 from interp.passes.analysis import Question
 from tests.contract.case import discovered
 from tests.contract.cases import CASES
-from tests.contract.device import FUNCTIONS, QUESTIONS, Counts, known, measured
+from tests.contract.device import FUNCTIONS, QUESTIONS, Counts, known, measured, page_waits
 
 pytestmark = pytest.mark.slow
 GROWTH = 1.15
 MOST_WAITS = 8
 """Waits of one question on one batch, but for those of the next table."""
 MORE = {
-    "Heads": "three batches, eigenvalues and singular values",
-    "AttentionAttribution source": "sums that are checked, layer by layer",
-    "AttentionPaths": "sums that are checked, layer by layer",
-    "BigramTable": "pairs are counted on the host",
-    "Copying": "eigenvalues and singular values",
     "Spectra": "singular values, matrix by matrix",
     "Erasure": "three batches",
     "CompareMethods": "three batches of six methods",
@@ -28,10 +23,6 @@ MORE = {
     "Recall": "four sweeps",
     "SteeringCurve": "two batches of three sweeps",
     "Steering": "five batches",
-    "CircuitCurve": "whether an edge is cut, layer by layer",
-    "EvaluateCircuit": "whether an edge is cut, layer by layer",
-    "Interchange": "whether an edge is cut, layer by layer",
-    "EdgeEffects": "a sweep for each receiver",
     "SaeQuality": "tokens are chosen by a mask",
     "Diff": "each part is compared with the other model's",
     "Diff heads": "each part is compared with the other model's",
@@ -71,6 +62,11 @@ def test_no_question_asks_more_of_a_device_than_before(today: dict[str, Counts])
         "`python -m tests.contract.device places NAME` says which lines ask; "
         "where it is worth it, `python -m tests.contract.device` renews the table"
     )
+
+
+def test_a_page_with_a_corrupted_prompt_waits_at_most_60_times() -> None:
+    first, again = page_waits()
+    assert first <= 60 and again <= 45  # again: what is made of weights alone is kept
 
 
 def test_no_question_waits_often_on_one_batch(today: dict[str, Counts]) -> None:

@@ -1,10 +1,12 @@
 """Copies to a device that is simulated and back: every number arrives, in one copy, and nothing else waits."""
 
 import copy
+from collections.abc import Callable
 
+import pytest
 import torch
 
-from interp.core.transfers import fetched, sent
+from interp.core.transfers import check, checks_together, fetched, sent
 from interp.data.batch import Batch
 from interp.runs import kept
 from tests.configs import build
@@ -41,6 +43,52 @@ def test_on_the_host_nothing_is_copied() -> None:
     assert found.data_ptr() == value.data_ptr() and not found.requires_grad
     assert sent(found, torch.device("cpu")) is found
     assert sent([[1, 2]], torch.device("cpu")).tolist() == [[1, 2]]
+
+
+def raised(act: Callable[[], object]) -> str:
+    """What the ValueError says that this raises."""
+    with pytest.raises(ValueError, match=r"first|second") as found:
+        act()
+    return str(found.value)
+
+
+def failing(flag: torch.Tensor) -> Callable[[], None]:
+    """A check that fails, and then something else that does, inside of a `with`."""
+
+    def act() -> None:
+        with checks_together():
+            check(flag, lambda: ValueError("first"))
+            raise KeyError("later")
+
+    return act
+
+
+def test_a_check_on_the_host_raises_at_once_wherever_it_stands() -> None:
+    assert raised(failing(torch.tensor(False))) == "first"
+    check(torch.tensor(False), lambda: None)  # a closer look found nothing wrong
+
+
+def test_checks_of_a_device_are_looked_at_together_and_the_first_that_failed_raises() -> None:
+    assert forked(_checked) == (1, 1, ["second", "first", "second"])
+
+
+def _checked() -> tuple[int, int, list[str]]:
+    """The waits of checks inside and outside, and what is raised: settled, before something else inside, at once."""
+    device = plugged_in()
+    with Simulated() as asked:
+        fine, bad = (sent(torch.tensor(each), device) for each in (True, False))
+
+        def three() -> None:
+            for flag, name in ((fine, "first"), (bad, "second"), (bad, "third")):
+                check(flag, lambda name=name: ValueError(name))  # type: ignore[misc]
+
+        with checks_together() as checks:
+            three()
+        flags, waits = fetched(checks.flags), asked.waits
+        check(fine, lambda: ValueError("never"))
+        once = asked.waits - waits
+        said = [raised(lambda: checks.settle(flags)), raised(failing(bad)), raised(three)]
+    return waits, once, said
 
 
 def test_a_batch_knows_its_copy_on_the_host() -> None:

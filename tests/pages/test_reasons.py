@@ -23,7 +23,8 @@ NAMES = ["gpt2", "llama-gqa", "gemma2", "bloom", "t5", "window", "post-norm"]
 def test_every_score_of_a_layer_is_split_as_one_by_one(name: str) -> None:
     model, tokens = interp.HookedTransformer(build(name)), some_tokens(1, 6)
     told = []
-    for heads, found in every_score(model.transformer, model.text.batch(tokens), 1):
+    for layer, heads, found in every_score(model.transformer, model.text.batch(tokens), [1]):
+        assert layer == 1
         told += heads
         each = len(found.total) // len(heads)
         assert each > 6

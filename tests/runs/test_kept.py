@@ -1,13 +1,19 @@
 """What is made of weights alone: once for the same weights, anew after any change of a number."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import numpy as np
+import pytest
 import torch
 
 import interp
 from interp.model import Transformer
+from interp.model.edits import Zero
 from interp.passes.observe import as_model
 from interp.runs import kept
+from interp.tasks import RepeatedTokens
 from interp.weights import composition, copying
 from tests.configs import build
 from tests.tiny import hooked
@@ -64,3 +70,45 @@ def test_training_between_two_questions_changes_the_answer() -> None:
     second = copying(model, ranks=False)
     kept.forget()
     assert second.equals(copying(model, ranks=False)) and not second.equals(first)
+
+
+def test_the_table_of_heads_is_made_once_for_the_same_weights_rows_and_no_edits() -> None:
+    model, data = interp.HookedTransformer(fresh()), RepeatedTokens(period=3, repeats=3, rows=4)
+    kept.forget()
+    first = interp.heads(model, data)
+    value = first.value.values.copy()
+    first.value.values[:] = 7.0  # the asker's own
+    zero = [interp.Edit("L0H0", Zero())]
+    with unasked():
+        assert np.array_equal(interp.heads(model, data).value.values, value, equal_nan=True)
+    for again in (
+        lambda: interp.heads(model, RepeatedTokens(period=3, repeats=3, rows=4, seed=1)),
+        lambda: interp.heads(model, data, edits=zero),
+        lambda: interp.heads(model, [[1, 2, 3, 1, 2, 3]]),
+    ):
+        with pytest.raises(AssertionError, match="asked"), unasked():
+            again()
+    kept.forget()
+    assert np.array_equal(interp.heads(model, data).value.values, value, equal_nan=True)
+
+
+@contextmanager
+def unasked() -> Iterator[None]:
+    """No pass of any model inside."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("the model was asked")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Transformer, "forward", refused)
+        yield
+
+
+def test_weights_that_nobody_changes_are_looked_at_once() -> None:
+    network, looks = fresh(), list[int]()
+    for _ in range(2):
+        kept.looked_at(network, "it", lambda: looks.append(0))
+    with kept.unchanged(network), kept.unchanged(network):
+        for other in (network, network, fresh()):
+            kept.looked_at(other, "it", lambda: looks.append(1))
+    assert looks == [0, 0, 1, 1]
