@@ -50,7 +50,8 @@ TRAINING = FineTuning(steps=200, rate=1e-3)
 TRAINED = ("U", "V", "bias", "scale", "shift", "alpha")
 CONSTANT = 1e-6
 """A feature whose standard deviation is a smaller share of its mean does not vary."""
-Pair = tuple[Float[Tensor, "n i"], Float[Tensor, "n o"]]
+Pair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
+"""u `[n i]` and delta `[n o]` of one matrix at n tokens; the sizes are each matrix' own."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
