@@ -6,8 +6,6 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3; do $$p -c '$(RECENT)' 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# but for those that measure the tests, the intervals and the bounds and not the speed
-BENCHES := $(filter-out %/mutations.py %/coverage.py %/coverage_lds.py %/learning_coefficient.py %/calibration.py %/lower_bounds.py,$(sort $(wildcard experiments/bench/*.py)))
 
 .DEFAULT_GOAL := help
 .PHONY: help demo docs test test-slow test-books test-browser test-shapes test-lowest lint format bench clean
@@ -59,8 +57,8 @@ format: $(READY) ## let ruff fix what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY) ## every speed claim, one JSON line each
-	@set -e; for script in $(BENCHES); do $(BIN)/python "$$script"; done
+bench: $(READY) ## every speed claim and what every question costs: JSON lines, and the tables of experiments/bench/README.md
+	$(BIN)/python experiments/bench/table.py
 
 clean: ## remove the virtual environment, caches and generated pages
 	rm -rf $(VENV) out site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info

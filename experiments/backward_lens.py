@@ -160,6 +160,7 @@ def figure(found: Found, table: pd.DataFrame, target: str) -> Figure:
         ax = picture.add_subplot(grid[row, :])
         plot.backward_lens(found.lens, matrix=matrix, threshold=0.005, ax=ax)
         ax.set_title(f"{ax.get_title()} (target {target!r})")
+    plot.same_scale(picture.axes)
     below = [picture.add_subplot(grid[2, i]) for i in range(4)]
     middle = table["null"].max()  # of ranks: half of the largest
     _curve(below[0], table, "target rank, last token", "W_out", "C0", null=False)

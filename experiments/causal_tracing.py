@@ -22,7 +22,7 @@ import interp
 from interp import tasks
 from interp.causal.causal_trace import causal_trace
 from interp.opening import OfModel
-from interp.plot.causal_trace import causal_trace as draw_map, causal_trace_curves
+from interp.plot import causal_trace as draw_map, causal_trace_curves, same_scale
 from interp.runs.record import Record
 
 
@@ -90,6 +90,7 @@ def figure(found: Mapping[str, xr.Dataset]) -> Figure:
     picture, axes = plt.subplots(2, 3, figsize=(17, 8.5), layout="constrained")
     for ax, trace in zip(axes.flat, found.values(), strict=False):
         draw_map(trace, ax=ax)
+    same_scale(axes)
     causal_trace_curves(found["state"], ax=axes.flat[-1])
     return picture
 

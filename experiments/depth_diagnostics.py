@@ -213,6 +213,7 @@ def spectra_figure(weights: Mapping[str, xr.Dataset]) -> Figure:
         plot.spectra_map(result, "effective_rank", ax=row[2])
         for ax in row:
             ax.set_title(f"{name}: {ax.get_title()}")
+    plot.same_scale(axes[:, 2])
     return picture
 
 

@@ -198,6 +198,7 @@ def figure(
     for ax, (title, found) in zip(grid.flat[1:], maps.items(), strict=False):
         plot.patching(found, "value", ax=ax)
         ax.set_title(title)
+    plot.same_scale(grid)
     for ax in grid.flat[1 + len(maps) :]:
         ax.axis("off")
     picture.suptitle(f"{job.model}: indirect objects, corrupted by {job.corruption}")

@@ -7,13 +7,15 @@ are right, the best prefix-matching score on the effective pattern, K-compositio
 Where weights are no shares (lightning, differential, pooling: a norm follows, or they may be negative) the attention
 scores count them as a_ij / sum_j |a_ij|, the part of all that a query weighs.
 
-Run: `interp run experiments/mixers_and_induction.py -p seeds=3` (about 60 CPU minutes; `--shard 1/2` takes half)
+Run: `interp run experiments/mixers_and_induction.py -p seeds=3` (more than two CPU hours). Side by side: a run for each
+seed with `-p seeds=1 -p training.seed=1`, then one with `-p seeds=0 -p joined=runs/NAME -p joined=runs/OTHER`.
 """
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -38,12 +40,13 @@ from interp.lab import (
     Polar,
     Pool,
     Reformer,
+    SpatialGating,
     Strided,
     Synthesizer,
 )
-from interp.model import MLP, ModelConfig, NoPosition, Rotary, Softmax, Transformer
+from interp.model import MLP, GatedDelta, Mamba2, ModelConfig, NoPosition, Rotary, Softmax, Transformer
 from interp.model.records import Mixer
-from interp.runs.record import Record
+from interp.runs.record import TABLES, Record
 from interp.tasks import AssociativeRecall, Examples, Place, RepeatingChain
 from interp.training import Training, scores, train
 
@@ -74,6 +77,10 @@ VARIANTS: dict[str, Mixer | tuple[Mixer, ...]] = {
     "lightning, softmax": (Lightning(), SOFTMAX),
     "polar": Polar(),
     "memory as a gate": LongTermMemory("gate"),
+    "memory as context": LongTermMemory("context"),
+    "gated delta": GatedDelta(4, 4, 16, 16, chunk=16),
+    "state space": Mamba2(4, 4, 16, 16, chunk=16),
+    "spatial gating": SpatialGating(),
     "pooling": Pool(),
 }
 """By name; what a mixer alone does not say stands in `config_of`."""
@@ -86,7 +93,9 @@ class MixersAndInduction:
     only: tuple[str, ...] = ()
     """Names of VARIANTS; none = all of them."""
     seeds: int = 3
-    """Runs of every variant."""
+    """Trainings of every variant, each from another seed."""
+    joined: tuple[Path, ...] = ()
+    """Folders of runs of this experiment, whose trainings join the table and the figure."""
     d_vocab: int = 64
     """Token ids."""
     training: Training = TRAINING
@@ -148,7 +157,8 @@ def parameters(config: ModelConfig) -> int:
 
 def main(job: MixersAndInduction, record: Record) -> None:
     """Train every variant from every seed; keep a table and a figure."""
-    data, rows = RepeatsAndRecall(job.d_vocab), []
+    data = RepeatsAndRecall(job.d_vocab)
+    rows = [pd.read_parquet(folder / TABLES / "runs.parquet") for folder in job.joined]
     for seed in range(job.training.seed, job.training.seed + job.seeds):
         for name in job.only or VARIANTS:
             config, training = config_of(name, job.d_vocab), replace(job.training, seed=seed)
@@ -247,4 +257,5 @@ def figure(table: pd.DataFrame) -> Figure:
         ax.set_title(label, fontsize=9)
         ax.grid(alpha=0.3)
     axes[0].set_yticks(range(len(order)), order)
+    axes[0].set_ylim(-0.7, len(order) - 0.3)
     return picture

@@ -33,9 +33,14 @@ def cells(name: str, kind: str) -> list[str]:
 @pytest.mark.books
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_from_top_to_bottom(name: str) -> None:
+    """And its maps of one quantity that stand in one figure have one colour scale."""
     notebook = nbformat.read(NOTEBOOKS[name], 4)
+    first = f"import sys; sys.path.append({str(ROOT)!r}); from tests import scales; scales.watch()"
+    watching, told = (nbformat.v4.new_code_cell(code) for code in (first, "print(scales.FOUND)"))
+    notebook.cells = [watching, *notebook.cells, told]
     place = {"metadata": {"path": str(ROOT / "notebooks")}}
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
+    assert told.outputs[0].text == "[]\n"
 
 
 @over("name", NOTEBOOKS)

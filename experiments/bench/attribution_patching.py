@@ -102,7 +102,7 @@ def by_hand(pair: Pair, clean: Tensor, corrupt: Tensor) -> Tensor:
     for handle in handles:
         handle.remove()
     products = [(a - b) * g for a, b, g in zip(there, own, gradients, strict=True)]
-    return torch.stack([x.detach().unflatten(-1, (12, 64)).sum(-1) for x in products], 1)
+    return torch.stack([x.detach().unflatten(-1, (12, -1)).sum(-1) for x in products], 1)
 
 
 def memory_of_heads() -> None:

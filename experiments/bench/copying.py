@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 import torch
 import tyro
 from measure import cpu_seconds, memory, report, timing, work
+from subjects import D_MODEL, D_VOCAB
 from torch import Tensor
 
 import interp
@@ -17,7 +18,7 @@ from interp.core import tiles
 from interp.model import ModelConfig
 from interp.weights import HeadCircuits, eigenvalue_scores
 
-SHAPE = ModelConfig(n_layers=12, d_model=768, n_heads=12, n_ctx=1024, d_vocab=50257)
+SHAPE = ModelConfig(n_layers=12, d_model=D_MODEL, n_heads=12, n_ctx=1024, d_vocab=D_VOCAB)
 HEAD = "L5H1"
 
 

@@ -13,32 +13,33 @@ from measure import cpu_seconds, memory, report, timing, work
 from subjects import Pair, gemma2_small, gpt2_small, largest_difference, llama_small, neox_small
 from torch import Tensor
 
-ROWS, COLUMNS = 8, 128
+COLUMNS = 128
 CLAIM = 1.0
 
 
 @torch.no_grad()
-def main(repeats: int = 9) -> None:
-    """Measure both shapes.
+def main(repeats: int = 9, rows: int = 8) -> None:
+    """Measure every shape.
 
     Args:
         repeats: timed rounds per system.
+        rows: texts of a pass.
     """
     torch.set_num_threads(1)
     pairs = [gpt2_small(), llama_small(), gemma2_small(), neox_small()]
-    seconds = [cpu_seconds(_calls(pair), repeats) for pair in pairs]
+    seconds = [cpu_seconds(_calls(pair, rows), repeats) for pair in pairs]
     for pair, times in zip(pairs, seconds, strict=True):
-        calls = _calls(pair)
+        calls = _calls(pair, rows)
         difference = largest_difference(calls["interp"](), calls["hf"]())
         for system, call in calls.items():
             report(
                 "forward", system, f"{pair.name}, all logits", timing(times, system, "hf"), work(call), memory(call),
-                claim=CLAIM, logit_difference=difference, rows=ROWS, columns=COLUMNS,
+                claim=CLAIM, logit_difference=difference, rows=rows, columns=COLUMNS,
             )  # fmt: skip
 
 
-def _calls(pair: Pair) -> dict[str, Callable[[], Tensor]]:
-    tokens = pair.tokens(ROWS, COLUMNS)
+def _calls(pair: Pair, rows: int) -> dict[str, Callable[[], Tensor]]:
+    tokens = pair.tokens(rows, COLUMNS)
     return {"hf": partial(pair.hf_logits, tokens), "interp": partial(pair.ours.transformer, tokens)}
 
 

@@ -77,11 +77,10 @@ def cpu_seconds(calls: Calls, repeats: int) -> dict[str, list[float]]:
 
 def work(call: Callable[[], object]) -> Work:
     """Operators and FLOPs that one call dispatches."""
-    with FlopCounterMode(display=False, custom_mapping={CPU_ATTENTION: _attention_flop}) as flops:
+    counter = FlopCounterMode(display=False, custom_mapping={CPU_ATTENTION: _attention_flop})
+    with counter as flops, _Operators() as operators:
         call()
-    with _Operators() as operators:
-        call()
-    return Work(operators.count, round(flops.get_total_flops() / 1e9, 1))
+    return Work(operators.count, float(f"{flops.get_total_flops() / 1e9:.5g}"))
 
 
 def memory(call: Callable[[], object]) -> Memory:

@@ -242,7 +242,7 @@ def _reads(model: Transformer, train_length: int | None) -> tuple[Read | None, .
             return None
         halves = (model.config.mixers[layer].traits.halves, partial(weight_numbers, halves=True))
         site, via = halves if kind == "halves" else vias[kind]
-        return Read(f"blocks.{layer}.{site}", via)
+        return Read(f"blocks.{layer}.{site}", via, by_row=())
 
     return tuple(read(layer, kind) for layer, kind in enumerate(kinds))
 

@@ -19,12 +19,19 @@ from typing import TYPE_CHECKING
 
 import torch
 from einops import reduce
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.attention.labels import confidences, labels
 from interp.core.boundary import public, shape_text
-from interp.core.patterns import SCORES, copy_scores, distance_kernel, even_attention, pattern_scores
+from interp.core.patterns import (
+    SCORES,
+    copy_keys,
+    copy_scores,
+    distance_kernel,
+    even_attention,
+    pattern_scores,
+)
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
 from interp.core.transfers import sent
@@ -39,7 +46,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Alone, Analysis, Askable, Question
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
-from interp.passes.observe import Model, Studied, Subject
+from interp.passes.observe import Model, Studied, Subject, observe
 from interp.residual.attribution import Attribute, attribution
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.kept import once
@@ -103,7 +110,7 @@ def without_pattern(config: ModelConfig) -> Bool[Tensor, "l 1"]:
 def last_attention(config: ModelConfig, layer: int) -> Read:
     """What the last query of a layer pays to each key `[b h k]`, as signed shares where weights are no shares."""
     via = _last_shares if layer in without_shares(config) else _last
-    return Read(f"blocks.{layer}.attn.hook_pattern", via)
+    return Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=())
 
 
 def _last(pattern_bhqk: Tensor) -> Tensor:
@@ -449,11 +456,7 @@ def _on_own_rows(
     model: Subject, data: Prompts, copies: Callable[[Batch], Tensor] | None, batch_size: int
 ) -> Found:
     """The scores of `SCORES` on any prompts, each beside that of attention spread over what the layer may see."""
-    config = model.transformer.config
-    reads = tuple(Read(f"blocks.{layer}.attn.hook_pattern") for layer in with_pattern(config))
-    analysis = Analysis(
-        "heads", partial(_copied, copies=copies or same_token, reads=reads), MaskedMeans, reads=reads
-    )
+    analysis = Analysis("heads", partial(_copied, copies=copies or same_token), MaskedMeans)
     source = prompt_source(data, model.text, prepend_bos=True, batch_size=batch_size)
     total = reduced_over(analysis, model, source)
     assert isinstance(total, MaskedMeans)
@@ -476,8 +479,8 @@ def _copied(
     batch: Batch,
     model: Transformer,
     copies: Callable[[Batch], Bool[Tensor, "b q k"]],
-    reads: Sequence[Read],
 ) -> Mapping[str, Tensor]:
+    """The scores of every head on each row, from a pass of its own: what is read of a pattern depends on the rows."""
     if batch.documents is not None:
         raise ValueError("head scores require one text per row, got a packed batch")
     config, place = model.config, batch.places.masked_fill(~batch.real, -1)
@@ -493,24 +496,34 @@ def _copied(
             f"copies must be True or False for each query and key {shape_text(back.shape)}, and True for earlier keys "
             f"only, got {repeats.dtype} of shape {shape_text(repeats.shape)}"
         )
-    repeats = repeats & pairs
-    found = []
-    for layer, read in zip(with_pattern(config), reads, strict=True):
-        pattern = trace[read]
-        signed = layer in without_shares(config)
-        scores = copy_scores(signed_shares(pattern) if signed else pattern, repeats, place)
-        if signed:
-            scores[..., SCORES.index("entropy")] = 0.0  # NaN in the table
-        found.append(scores)
+    keys = copy_keys(repeats & pairs, place)
+    vias = (
+        _signed_copy_scores if layer in without_shares(config) else copy_scores
+        for layer in with_pattern(config)
+    )
+    reads = [
+        Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=(keys, place))
+        for layer, via in zip(with_pattern(config), vias, strict=True)
+    ]
+    seen = observe(model, batch, reads, answers_only=True).trace
     windows, chance = _windows(config), {}
     for window in set(windows):
-        seen = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
-        even = seen.double() / seen.sum(-1, keepdim=True).clamp_min(1)
-        chance[window] = copy_scores(even[:, None], repeats, place)[:, 0]
-    values = in_every_layer(torch.stack(found, 1), config)
+        visible = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
+        even = visible.double() / visible.sum(-1, keepdim=True).clamp_min(1)
+        chance[window] = copy_scores(even[:, None], keys, place)[:, 0]
+    values = in_every_layer(torch.stack([seen[read] for read in reads], 1), config)
     nulls = torch.stack([chance[window] for window in windows], 1)
     table = dict(zip(SCORES, values.unbind(-1), strict=True))
     return table | {f"{name}_null": null for name, null in zip(SCORES, nulls.unbind(-1), strict=True)}
+
+
+def _signed_copy_scores(
+    pattern_bhqk: Float[Tensor, "b h q k"], keys: Float[Tensor, "b s q k"], place: Int[Tensor, "b q"]
+) -> Float[Tensor, "b h n"]:
+    """`copy_scores` of `signed_shares`, which have no entropy: NaN in the table."""
+    scores = copy_scores(signed_shares(pattern_bhqk), keys, place)
+    scores[..., SCORES.index("entropy")] = 0.0
+    return scores
 
 
 def _peak(kernel: Moments, even: Float[Tensor, "l n"]) -> Score:
@@ -590,7 +603,8 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
     plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
     vias = [signed if layer in without_shares(config) else plain for layer in layers]
     patterns = [
-        Read(f"blocks.{layer}.attn.hook_pattern", via) for layer, via in zip(layers, vias, strict=True)
+        Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=())
+        for layer, via in zip(layers, vias, strict=True)
     ]
     values = [
         Read(f"blocks.{layer}.attn.hook_v", first)

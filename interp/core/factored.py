@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import overload
 
+import numpy as np
 import torch
 from jaxtyping import Complex, Float, Int
 from torch import Tensor
@@ -35,7 +36,7 @@ class FactoredMatrix(Viewable):
             raise ValueError(
                 f"A @ B requires equal inner sizes, got A {shape_text(self.A.shape)} and B {shape_text(self.B.shape)}"
             )
-        lead = torch.broadcast_shapes(self.A.shape[:-2], self.B.shape[:-2])
+        lead = np.broadcast_shapes(self.A.shape[:-2], self.B.shape[:-2])
         object.__setattr__(self, "A", self.A.expand(*lead, *self.A.shape[-2:]))
         object.__setattr__(self, "B", self.B.expand(*lead, *self.B.shape[-2:]))
 
@@ -123,7 +124,7 @@ class FactoredMatrix(Viewable):
             raise ValueError(
                 f"a sum requires equal rows and columns, got {shape_text(self.shape)} and {shape_text(other.shape)}"
             )
-        lead = torch.broadcast_shapes(self.A.shape[:-2], other.A.shape[:-2])
+        lead = np.broadcast_shapes(self.A.shape[:-2], other.A.shape[:-2])
         sides = ((self.A, other.A, -1), (self.B, other.B, -2))
         a, b = (torch.cat([x.expand(*lead, *x.shape[-2:]) for x in pair], dim) for *pair, dim in sides)
         return FactoredMatrix(a, b)

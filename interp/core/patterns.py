@@ -17,6 +17,8 @@ SCORES = (*REPEAT_SCORES, "current_token", "first_token", "local", "entropy")
 """Scores of a pattern on repeated tokens, in the order of `pattern_scores`."""
 NEAR = 5
 """Tokens that count as local: the current one and those just before it."""
+RUNS = 4
+"""Runs of queries whose entropies are taken together, of the keys that the last of them sees."""
 
 
 def pattern_scores(
@@ -42,38 +44,40 @@ def pattern_scores(
     return torch.cat((repeat_scores(pattern_bhqk, period), torch.stack(others, -1)), -1)
 
 
-def copy_scores(
-    pattern_bhqk: Float[Tensor, "b h q k"], copies: Bool[Tensor, "b q k"], place: Int[Tensor, "b q"]
-) -> Float[Tensor, "b h s"]:
-    """`pattern_scores` on rows of any kind, where `copies` says which earlier tokens each token repeats.
+def copy_keys(copies: Bool[Tensor, "b q k"], place: Int[Tensor, "b q"]) -> Float[Tensor, "b s q k"]:
+    """1 at the queries and keys that each score of `copy_scores` but the entropy sums over, else 0.
 
-    place: how many tokens of its row stand before each, -1 at padding. Means are over the real tokens but the first, of
-    duplicate_token and induction over those that repeat an earlier one: NaN for a row in which none does.
+    copies: which earlier tokens each token repeats. place: how many tokens of its row stand before each, -1 at padding.
     """
-    values, real = wide(pattern_bhqk), place >= 0
     later, back = place > 0, place[:, :, None] - place[:, None, :]
-    there = real[:, :, None] & real[:, None, :]
     followed = F.pad(copies, (1, 0))[..., :-1]
-    near = (back >= 0) & (back < NEAR) & later[:, None, :]
+    keys = {
+        "previous_token": back == 1,
+        "duplicate_token": copies,
+        "induction": followed & copies.any(-1, keepdim=True),
+        "current_token": back == 0,
+        "first_token": (place == 0)[:, None, :].expand_as(back),
+        "local": (back >= 0) & (back < NEAR) & later[:, None, :],
+    }
+    there = later[:, :, None] & (place >= 0)[:, None, :]
+    return (torch.stack([keys[name] for name in SCORES[:-1]], 1) & there[:, None]).float()
+
+
+def copy_scores(
+    pattern_bhqk: Float[Tensor, "b h q k"], keys: Float[Tensor, "b s q k"], place: Int[Tensor, "b q"]
+) -> Float[Tensor, "b h n"]:
+    """`pattern_scores` on rows of any kind, where `keys` are those of `copy_keys` for the same places.
+
+    Means are over the real tokens but the first, of duplicate_token and induction over those that repeat an earlier
+    one: NaN for a row in which none does. One matrix product takes all sums of a pattern.
+    """
+    values, later = wide(pattern_bhqk), place > 0
+    again = keys[:, SCORES.index("duplicate_token")].any(-1)
+    counts = [again if name in ("duplicate_token", "induction") else later for name in SCORES]
     surprise = entropy(values) / (place.clamp_min(1) + 1).to(values).log()[:, None]
-    again = copies.any(-1)
-    asked = {
-        "previous_token": (back == 1, later),
-        "duplicate_token": (copies, again),
-        "induction": (followed, again),
-        "current_token": (back == 0, later),
-        "first_token": ((place == 0)[:, None, :].expand_as(there), later),
-        "local": (near, later),
-    }
-    found = {
-        name: ((values * (keys & there)[:, None]).sum(-1), queries) for name, (keys, queries) in asked.items()
-    }
-    found["entropy"] = surprise, later
-    scores = [
-        (each * queries[:, None]).sum(-1) / queries.sum(-1)[:, None]
-        for each, queries in (found[name] for name in SCORES)
-    ]
-    return torch.stack(scores, -1)
+    sums = values.flatten(2) @ keys.to(values).flatten(2).mT
+    total = torch.cat((sums, (surprise * later[:, None]).sum(-1, keepdim=True)), -1)
+    return total / torch.stack(counts, 1).sum(-1)[:, None]
 
 
 def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h 3"]:
@@ -105,19 +109,33 @@ def distance_kernel(pattern_bhqk: Float[Tensor, "b h q k"], farthest: int) -> Fl
     n = pattern_bhqk.shape[-1]
     if not 0 <= farthest < n - 1:
         raise ValueError(f"distances of 0 to {n - 2} are required for {n} columns, got {farthest}")
-    # Keys without BOS, zeros before them: row i then holds distances farthest ... 0 from its column i - 1 on, and all
-    # rows are one strided band. One sum instead of a mean per diagonal (`experiments/bench/stream.py`).
-    padded = F.pad(pattern_bhqk[..., 1:], (farthest, 0))
-    rows, heads, _, width = padded.shape
-    steps = (*padded.stride()[:2], width + 1, 1)
-    band = padded.as_strided((rows, heads, n - 1, farthest + 1), steps, width)
-    counted = torch.arange(n - 1, n - 2 - farthest, -1, device=padded.device)
-    return wide(band).sum(-2).flip(-1) / counted
+    # Query i holds distances farthest ... 0 in its columns i - farthest ... i, so all queries are one strided band: one
+    # sum instead of a mean per diagonal. The first ones, that see less without BOS, get zeros before them.
+    first = F.pad(pattern_bhqk[:, :, 1 : farthest + 1, 1 : farthest + 1], (farthest, 0))
+    others = pattern_bhqk[:, :, farthest + 1 :, 1:]
+    total = sum(_band(part, farthest + 1).sum(-2) for part in (first, others))
+    counted = torch.arange(n - 1, n - 2 - farthest, -1, device=others.device)
+    return total.flip(-1) / counted
+
+
+def _band(rows: Float[Tensor, "b h q k"], width: int) -> Float[Tensor, "b h q n"]:
+    """The first `width` keys of the first query, of each later one as many that begin one key further on; a view."""
+    *steps, step, one = rows.stride()
+    return wide(rows.as_strided((*rows.shape[:3], width), (*steps, step + one, one)))
 
 
 def relative_entropy(pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h rows"]:
-    """H_i / log(i + 1) of every causal row i >= 1: 1 for even attention to all that it may see, 0 for one token."""
-    found = entropy(pattern_bhqk[..., 1:, :])
+    """H_i / log(i + 1) of every causal row i >= 1: 1 for even attention to all that it may see, 0 for one token.
+
+    What stands after the query in its row is not looked at.
+    """
+    n = pattern_bhqk.shape[-1]
+    starts = range(1, n, -(-n // RUNS))
+    ends = [*starts[1:], n]
+    runs = (
+        pattern_bhqk[..., a:b, :b] for a, b in zip(starts, ends, strict=True)
+    )  # no logarithms of hidden zeros
+    found = torch.cat([entropy(run) for run in runs], -1)
     return found / torch.arange(2, pattern_bhqk.shape[-1] + 1, device=found.device).to(found).log()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeGuard, runtime_checkable
 
@@ -89,17 +89,12 @@ class Batch(Brief):
         lengths = [len(row) for row in rows]
         if not rows or min(lengths) == 0:
             raise ValueError(f"every prompt requires at least one token, got lengths {lengths}")
-        width = max(lengths)
-        tokens = np.full(
-            (len(rows), width), pad_id, np.int64
-        )  # NumPy reads a list in a quarter of torch's time
-        for i, row in enumerate(rows):
-            span = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
-            tokens[i, span] = list(row)
-        if min(lengths) == width:
-            return cls(torch.from_numpy(tokens), None, bos)
-        places, own = torch.arange(width), torch.tensor(lengths)[:, None]
-        keep = places < own if side == "right" else places >= width - own
+        width, own = max(lengths), np.array(lengths)[:, None]
+        places = np.arange(width)
+        there = places < own if side == "right" else places >= width - own
+        tokens = np.full((len(rows), width), pad_id, np.int64)
+        tokens[there] = np.fromiter(chain.from_iterable(rows), np.int64, sum(lengths))
+        keep = None if min(lengths) == width else torch.from_numpy(there)
         return cls(torch.from_numpy(tokens), keep, bos)
 
     @classmethod

@@ -121,7 +121,7 @@ def _side(tap: Tap, side: str) -> Tap:
     """The part of a tap that concerns one side, without the side in its names."""
     _check_sides(tap.reads)
     prefix = f"{side}."
-    reads = [Read(r.site.removeprefix(prefix), r.via, r.grad) for r in tap.reads if r.site.startswith(prefix)]
+    reads = [replace(r, site=r.site.removeprefix(prefix)) for r in tap.reads if r.site.startswith(prefix)]
     return Tap(reads, edits_of(tap.edits, side))
 
 
@@ -132,7 +132,7 @@ def _gather(tap: Tap, taps: dict[str, Tap | None]) -> None:
         side, _, name = read.site.partition(".")
         part = taps[side]
         assert part is not None
-        inner = Read(name, read.via, read.grad)
+        inner = replace(read, site=name)
         if inner in part.values:
             tap.values[read] = part.values[inner]
         if inner in part.live:

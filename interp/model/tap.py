@@ -34,8 +34,11 @@ class Read:
     """
 
     site: str
-    via: Callable[[Tensor], Tensor] | None = None
+    via: Callable[..., Tensor] | None = None
     grad: bool = False
+    by_row: tuple[Tensor, ...] | None = None
+    """Not None: what `via` gives of a row depends on that row alone, so that it may get some rows at a time, and after
+    them their entries of each of these tensors. Patterns are then reduced while they are still in the cache."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,15 @@ class Scope:
             name in self._edits or any(read.grad for read in self._reads.get(name, ())) for name in names
         )
 
+    def apart(self, *names: str) -> bool:
+        """Whether these sites are only read, and may be visited with some rows of their values at a time."""
+        reads = [read for name in names for read in self._reads.get(name, ())]
+        return bool(reads) and all(read.by_row is not None for read in reads) and not self.alters(*names)
+
+    def parts(self, rows: int, size: int) -> Iterator[slice]:
+        """Some rows after the others: what is visited until the next are asked for holds these rows alone."""
+        yield from self._tap.parts(rows, size)
+
     @property
     def finished(self) -> bool:
         """Whether nothing of this pass is wanted any more."""
@@ -138,6 +150,8 @@ class Tap:
         """Tensors in the graph, one for each `Read(grad=True)`."""
         self._scopes: dict[int | None, Scope] = {}
         self._home: torch.device | None = None
+        self._rows: slice | None = None
+        self._parts: dict[Read, list[Tensor]] = {}
 
     def open(
         self,
@@ -156,6 +170,7 @@ class Tap:
         """
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
+        self._rows, self._parts = None, {}
         self.span = replace(self.span, past=past, memory={ANSWERS: self.values})
         mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
         asked: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
@@ -194,10 +209,32 @@ class Tap:
             value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
             self.live[read] = value
         else:
-            seen = value.detach()
-            answer = compact(seen if read.via is None else read.via(seen))
-            self.values[read] = answer if self._home is None else answer.to(self._home)
+            answer = self._seen(read, value.detach())
+            if self._rows is None:
+                self.values[read] = answer
+            else:
+                self._parts.setdefault(read, []).append(answer)
         return value
+
+    def _seen(self, read: Read, value: Tensor) -> Tensor:
+        """What a read keeps of a value, or of those rows of it that it is given now."""
+        rows = slice(None) if self._rows is None else self._rows
+        more = (each[rows].to(value.device) for each in read.by_row or ())
+        answer = compact(value if read.via is None else read.via(value, *more))
+        if self._rows is not None and len(answer) != len(value):
+            raise ValueError(
+                f"a read by row requires an answer for each of the {len(value)} rows that its via gets, got "
+                f"{len(answer)} at {read.site!r}"
+            )
+        return answer if self._home is None else answer.to(self._home)
+
+    def parts(self, rows: int, size: int) -> Iterator[slice]:
+        """Slices of `size` rows; reads that are answered within each are joined after the last."""
+        for start in range(0, rows, size):
+            self._rows = slice(start, start + size)
+            yield self._rows
+        self.values |= {read: torch.cat(answers) for read, answers in self._parts.items()}
+        self._rows, self._parts = None, {}
 
 
 def at(tap: Scope | None, name: str, value: Tensor) -> Tensor:

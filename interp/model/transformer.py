@@ -293,7 +293,7 @@ class Transformer(nn.Module):
         keep, documents, types, logits_at = (
             _beside(self.device, x) for x in (keep, documents, types, logits_at)
         )
-        last = self.config.n_layers if stop is None else stop
+        last, past = self.config.n_layers if stop is None else stop, 0 if cache is None else cache.length
         check_pass(self.config, tokens, (start, last), keep, cache, documents)
         check_extras(self.config, tokens, types, memory)
         if last < self.config.n_layers and logits_at is not None:
@@ -302,12 +302,15 @@ class Transformer(nn.Module):
             )
         tap = Tap(grows=cache is not None) if tap is None and self.edits else tap
         if tap is not None:
-            home, past = None if self.devices is None else self.device, 0 if cache is None else cache.length
+            home = None if self.devices is None else self.device
             tap.open(self.config, start, stop, home, past=past, standing=self.edits)
         outside = None if tap is None else tap.scope()
         layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
-        shared, positions = self._shared(tokens, layout, cache, memory)
+        positions = layout.positions(tokens.shape[1], past, tokens.device)
         resid = tokens if start else self._embedded(tokens, positions, types, outside)
+        if tap is not None and tap.finished:
+            return resid
+        shared = self._shared(positions, layout, cache, memory)
         resid, trimmed = self._through(resid, range(start, last), shared, tap, logits_at)
         if tap is not None and tap.finished:
             return resid
@@ -409,6 +412,8 @@ class Transformer(nn.Module):
         if self.config.embed_scale != 1:
             resid = resid * torch.tensor(self.config.embed_scale, dtype=resid.dtype, device=resid.device)
         resid = at(tap, "hook_embed", resid)
+        if tap is not None and tap.finished:
+            return resid
         place = self._position_vectors(positions)
         if place is not None:
             if tap is not None:
@@ -455,11 +460,10 @@ class Transformer(nn.Module):
         return resid.to(home), trims
 
     def _shared(
-        self, tokens: Tensor, layout: Layout, cache: Past | None, memory: Memory | None
-    ) -> tuple[Pass, Int[Tensor, "b p"]]:
-        """Masks and rotations of this pass, and its position ids."""
-        n, past, device = tokens.shape[1], 0 if cache is None else cache.length, tokens.device
-        positions = layout.positions(n, past, device)
+        self, positions: Int[Tensor, "#b p"], layout: Layout, cache: Past | None, memory: Memory | None
+    ) -> Pass:
+        """Masks and rotations of a pass over tokens at these positions."""
+        n, past, device = positions.shape[1], 0 if cache is None else cache.length, positions.device
         config = self.config
         bias = None
         if self.score_bias is not None:
@@ -476,7 +480,7 @@ class Transformer(nn.Module):
         local = everywhere
         if config.window is not None:
             local = view(config.local_position or config.position, local=True)
-        return Pass(everywhere, local, cache, memory, layout, positions), positions
+        return Pass(everywhere, local, cache, memory, layout, positions)
 
 
 def layer_devices(n_layers: int, devices: Sequence[torch.device]) -> tuple[torch.device, ...]:

@@ -34,13 +34,17 @@ class Spot:
 
 @dataclass(frozen=True)
 class Line:
-    """A link, its place, and its strength in percent of the strongest."""
+    """A link, its place, and its strength in percent of the strongest.
+
+    tokens: from which token to which, in words; empty where the graph's method sums over positions, as ours does.
+    """
 
     source: Spot
     target: Spot
     weight: float
     width: float
     bar: float
+    tokens: str
     tip: str
 
 
@@ -97,7 +101,7 @@ def drawing(graph: AttributionGraph, most: int = MOST) -> Drawn:
     }
     strongest = float(table.weight.abs().max()) if len(table) else 1.0
     lines = [
-        _line(spots[source], spots[target], weight, strongest or 1.0)
+        _line(graph, spots[source], spots[target], weight, strongest or 1.0)
         for source, target, weight in zip(table.source, table.target, table.weight.tolist(), strict=True)
     ]
     tokens = [(_token(graph, pos), x) for pos, (x, _) in columns.items()]
@@ -145,7 +149,18 @@ def _spot(graph: AttributionGraph, node: GraphNode, x: float, y: float) -> Spot:
     return Spot(node, shape, x, y, label, harmless("\n".join(lines)))
 
 
-def _line(source: Spot, target: Spot, weight: float, strongest: float) -> Line:
+def _line(graph: AttributionGraph, source: Spot, target: Spot, weight: float, strongest: float) -> Line:
     size = abs(weight) / strongest
-    tip = f"{source.label} → {target.label}\nweight {number(weight, 4, sign=True)}"
-    return Line(source, target, weight, THINNEST + (WIDEST - THINNEST) * size, 100 * size, tip)
+    tokens = "" if _placeless(graph) else f"{_where(graph, source)} → {_where(graph, target)}"
+    words = [f"{source.label} → {target.label}", tokens, f"weight {number(weight, 4, sign=True)}"]
+    tip = "\n".join(filter(None, words))
+    return Line(source, target, weight, THINNEST + (WIDEST - THINNEST) * size, 100 * size, tokens, tip)
+
+
+def _placeless(graph: AttributionGraph) -> bool:
+    """Whether the places of nodes mean nothing: a file of ours says that its edges are sums over positions."""
+    return graph.ours is not None
+
+
+def _where(graph: AttributionGraph, spot: Spot) -> str:
+    return f"{_token(graph, spot.node.position)} ({spot.node.position})"

@@ -52,8 +52,8 @@ GLOSSARY = {
 }
 """The words that a stranger needs."""
 SCRIPTS = (
-    "state", "cells", "attention", "lattice", "reading", "parts", "why", "stages", "staged", "choosing", "keyboard",
-    "causal", "start",
+    "state", "cells", "attention", "lattice", "reading", "parts", "circuit", "why", "stages", "staged", "choosing",
+    "keyboard", "causal", "start",
 )  # fmt: skip
 """The styles and scripts of the page in the order in which they apply."""
 OWN_CODE = "its own code"
@@ -188,6 +188,7 @@ def _compared(report: Report) -> dict[str, object]:
         "circuit": None
         if edges is None
         else view_circuit.drawing(edges, tables["faithfulness"], report.config),
+        "together": view_circuit.TOGETHER,
         **_faithful(report, report.contrast, report.corrupted),
     }
 

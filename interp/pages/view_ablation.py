@@ -73,7 +73,8 @@ class Ablation:
 
 def ablation(table: pd.DataFrame) -> dict[str, Ablation]:
     """What the page draws of the ablation table, by change."""
-    return {str(name): _one(str(name), part) for name, part in table.groupby("change", sort=False)}
+    reach = float(table[["direct", "value"]].abs().to_numpy().max(initial=0.0)) or 1.0
+    return {str(name): _one(str(name), part, reach) for name, part in table.groupby("change", sort=False)}
 
 
 def place(value: float, reach: float) -> float:
@@ -81,9 +82,8 @@ def place(value: float, reach: float) -> float:
     return SIDE * (value + reach) / (2 * reach)
 
 
-def _one(change: str, table: pd.DataFrame) -> Ablation:
+def _one(change: str, table: pd.DataFrame, reach: float) -> Ablation:
     parts = records(Replaced, table)
-    reach = max(max(abs(part.direct), abs(part.value)) for part in parts) or 1.0
     direct = by_layer((part.layer, _cell(part, part.direct, reach)) for part in parts)
     total = by_layer((part.layer, _cell(part, part.value, reach, idle=not part.changed)) for part in parts)
     order = sorted(parts, key=lambda part: -max(abs(part.value), abs(part.direct)))

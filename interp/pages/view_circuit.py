@@ -1,7 +1,11 @@
-"""The strongest edges made ready for the template: a layered graph, from the input at the bottom to the logits."""
+"""The strongest edges made ready for the template: a layered graph, from the input at the bottom to the logits.
 
-from collections.abc import Sequence
+It is drawn three times: with a box for every part, for the heads of a layer, and for a layer.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pandas as pd
 import torch
@@ -26,6 +30,20 @@ WIDEST, THINNEST = 8.0, 0.7
 """Width of the strongest edge and of one of no strength, in pixels."""
 LANES, APART = 5, 4.0
 """Lines side by side in the gap between two nodes, and how far apart, in pixels."""
+TOGETHER = {
+    "part": ("parts", ""),
+    "heads": (
+        "heads together",
+        "One box holds a layer's heads. A line carries the sum of the lines that it stands for.",
+    ),
+    "layer": (
+        "layers",
+        "One box holds a layer's heads and MLP. A line carries the sum of the lines that it stands for; lines within "
+        "a layer are not drawn.",
+    ),
+}
+"""The ways to put parts into one box: the name of each, and what it shows."""
+NO_RANKS: Mapping[tuple[str, str], Sequence[int]] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -40,6 +58,10 @@ class Node:
     head: int | None
     x: float
     y: float
+    members: str
+    """The parts that it stands for: itself, or those of a group that the edges touch."""
+    inside: str = ""
+    """The ranks of the edges between its own members."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +94,29 @@ class Edge:
 
 
 @dataclass(frozen=True)
+class Bundle:
+    """All edges from one box to another as one line; how many there are at a step, and their sum, the page adds up."""
+
+    ends: str
+    """The two boxes."""
+    name: str
+    ranks: str
+    """The ranks of the edges."""
+    path: str
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """The same edges with several parts in one box."""
+
+    width: float
+    height: float
+    nodes: list[Node]
+    rows: list[tuple[str, float]]
+    bundles: list[Bundle]
+
+
+@dataclass(frozen=True)
 class Drawing:
     """The nodes that the strongest edges touch, and these edges, strongest first."""
 
@@ -88,6 +133,8 @@ class Drawing:
     """By step how much of the answer so many edges carry, in words."""
     total: int
     """How many edges the whole graph has."""
+    grouped: dict[str, Grouped]
+    """By the ways of `TOGETHER` that put parts into one box."""
 
 
 def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig) -> Drawing:
@@ -100,7 +147,7 @@ def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig
     targets = {receiver: graph.nodes_of(places[receiver]) for _, receiver, _ in pairs}
     on_a_path = [pair for pair, step in zip(pairs, drawn, strict=True) if step is not None]
     senders, receivers = {s for s, _, _ in on_a_path}, {n for _, r, _ in on_a_path for n in targets[r]}
-    layout = _Layout({INPUT, LOGITS, *senders, *receivers})
+    layout = _Layout({name: [name] for name in {INPUT, LOGITS, *senders, *receivers}})
     strongest = max((abs(score) for _, _, score in pairs), default=0.0) or 1.0
     edges = [
         _edge(rank, drawn[rank], pair, targets[pair[1]], strongest, layout) for rank, pair in enumerate(pairs)
@@ -110,7 +157,42 @@ def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig
     known = dict(zip(faithfulness.edges.tolist(), faithfulness.value.tolist(), strict=True))
     carried = {step: f"Alone they carry {number(known[step], 2)} of the answer." for step in steps}
     nodes = list(layout.nodes.values())
-    return Drawing(layout.width, layout.height, nodes, layout.rows, edges, steps, opens, carried, len(table))
+    grouped = {how: _grouped(how, nodes, edges) for how in TOGETHER if how != "part"}
+    return Drawing(
+        layout.width, layout.height, nodes, layout.rows, edges, steps, opens, carried, len(table), grouped
+    )
+
+
+def _grouped(how: str, nodes: Sequence[Node], edges: Sequence[Edge]) -> Grouped:
+    """The drawing with one box for several parts: every line once, in the order of its strongest edge."""
+    boxes: dict[str, list[str]] = {}
+    for node in nodes:
+        boxes.setdefault(_group(node.part, how), []).append(node.part)
+    bundles: dict[tuple[str, str], list[int]] = {}
+    for edge in edges:
+        if edge.drawn is not None:
+            sender, *receivers = (_group(end, how) for end in edge.ends.split())
+            bundles.setdefault((sender, receivers[0]), []).append(edge.rank)
+    layout = _Layout(boxes, bundles)
+    drawn = [
+        Bundle(
+            f"{sender} {receiver}",
+            f"{layout.nodes[sender].label} → {layout.nodes[receiver].label}",
+            " ".join(map(str, ranks)),
+            layout.path(layout.nodes[sender], layout.nodes[receiver], 0.0, i),
+        )
+        for i, ((sender, receiver), ranks) in enumerate(bundles.items())
+        if sender != receiver
+    ]
+    return Grouped(layout.width, layout.height, list(layout.nodes.values()), layout.rows, drawn)
+
+
+def _group(name: str, how: str) -> str:
+    """The box that a part stands in."""
+    layer, head = _parsed(name)
+    if layer is None or (how == "heads" and head is None):
+        return name
+    return f"L{layer}.attn" if how == "heads" else f"L{layer}"
 
 
 def _drawn(graph: EdgeGraph, pairs: Sequence[tuple[str, str]], steps: Sequence[int]) -> list[int | None]:
@@ -133,8 +215,15 @@ def _parsed(name: str) -> tuple[int | None, int | None]:
     """Layer and head of a node's name."""
     if name in (INPUT, LOGITS):
         return None, None
+    if _whole(name):
+        return int(name[1:]), None
     part = Part.of(name)
     return part.layer, part.index
+
+
+def _whole(name: str) -> bool:
+    """Whether a name is that of a layer as one box: `L3`."""
+    return name[1:].isdecimal()
 
 
 def _level(name: str) -> tuple[float, float]:
@@ -143,15 +232,21 @@ def _level(name: str) -> tuple[float, float]:
         return (-1.0 if name == INPUT else float("inf")), 0.0
     layer, head = _parsed(name)
     assert layer is not None
-    return float(layer), 0.0 if head is not None else 1.0
+    return float(layer), 0.0 if head is not None or name.endswith(".attn") else 1.0
 
 
 class _Layout:
-    """Every node in its row, each row in the middle; the names of layers beside them, and the size of it all."""
+    """Every node in its row, each row in the middle; the names of layers beside them, and the size of it all.
 
-    def __init__(self, names: set[str]) -> None:
+    boxes: the nodes, each with the parts that stand in it. ranks: by ends the edges of a line; those from a box to
+    itself are inside it.
+    """
+
+    def __init__(
+        self, boxes: Mapping[str, Sequence[str]], ranks: Mapping[tuple[str, str], Sequence[int]] = NO_RANKS
+    ) -> None:
         levels: dict[tuple[float, float], list[str]] = {}
-        for name in sorted(names, key=lambda name: (_level(name), _parsed(name)[1] or 0)):
+        for name in sorted(boxes, key=lambda name: (_level(name), _parsed(name)[1] or 0)):
             levels.setdefault(_level(name), []).append(name)
         self.width = 2 * MARGIN + COLUMN * max(4, *map(len, levels.values()))
         self.height = ROW * (len(levels) - 1) + 4 * HALF
@@ -163,7 +258,9 @@ class _Layout:
             y, row = self.height - 2 * HALF - ROW * i, levels[level]
             across = [self.width / 2 + COLUMN * (k - (len(row) - 1) / 2) for k in range(len(row))]
             for name, x in zip(row, across, strict=True):
-                self.nodes[name] = Node(name, _label(name), in_words(name), *_parsed(name), x, y)
+                inside = " ".join(map(str, ranks.get((name, name), ())))
+                meaning, members = _meaning(name, boxes[name]), " ".join(boxes[name])
+                self.nodes[name] = Node(name, _label(name), meaning, *_parsed(name), x, y, members, inside)
             self.lines.append((y, across))
             if level[1] == 0 and row[0] not in (INPUT, LOGITS):
                 self.rows.append((f"layer {int(level[0])}", y))
@@ -176,7 +273,8 @@ class _Layout:
         for row, across in self.lines:
             if not target.y < row < source.y:
                 continue
-            gap = _gap(x + (x1 - x) * (y - row) / (y - y1), across, self.width) + lane
+            side = 0.01 if rank % 2 else -0.01  # where both gaps are as near, lines part
+            gap = _gap(x + side + (x1 - x) * (y - row) / (y - y1), across, self.width) + lane
             points += f"{_bend(x, y, gap, row + HALF)}V{row - HALF:.1f}"
             x, y = gap, row - HALF
         return points + _bend(x, y, x1, y1)
@@ -186,8 +284,18 @@ def _label(name: str) -> str:
     """What stands in a node's box."""
     if name in (INPUT, LOGITS):
         return "embedding" if name == INPUT else "logits"
+    if _whole(name):
+        return f"layer {name[1:]}"
     part = Part.of(name)
-    return name if part.kind == "head" else f"MLP {part.layer}"
+    return name if part.kind == "head" else f"{'heads' if part.kind == 'attn' else 'MLP'} {part.layer}"
+
+
+def _meaning(name: str, members: Sequence[str]) -> str:
+    """What a box holds, in a sentence's words."""
+    if members == [name]:
+        return in_words(name)
+    held = ", ".join(_label(member) for member in members)
+    return f"layer {_parsed(name)[0]}: {held}"
 
 
 def _gap(wanted: float, across: Sequence[float], width: float) -> float:

@@ -1,6 +1,6 @@
 """What fits into memory: how many tokens, variants or rows one pass may have.
 
-For what a run reads: predicted from the reads without running anything, then measured on a few rows (`memory_plan`).
+For what a run reads: measured on a few rows, or predicted from the reads without running anything (`memory_plan`).
 For interventions, whose passes are many: what a token or a row of theirs holds, times how many there are, must stay
 within `room`.
 """
@@ -30,7 +30,7 @@ SHARE, HOST_SHARE = 0.6, 0.25
 """Of the memory that is free, on a device (allocators round up, and libraries take workspaces of their own) and on the
 host (others live there too)."""
 MOST_ON_HOST, MOST_ON_DEVICE = 2**12, 2**17
-"""Tokens per pass beyond which nothing gets faster (`experiments/bench/stream.py`)."""
+"""Tokens per pass beyond which nothing gets faster (`experiments/bench/stream.py`); where no block runs, the second."""
 HOST_ROOM, DEVICE_ROOM = 32 << 20, 0.25
 """What a pass of interventions may hold: so many bytes on a CPU, where more does not make it faster; such a share of an
 accelerator's free memory."""
@@ -45,7 +45,7 @@ class MemoryPlan:
     width: int
     """Tokens per row."""
     predicted: float
-    """Bytes per row of the tensors that the pass holds at its worst moment, answers included."""
+    """Bytes per row of the tensors that the pass holds at its worst moment, answers included; NaN if not predicted."""
     measured: float
     """The same on real rows; NaN where nothing was measured."""
     free: int
@@ -62,9 +62,11 @@ class MemoryPlan:
     def explain(self) -> str:
         """The plan in one line."""
         mib = 2**20
+        taken = {"predicted": self.predicted, "measured": self.measured}
+        row = " and ".join(f"{each / mib:.2f} MiB {how}" for how, each in taken.items() if each == each)
         return (
-            f"{self.tokens_per_batch} tokens per pass: {self.predicted / mib:.2f} MiB predicted and "
-            f"{self.measured / mib:.2f} measured per row of {self.width}, {self.free / mib:.0f} MiB may be used"
+            f"{self.tokens_per_batch} tokens per pass: {row} per row of {self.width}, "
+            f"{self.free / mib:.0f} MiB may be used"
         )
 
 
@@ -73,17 +75,19 @@ def memory_plan(
 ) -> MemoryPlan:
     """How many tokens one pass may have, for rows of `width` tokens.
 
-    sample: some real rows, on which the prediction is checked by running them; where there are none and nothing can be
-    predicted, a row of all kinds of tokens is run.
+    sample: some real rows, which are run and measured. Without them it is predicted; where that is not possible, a row
+    of all kinds of tokens is run. (A prediction beside a measurement says no more, and its pass on the meta device
+    imports PyTorch's compiler: a second of a first run.)
     """
-    predicted = predicted_row_bytes(questions, model, width)
     measured = float("nan")
+    predicted = measured if sample is not None else predicted_row_bytes(questions, model, width)
     if sample is None and predicted != predicted:
         sample = Batch(torch.arange(width)[None] % model.config.d_vocab)
     if sample is not None:
         measured = measured_row_bytes(questions, model, sample) * width / sample.tokens.shape[1]
         measured = -float(least(model, -math.ceil(measured)))
-    most = MOST_ON_HOST if model.device.type == "cpu" else MOST_ON_DEVICE
+    lookups = questions.stop == 0 and all(a.reads for a in questions.analyses)  # no block runs
+    most = MOST_ON_HOST if model.device.type == "cpu" and not lookups else MOST_ON_DEVICE
     return MemoryPlan(width, predicted, measured, least(model, _free(model.device)), most)
 
 
@@ -129,6 +133,11 @@ class LiveBytes(TorchDispatchMode):
         self.peak = 0
         self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's switch: True, its default, imports the compiler at the first operator, which takes a second."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Callable[..., object],
@@ -163,7 +172,7 @@ def _storages(values: object) -> list[torch.UntypedStorage]:
 
 def _ghost_peak(questions: Questions, ghost: Transformer, tokens: Tensor) -> int:
     """Peak of a pass without numbers; the reductions that cannot do without are left out."""
-    reads = [Read(read.site, _shape_only(read)) for read in questions.reads]
+    reads = [Read(read.site, _shape_only(read), by_row=read.by_row) for read in questions.reads]
     where = None
     if questions.last_only and questions.stop is None:
         where = torch.zeros(len(tokens), 1, dtype=torch.long, device="meta")
@@ -193,14 +202,14 @@ class _FusedAttention(TorchFunctionMode):
         return query.new_empty(b, q, h, value.shape[-1]).transpose(1, 2)
 
 
-def _shape_only(read: Read) -> Callable[[Tensor], Tensor]:
+def _shape_only(read: Read) -> Callable[..., Tensor]:
     """The read's reduction, or all of the site where that cannot run without numbers."""
 
-    def via(value: Tensor) -> Tensor:
+    def via(value: Tensor, *more: Tensor) -> Tensor:
         if read.via is None:
             return value.clone()
         try:
-            return read.via(value)
+            return read.via(value, *more)
         except (RuntimeError, NotImplementedError, ValueError):
             return value.clone()
 

@@ -11,12 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from interp.core.boundary import Required, nearest, public, shape_text
 from interp.core.viewer import Brief
@@ -190,10 +192,15 @@ def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
         raise ValueError(f"the metric must return one number, got shape {list(value.shape)}")
     if not value.requires_grad:
         raise ValueError("the metric does not depend on any site that is read with grad=True")
-    found = torch.autograd.grad(value.reshape(()), list(tap.live.values()), allow_unused=True)
+    edges = [get_gradient_edge(live) for live in tap.live.values()]
+    like = {
+        read: partial(torch.zeros, x.shape, dtype=x.dtype, device=x.device) for read, x in tap.live.items()
+    }
+    tap.live.clear()  # edges hold no values: each is freed once the backward pass is past it
+    found = torch.autograd.grad(value.reshape(()), edges, allow_unused=True)
     answers = {}
-    for (read, live), grad in zip(tap.live.items(), found, strict=True):
-        grad = torch.zeros_like(live) if grad is None else grad
+    for (read, zeros), grad in zip(like.items(), found, strict=True):
+        grad = zeros() if grad is None else grad
         answers[read] = compact(grad if read.via is None else read.via(grad))
     return answers
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from math import inf
 
 import numpy as np
 import torch
@@ -33,143 +32,11 @@ from interp.model.transformer import Transformer
 from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, as_network
+from interp.passes.packs import Pack, Plan, Start, fixed_cost, halves, planned
 from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, on_device, placed
 
-FIXED_COST = 32
-"""What reading a block's weights costs a pass, in tokens that it could have computed instead."""
-MOST_COLUMNS = 64
-"""Different first columns that are told apart."""
 AT_ONCE = 2**24
 """Cells that are compared with the base run before the host waits for what was found."""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Where a variant leaves the base run; `idle` if it changes nothing that is watched."""
-
-    layer: int
-    column: int
-    idle: bool = False
-
-
-@dataclass(frozen=True)
-class Pack:
-    """Variants that go through the model together from one column on, those of lower layers first."""
-
-    variants: tuple[int, ...]
-    column: int
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The packs of a sweep, and what they cost beside one full pass per variant."""
-
-    starts: tuple[Start, ...]
-    packs: tuple[Pack, ...]
-    examples: int
-    columns: int
-    n_layers: int
-    head: float
-    """What the unembedding of one column costs, in columns of one block."""
-    everywhere: bool
-    """Whether logits are needed at every column."""
-    enters: bool = True
-    """Whether the model can be entered at a later block than the first."""
-
-    @property
-    def cost(self) -> float:
-        """Columns of one block that will be computed, the base run and the unembedding included."""
-        columns = self.columns * self.n_layers + self._outputs
-        for pack in self.packs:
-            blocks = sum(self.n_layers - self.starts[i].layer for i in pack.variants)
-            columns += blocks * (self.columns - pack.column) + len(pack.variants) * self._outputs
-        return self.examples * columns
-
-    @property
-    def naive_cost(self) -> float:
-        """The same for a loop that runs the whole model and all logits for every variant, and once without."""
-        each = self.columns * (self.n_layers + self.head)
-        return self.examples * (1 + len(self.starts)) * each
-
-    @property
-    def _outputs(self) -> float:
-        return self.head * (self.columns if self.everywhere else 1)
-
-    def explain(self) -> str:
-        """What will run, and what that saves, in words."""
-        idle = sum(start.idle for start in self.starts)
-        n, e = len(self.starts), self.examples
-        layers = [start.layer for start in self.starts if not start.idle]
-        firsts = sorted({pack.column for pack in self.packs})
-        share = self.cost / self.naive_cost
-        lines = [
-            f"{n} variants of {e} examples: {self.columns} columns, {self.n_layers} blocks",
-            f"{idle} change nothing that is watched: they get the base run's value",
-        ]
-        if layers:
-            lines.append(
-                f"{n - idle} run in {len(self.packs)} packs, entering at blocks {min(layers)} to {max(layers)}, "
-                f"from columns {', '.join(map(str, firsts))}"
-            )
-        if not self.enters:
-            lines.append("this network takes no later start: every pack runs through all of its blocks")
-        where = "every column" if self.everywhere else "one column per row"
-        lines.append(f"logits at {where}; {share:.1%} of the work of {n} full passes")
-        return "\n".join(lines)
-
-
-def planned(
-    starts: Sequence[Start],
-    config: ModelConfig,
-    examples: int,
-    columns: int,
-    *,
-    tokens: int,
-    everywhere: bool,
-) -> Plan:
-    """Packs of at most `tokens` tokens each, cut where that is cheapest."""
-    active = sorted((i for i, s in enumerate(starts) if not s.idle), key=lambda i: starts[i].column)
-    packs = []
-    for group in _grouped(active, starts, config.n_layers, examples, columns):
-        column = min(starts[i].column for i in group)
-        size = max(1, tokens // (examples * (columns - column)))
-        group = sorted(group, key=lambda i: starts[i].layer)
-        packs += [Pack(tuple(group[i : i + size]), column) for i in range(0, len(group), size)]
-    head = config.n_outputs * config.d_model / block_products(config) if config.unembed else 0.0
-    return Plan(tuple(starts), tuple(packs), examples, columns, config.n_layers, head, everywhere)
-
-
-def _grouped(
-    active: Sequence[int], starts: Sequence[Start], n_layers: int, examples: int, columns: int
-) -> list[list[int]]:
-    """Neighbouring first columns joined wherever computing some columns in vain is cheaper than one more pass."""
-    step = -(-columns // MOST_COLUMNS)
-    by_column: dict[int, list[int]] = {}
-    for i in active:
-        by_column.setdefault(starts[i].column // step, []).append(i)
-    members = [by_column[c] for c in sorted(by_column)]
-    firsts = [min(starts[i].column for i in each) for each in members]
-    blocks = [sum(n_layers - starts[i].layer for i in each) for each in members]
-    depths = [max(n_layers - starts[i].layer for i in each) for each in members]
-    best, cut = [0.0] + [inf] * len(members), [0] * (len(members) + 1)
-    for end in range(1, len(members) + 1):
-        total = deepest = 0
-        for begin in range(end - 1, -1, -1):
-            total, deepest = total + blocks[begin], max(deepest, depths[begin])
-            cost = best[begin] + total * (columns - firsts[begin]) * examples + FIXED_COST * deepest
-            if cost < best[end]:
-                best[end], cut[end] = cost, begin
-    groups, end = [], len(members)
-    while end:
-        groups.append([i for each in members[cut[end] : end] for i in each])
-        end = cut[end]
-    return groups[::-1]
-
-
-def block_products(config: ModelConfig) -> int:
-    """Multiplications of one token in one block's matrices (attention scores apart)."""
-    attention = config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
-    return attention + config.d_model * config.mlp_width * len(config.mlps)
 
 
 Axes = tuple[str, ...]
@@ -684,7 +551,10 @@ class Sweep:
         )
         each = bytes_per_token(config, columns, self._network.embed.weight.element_size(), explicit=explicit)
         tokens = that_fit(self._network, each, self.memory)
-        plan = planned(starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere)
+        fixed = fixed_cost(config, self._network.device)
+        plan = planned(
+            starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere, fixed=fixed
+        )
         return replace(plan, enters=self._network.restarts)
 
     @cached_property
@@ -709,7 +579,7 @@ class Sweep:
                         )
                     )  # fmt: skip
                 except torch.OutOfMemoryError:
-                    waiting += _halves(pack)
+                    waiting += halves(pack)
                     continue
                 bar.update(len(pack.variants))
 
@@ -780,14 +650,3 @@ class Judge:
             outcome = Outcome(self.model, rows, mine, here, self.reference, self.reference_model)
             found.append(wide(self.metric.of(outcome)))
         return torch.cat(found).unflatten(0, (copies, len(self.batch)))
-
-
-def _halves(pack: Pack) -> list[Pack]:
-    """The same in two packs; MemoryError for a pack of one variant."""
-    middle = len(pack.variants) // 2
-    if not middle:
-        raise MemoryError(
-            "one variant of these examples does not fit into the device's memory: give the sweep fewer examples"
-        )
-    torch.cuda.empty_cache()
-    return [Pack(pack.variants[middle:], pack.column), Pack(pack.variants[:middle], pack.column)]

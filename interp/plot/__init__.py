@@ -36,6 +36,7 @@ from interp.plot.particles import particles, trajectories
 from interp.plot.patching import patching
 from interp.plot.paths import loss_by_order
 from interp.plot.probing import probing
+from interp.plot.same_scale import same_scale
 from interp.plot.spectra import factored_spectrum, singular_values, spectra_map, superposition
 from interp.plot.steering import steering_curve
 from interp.plot.token_attribution import token_attribution
@@ -92,6 +93,7 @@ __all__ = [
     "recall_curve",
     "recall_map",
     "refinement",
+    "same_scale",
     "singular_values",
     "spectra_map",
     "splitting",

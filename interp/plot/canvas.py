@@ -17,6 +17,8 @@ MASS = "Blues"
 """Colour map of probabilities and attention."""
 SIGNED = "RdBu"
 """Colour map of signed numbers: red below 0, blue above."""
+ON_CELL = "on a cell"
+"""By what texts on the cells of a map are known."""
 CROWDED = 400
 """Cells above which the texts of a small picture could not be read; drawing them takes 5 ms each."""
 
@@ -91,11 +93,20 @@ def annotate(ax: Axes, image: AxesImage, texts: Sequence[Sequence[str]], *, size
     if values.shape != (len(texts), len(texts[0])):
         got = shape_text((len(texts), len(texts[0])))
         raise ValueError(f"one text per cell is required, {shape_text(values.shape)}, got {got}")
-    colours = image.to_rgba(values)[..., :3]
+    for row, column in np.ndindex(values.shape):
+        text = texts[row][column]
+        ax.text(column, row, text, ha="center", va="center", fontsize=size, gid=ON_CELL)
+    ink(image)
+
+
+def ink(image: AxesImage) -> None:
+    """Make the texts that `annotate` wrote on the cells of a map dark or light by the cell's colour."""
+    colours = image.to_rgba(np.asarray(image.get_array()))[..., :3]
     light = colours @ np.array([0.299, 0.587, 0.114]) > 0.55
-    for (row, column), on_light in np.ndenumerate(light):
-        ink = "black" if on_light else "white"
-        ax.text(column, row, texts[row][column], ha="center", va="center", color=ink, fontsize=size)
+    for text in image.axes.texts:
+        if text.get_gid() == ON_CELL:
+            column, row = (int(place) for place in text.get_position())
+            text.set_color("black" if light[row, column] else "white")
 
 
 def printable(token: str) -> str:

@@ -304,6 +304,10 @@ class Inside(Scope):
         """Whether any of these sites is edited or differentiated."""
         return self._scope.alters(*names)
 
+    def apart(self, *names: str) -> bool:
+        """No: what is gathered from all processes is visited whole."""
+        return False
+
     @property
     def finished(self) -> bool:
         """Whether nothing of this pass is wanted any more."""

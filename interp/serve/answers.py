@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.heads import same_token, signed_shares, without_shares
-from interp.core.patterns import SCORES, copy_scores
+from interp.core.patterns import SCORES, copy_keys, copy_scores
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -266,7 +266,7 @@ def _scores(session: Session, pair: Pair) -> dict[str, list[list[list[float | No
     The scores of `interp.heads`, on the prompt itself: null where no token says anything (no token that repeats).
     """
     batch, config = Batch(pair.tokens[None]), session.config
-    copies, signed = same_token(batch), without_shares(config)
+    keys, signed = copy_keys(same_token(batch), batch.places), without_shares(config)
     found: dict[str, list[list[list[float | None]] | None]] = {name: [] for name in SHOWN}
     for layer in range(config.n_layers):
         runs = []
@@ -274,7 +274,7 @@ def _scores(session: Session, pair: Pair) -> dict[str, list[list[list[float | No
             pattern = row.patterns[layer][None]
             values = copy_scores(
                 signed_shares(pattern) if layer in signed else pattern,
-                copies.to(pattern.device),
+                keys.to(pattern.device),
                 batch.places.to(pattern.device),
             )[0]
             runs.append(_rounded(values.T, 4))

@@ -145,7 +145,8 @@ def against_null(
     if null == "shape":
         a = b = gaussian_concentration(config.d_model, config.head_width)
     else:
-        a, b = concentration(sources).cpu()[:, :, None, None], concentration(destinations).cpu()
+        a, b = (torch.stack([concentration(x) for x in each]).cpu() for each in (sources, destinations))
+        a = a[:, :, None, None]
     ratios = _ratios(sources, destinations).cpu().double()
     return ratios, overlap_null(a, b, config.d_model)
 
@@ -301,27 +302,32 @@ def _read(circuits: HeadCircuits, kind: Kind, heads: Part, offset: int | None) -
 @torch.no_grad()
 def _halves(
     circuits: HeadCircuits, kind: Kind, offset: int | None
-) -> tuple[Float[Tensor, "l h e d"], Float[Tensor, "l h e d"]]:
-    """Of every head as source and as destination, a half: ||W1 W2|| / (||W1|| ||W2||) = ||half1 @ half2^T||."""
-    layers = [Part("attn", layer) for layer in range(circuits.config.n_layers)]
-    read = [_half(_read(circuits, kind, layer, offset).T) for layer in layers]
-    written = [_half(circuits.ov(layer)) for layer in layers]
-    return torch.stack(written), torch.stack(read)
+) -> tuple[list[Float[Tensor, "h e d"]], list[Float[Tensor, "h e d"]]]:
+    """Of every head as source and as destination, a half: ||W1 W2|| / (||W1|| ||W2||) = ||half1 @ half2^T||.
+
+    Layer by layer: to stack them would take as long as half of their QR.
+    """
+    written, read = [], []
+    for layer in (Part("attn", layer) for layer in range(circuits.config.n_layers)):
+        ov = circuits.ov(layer)
+        written.append(_half(ov))
+        read.append(_half((ov if kind == "V" else _read(circuits, kind, layer, offset)).T))
+    return written, read
 
 
 def _half(matrix: FactoredMatrix) -> Float[Tensor, "h e d"]:
     """The thin matrix with the Gram matrix of W / ||W||: R B for W = A B and A = (orthonormal) R. NaN for W = 0."""
     half = torch.linalg.qr(wide(matrix.A), mode="r")[1] @ wide(matrix.B)
-    return half / half.norm(dim=(-2, -1), keepdim=True)
+    return half.div_(half.norm(dim=(-2, -1), keepdim=True))
 
 
 def _ratios(
-    sources: Float[Tensor, "l h e d"], destinations: Float[Tensor, "l h e d"]
+    sources: list[Float[Tensor, "h e d"]], destinations: list[Float[Tensor, "h e d"]]
 ) -> Float[Tensor, "l h l h"]:
     """||half1 @ half2^T|| of every pair, one product per pair of layers; NaN unless the source is in an earlier one."""
-    n, heads, width, _ = sources.shape
-    written, read = (rearrange(x, "l h e d -> l (h e) d") for x in (sources, destinations))
-    squares = sources.new_full((n, heads, n, heads), torch.nan)
+    n, (heads, width, _) = len(sources), sources[0].shape
+    written, read = ([half.flatten(0, 1) for half in each] for each in (sources, destinations))
+    squares = sources[0].new_full((n, heads, n, heads), torch.nan)
     for first in range(n):
         for second in range(first + 1, n):
             entries = (written[first] @ read[second].mT).square_()

@@ -106,11 +106,11 @@ def _watched(names: Iterable[str], *, where: bool) -> Iterator[tuple[str, Simula
     functions = [name for name in names if name in FUNCTIONS]
     moved = _functions(functions) if functions else {}
     for name in names:
-        call = moved[name] if name in moved else _question(name)
+        call = moved[name] if name in moved else question(name)
         with Simulated():
             first = call()
         if isinstance(first, xr.Dataset) and name in CASES:
-            same = _question(name, on_host=True)()
+            same = question(name, on_host=True)()
             assert isinstance(same, xr.Dataset)
             agree(first, same)
         kept.forget()
@@ -119,7 +119,7 @@ def _watched(names: Iterable[str], *, where: bool) -> Iterator[tuple[str, Simula
         yield name, found
 
 
-def _question(name: str, *, on_host: bool = False) -> Callable[[], object]:
+def question(name: str, *, on_host: bool = False) -> Callable[[], object]:
     """A question of the table, its model and what it brings of weights on the device, unless they stay on the host."""
     case = CASES[name]
     model = case.models[0]

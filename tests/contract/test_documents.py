@@ -14,6 +14,7 @@ import pytest
 
 import interp
 from tests.loops import over
+from tests.scales import uneven
 
 DOCS = Path(__file__).parents[2] / "docs"
 TEXTS = {str(p.relative_to(DOCS)): p.read_text(encoding="utf-8") for p in sorted(DOCS.rglob("*.md"))}
@@ -47,8 +48,13 @@ def _no_figures_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
 
 @pytest.mark.books
 @pytest.mark.parametrize("name", EXECUTED)
-def test_the_code_blocks_of_a_page_run(name: str) -> None:
+def test_the_code_blocks_of_a_page_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And their maps of one quantity that stand in one figure have one colour scale."""
+    found: list[str] = []
+    drawn = BLOCKS.drawn
+    monkeypatch.setattr(BLOCKS, "drawn", lambda figure: found.extend(uneven(figure)) or drawn(figure))
     shown = BLOCKS.run_page(TEXTS[name], DOCS / name)
+    assert found == []
     assert len(shown) == len(BLOCKS.BLOCK.findall(TEXTS[name]))
     if name in ANALYSES:
         assert any(block.figures for block in shown), "a page on an analysis shows a picture"

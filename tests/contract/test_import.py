@@ -26,6 +26,8 @@ model("a")
 found["of loading a model"] = [name for name in ("torch._dynamo", "transformers") if name in sys.modules]
 interp.run([interp.lenses.LogitLens(top=2)], model, ["a", "b"])
 found["of a first run"] = [name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules]
+interp.run([interp.lenses.LogitLens(top=2)], model, ["a", "b", "c"] * 3)
+found["of more rows than a plan tries out"] = [name for name in ("torch._dynamo", "sympy") if name in sys.modules]
 found["names"] = len([getattr(interp, name) for name in interp.HOMES])
 print(json.dumps(found))
 """
@@ -58,6 +60,10 @@ def test_loading_a_demo_model_loads_neither_pytorchs_compiler_nor_transformers(f
 
 def test_a_first_run_over_a_few_texts_does_not_load_pytorchs_compiler(found: Found) -> None:
     assert found["of a first run"] == []
+
+
+def test_a_first_run_over_many_texts_does_not_load_pytorchs_compiler(found: Found) -> None:
+    assert found["of more rows than a plan tries out"] == []
 
 
 def test_every_public_name_can_be_imported(found: Found) -> None:

@@ -20,7 +20,7 @@ from interp.model.block import FeedForward
 from interp.model.edits import Zero
 from interp.model.parts import Part
 from interp.passes.metrics import logit_difference
-from interp.passes.sweep import block_products
+from interp.passes.packs import block_products
 from interp.runs.tensor_parallel import check_tensor_parallel
 from interp.weights import neurons
 from tests.configs import CONFIGS, build, some_tokens

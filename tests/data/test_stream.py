@@ -151,10 +151,10 @@ def test_padded_rows_are_sorted_longest_first_and_equal_ones_stay_in_order() -> 
     lengths = [2, 5, 2, 3, 5, 2, 1]
     stream = Stream(open_source([[7] * n for n in lengths]), TEXT, tokens_per_batch=10)
     batches = stream.window(0).batches
-    assert [batch.row.tolist() for batch in batches if batch.row is not None] == [[1, 4], [3, 0, 2], [5, 6]]
-    assert [list(batch.tokens.shape) for batch in batches] == [[2, 5], [3, 3], [2, 2]]
+    assert [batch.row.tolist() for batch in batches if batch.row is not None] == [[1, 4], [3], [0, 2, 5, 6]]
+    assert [list(batch.tokens.shape) for batch in batches] == [[2, 5], [1, 3], [4, 2]]
     assert batches[0].keep is None, "equally long rows have no padding"
-    assert batches[1].keep is not None and batches[1].keep.tolist()[1] == [True, True, False]
+    assert batches[2].keep is not None and batches[2].keep.tolist()[3] == [True, False]
 
 
 def test_a_batch_of_texts_is_the_one_that_text_makes() -> None:

@@ -7,11 +7,13 @@ from typing import NoReturn, TypeVar
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 from interp.cli.parameters import filled
 from interp.opening import OfModel
 from interp.runs.experiment import loaded
 from interp.runs.record import Drawing, Record
+from tests.scales import uneven
 
 T = TypeVar("T")
 FOLDER = Path(__file__).parents[2] / "experiments"
@@ -139,8 +141,19 @@ def test_an_experiment_about_a_model_takes_its_device_and_precision(name: str, t
 
 @pytest.mark.books
 @pytest.mark.parametrize("name", SMALL)
-def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(name: str, tmp_path: Path) -> None:
+def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And maps of one quantity in one of its figures have one colour scale."""
     file = FOLDER / f"{name}.py"
+    found: list[str] = []
+    keep = Record.figure
+
+    def figure(self: Record, name: str, figure: Drawing) -> None:
+        found.extend(uneven(figure) if isinstance(figure, Figure) else ())
+        keep(self, name, figure)
+
+    monkeypatch.setattr(Record, "figure", figure)
     with loaded(file) as experiment:
         job = filled(experiment, SMALL[name].split())
         with Record.create(tmp_path, name, job, file=file) as whole:
@@ -158,8 +171,29 @@ def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(name: 
 
         with Record.resume(killed.folder, job, file=file) as resumed:
             experiment.main(job, resumed)
+    assert found == []
     assert Record.open(resumed.folder).state == "finished"
     assert kept(resumed) == kept(whole)
     assert results(resumed) == results(whole)
     if killed.run.steps:
         assert f"step {first}: loaded" in (resumed.folder / "log.txt").read_text()
+
+
+@pytest.mark.books
+def test_mixers_trained_in_several_runs_are_those_of_one_run(tmp_path: Path) -> None:
+    file = FOLDER / "mixers_and_induction.py"
+    small = ["only=pooling", "d_vocab=43", "training.steps=2", "training.rows=4", "training.evaluation_rows=4"]
+
+    def table(*said: str) -> Path:
+        with loaded(file) as experiment:
+            job = filled(experiment, [*small, *said])
+            with Record.create(tmp_path, file.stem, job, file=file) as record:
+                experiment.main(job, record)
+        return record.folder
+
+    apart = [table("seeds=1", f"training.seed={seed}") for seed in (0, 1)]
+    joined = table("seeds=0", *(f"joined={folder}" for folder in apart))
+    together = table("seeds=2")
+    for name in ("runs", "mixers"):
+        files = [folder / "tables" / f"{name}.parquet" for folder in (joined, together)]
+        assert without_times(files[0]) == without_times(files[1])

@@ -329,6 +329,22 @@ def shown_reasons(seen: Visit) -> tuple[float, dict[str, dict[str, float]]]:
     return numbers([score.split()[1].rstrip(",")])[0], sides
 
 
+def test_parts_of_a_score_and_its_steps_have_one_colour_scale(seen: Visit) -> None:
+    """Full colour is one number for queries, keys and pairs, and one for the score before and after the mask."""
+    shades = """cells => cells.map((cell) => [parseFloat((cell.querySelector("small") ?? cell).textContent
+      .replace("\u2212", "-")), parseFloat(cell.style.getPropertyValue("--v"))])"""
+    choose(seen, 1, 5)
+    for selector in (
+        "#why-query .chip, #why-key .chip, #why-pair .chip",
+        "#stages-table tbody td:nth-child(3), #stages-table tbody tr:not(.masked) td:nth-child(4)",
+    ):
+        cells = [(abs(x), v) for x, v in seen.page.eval_on_selector_all(selector, shades) if 0.02 < v < 1]
+        assert len(cells) > 10
+        full = max((x / v for x, v in cells if v > 0.3), default=0.0)
+        for x, v in cells:
+            assert v * full == pytest.approx(x, abs=0.006 + 0.02 * full)
+
+
 def test_a_click_on_a_cell_says_why_the_head_looks_there(seen: Visit) -> None:
     """Its parts are those of `attention_attribution`, and with all others they sum to the score."""
     run = json.loads((seen.folder / "run.json").read_text(encoding="utf-8"))

@@ -1,5 +1,8 @@
 """Patching and the circuit in a real browser: switches, explanations, and choices that the rest of the page follows."""
 
+import re
+from itertools import combinations
+
 import pandas as pd
 import pytest
 
@@ -8,6 +11,11 @@ from tests.loops import every, over
 from tests.pages.visits import Visit, needs_browser, numbers
 
 pytestmark = needs_browser
+
+EVERY = "#circuit .graph[data-together='part']"
+SHOWN = "#circuit .graph:not([hidden])"
+BOXES = """nodes => nodes.map((node) => node.querySelector("rect").getBoundingClientRect())
+  .map((box) => [box.x, box.y, box.right, box.bottom])"""
 
 
 def patches(seen: Visit, direction: str) -> pd.DataFrame:
@@ -91,7 +99,7 @@ def choose_edges(seen: Visit, count: int) -> None:
         "nodes => nodes.filter((node) => !node.classList.contains('apart')).map((node) => node.dataset.part)"
     )
     touched = {end for edge in linked(seen, count) for end in edge}
-    assert set(seen.page.eval_on_selector_all("#circuit .node", pale)) == touched | (
+    assert set(seen.page.eval_on_selector_all(f"{EVERY} .node", pale)) == touched | (
         {"L0.resid", "logits"} & touched
     )
 
@@ -121,7 +129,7 @@ def test_a_line_explains_itself_where_it_is_pointed_at_and_with_the_keyboard(see
 def test_choosing_a_part_shows_its_edges_and_once_more_shows_all(seen: Visit) -> None:
     seen.page.locator("#circuit .switch").get_by_text("top 100").click()
     head = seen.table("edges").query("sender.str.contains('H')").sender.iloc[0]
-    node = seen.page.locator(f"#circuit .node[data-part='{head}']")
+    node = seen.page.locator(f"{EVERY} .node[data-part='{head}']")
     node.click()
     assert seen.texts("#head-name") == [head]
     lit = "lines => lines.map((line) => line.classList.contains('lit'))"
@@ -130,7 +138,7 @@ def test_choosing_a_part_shows_its_edges_and_once_more_shows_all(seen: Visit) ->
         assert True in expected and False in expected
         assert seen.page.eval_on_selector_all(selector, lit) == expected
     assert node.get_attribute("aria-pressed") == "true"
-    focused = seen.page.locator("#circuit .focused")
+    focused = seen.page.locator("#circuit .focused:visible")
     assert focused.count() == 1
     node.focus()
     seen.page.keyboard.press("Enter")
@@ -144,7 +152,7 @@ def test_a_part_without_heads_can_be_chosen_in_the_table_and_leaves_the_head_alo
     seen.page.locator("#circuit .switch").get_by_text("top 100").click()
     seen.page.locator("#edges .link:visible", has_text="logits").first.click()
     assert seen.texts("#head-name") == before
-    assert seen.page.locator("#circuit .node.picked").get_attribute("data-part") == "logits"
+    assert seen.page.locator(f"{EVERY} .node.picked").get_attribute("data-part") == "logits"
 
 
 def test_a_head_chosen_elsewhere_is_picked_in_the_circuit(seen: Visit) -> None:
@@ -152,4 +160,178 @@ def test_a_head_chosen_elsewhere_is_picked_in_the_circuit(seen: Visit) -> None:
     head = seen.table("edges").query("sender.str.contains('H')").sender.iloc[0]
     layer, place = head[1:].split("H")
     seen.page.click(f".thumb[data-layer='{layer}'][data-head='{place}']")
-    assert seen.page.locator("#circuit .node.picked").get_attribute("data-part") == head
+    assert seen.page.locator(f"{EVERY} .node.picked").get_attribute("data-part") == head
+
+
+def heads_drawn(seen: Visit, count: int) -> list[str]:
+    """Heads at a line, the strongest first."""
+    ends = (end for edge in linked(seen, count) for end in edge)
+    return [end for end in dict.fromkeys(ends) if "H" in end]
+
+
+def together(seen: Visit, how: str) -> None:
+    seen.page.locator("#circuit .switch").get_by_text(how, exact=True).click()
+
+
+def test_pinned_parts_keep_their_lines_until_they_are_let_go(seen: Visit) -> None:
+    seen.page.locator("#circuit .switch").get_by_text("top 100").click()
+    first, second, third = heads_drawn(seen, 100)[:3]
+    lit = "lines => lines.map((line) => line.classList.contains('lit'))"
+
+    def lit_are(*parts: str) -> None:
+        expected = [bool({*parts} & {*edge}) for edge in linked(seen, 100)]
+        assert True in expected and False in expected
+        shown = f"{EVERY} .edge:not([hidden])"
+        assert seen.page.eval_on_selector_all(shown, lit) == expected
+
+    node = {part: seen.page.locator(f"{EVERY} .node[data-part='{part}']") for part in (first, second)}
+    node[first].click()
+    assert seen.page.locator(f"{EVERY} .pin:visible").count() == 1
+    node[second].focus()
+    seen.page.keyboard.press("Enter")
+    lit_are(first, second)
+    layer, place = third[1:].split("H")
+    seen.page.click(f".thumb[data-layer='{layer}'][data-head='{place}']")
+    lit_are(first, second, third)
+    node[first].click()
+    lit_are(second)
+    assert [each.get_attribute("aria-pressed") for each in node.values()] == ["false", "true"]
+    seen.page.click("#unpin")
+    assert seen.page.locator("#circuit .focused").count() == 0
+    assert seen.page.locator("#unpin").is_hidden()
+
+
+def test_a_part_that_is_dragged_stays_where_it_was_put_with_its_lines(seen: Visit) -> None:
+    seen.page.locator("#circuit .switch").get_by_text("top 50").click()
+    layer = heads_drawn(seen, 50)[0].split("H")[0]
+    node = seen.page.locator(f"{EVERY} .node[data-part='{layer}.mlp']")
+    node.scroll_into_view_if_needed()
+    start = node.locator("rect").bounding_box()
+    assert start is not None
+    x, y = start["x"] + start["width"] / 2, start["y"] + start["height"] / 2
+    seen.page.mouse.move(x, y)
+    seen.page.mouse.down()
+    for step in (10, 30, 60):
+        seen.page.mouse.move(x - step, y - step / 10)
+    seen.page.mouse.up()
+    moved = node.locator("rect").bounding_box()
+    assert moved is not None
+    assert (moved["x"] - start["x"], moved["y"] - start["y"]) == pytest.approx((-60, -6), abs=1.5)
+    assert seen.page.locator("#circuit .focused").count() == 0  # a drag is no click
+    ends = r"""lines => lines.flatMap((line) => {
+      const [source, ...targets] = line.dataset.ends.split(" ").map((end) =>
+        [...document.querySelectorAll(".graph[data-together='part'] .node")].find((node) => node.dataset.part === end));
+      const at = (node) => [node.transform.baseVal[0].matrix.e, node.transform.baseVal[0].matrix.f];
+      return line.lastElementChild.getAttribute("d").split("M").slice(1).map((way, i) => {
+        const n = way.match(/-?[\d.]+/g).map(Number), [a, b] = at(source), [c, d] = at(targets[i]);
+        const [across, up] = [Math.abs(n.at(-2) - c) - 15.1, Math.abs(n.at(-1) - d - 10)];
+        return Math.max(Math.abs(n[0] - a), Math.abs(n[1] - b + 10), Math.max(0, across), up); });
+    })"""
+    off = seen.page.eval_on_selector_all(f"{EVERY} .edge:not([hidden])", ends)
+    assert max(off) < 0.11
+    put = node.get_attribute("transform")
+    together(seen, "layers")
+    together(seen, "parts")
+    seen.page.locator("#circuit .switch").get_by_text("top 25").click()
+    assert node.get_attribute("transform") == put
+    seen.page.click("#unmove")
+    home = [float(node.get_attribute(f"data-{name}") or "nan") for name in "xy"]
+    assert node.get_attribute("transform") == f"translate({home[0]:.1f} {home[1]:.1f})"
+    assert seen.page.locator("#unmove").is_hidden()
+
+
+def test_a_part_is_moved_with_the_keyboard_and_never_onto_another_or_out_of_the_picture(seen: Visit) -> None:
+    seen.page.locator("#circuit .switch").get_by_text("top 100").click()
+    node = seen.page.locator(f"{EVERY} .node[data-part='{heads_drawn(seen, 100)[0]}']")
+    node.focus()
+    seen.page.keyboard.press("Shift+ArrowRight")
+    assert node.evaluate("node => document.activeElement === node")
+    assert node.evaluate("node => node.transform.baseVal[0].matrix.e - node.dataset.x") >= 12
+    for key in ("ArrowRight", "ArrowUp", "ArrowLeft", "ArrowDown"):
+        for _ in range(40):
+            seen.page.keyboard.press(f"Shift+{key}")
+        boxes = seen.page.eval_on_selector_all(f"{EVERY} .node", BOXES)
+        for (a, b, c, d), (e, f, g, h) in combinations(boxes, 2):
+            assert a >= g or e >= c or b >= h or f >= d
+        frame = seen.page.locator(EVERY).bounding_box()
+        labels = seen.page.eval_on_selector_all(
+            f"{EVERY} .layer", "texts => Math.max(...texts.map((text) => text.getBoundingClientRect().right))"
+        )
+        assert frame is not None
+        for a, b, c, d in boxes:
+            assert a > labels and b >= frame["y"]
+            assert c <= frame["x"] + frame["width"] and d <= frame["y"] + frame["height"]
+
+
+@over("how, held", [("heads together", "heads"), ("layers", "layer")])
+def test_a_line_between_boxes_carries_the_sum_of_the_edges_between_their_parts(
+    seen: Visit, how: str, held: str
+) -> None:
+    seen.page.locator("#circuit .switch").get_by_text("top 50").click()
+    together(seen, how)
+    assert seen.page.locator(SHOWN).get_attribute("data-together") == held
+    assert "A line carries the sum of the lines that it stands for" in seen.texts("#carried")[0]
+
+    def box(part: str) -> str:
+        if part in ("L0.resid", "logits") or (held == "heads" and "H" not in part):
+            return part
+        layer = re.split(r"[H.]", part)[0]
+        return layer if held == "layer" else f"{layer}.attn"
+
+    table = seen.table("edges").head(50)
+    table = table.assign(receiver=table.receiver.str.replace(r"\.[qkv]$", "", regex=True))
+    on_path = set(linked(seen, 50))
+    sums: dict[tuple[str, str], float] = {}
+    for sender, receiver, value in zip(table.sender, table.receiver, table.value, strict=True):
+        pair = box(sender), box(receiver)
+        if (sender, receiver) in on_path and pair[0] != pair[1]:
+            sums[pair] = sums.get(pair, 0.0) + float(value)
+    lines = seen.page.eval_on_selector_all(
+        f"{SHOWN} .bundle:not([hidden])",
+        "lines => lines.map((line) => [line.dataset.ends, line.dataset.tip])",
+    )
+    told = {tuple(ends.split()): numbers([tip.split("\n")[1].split(" logits")[0]])[0] for ends, tip in lines}
+    assert told == {pair: pytest.approx(value, abs=6e-4) for pair, value in sums.items()}
+    inside = [a for a, b in on_path if box(a) == box(b)]
+    words = """nodes => nodes.filter((node) => node.dataset.tip.includes("inside, not drawn"))
+      .map((node) => node.dataset.part)"""
+    assert set(seen.page.eval_on_selector_all(f"{SHOWN} .node", words)) == {box(part) for part in inside}
+
+
+def test_a_box_can_be_pinned_and_lights_the_rows_of_all_its_parts(seen: Visit) -> None:
+    seen.page.locator("#circuit .switch").get_by_text("top 100").click()
+    together(seen, "layers")
+    node = seen.page.locator(f"{SHOWN} .node[data-part='L1']")
+    node.focus()
+    seen.page.keyboard.press("Enter")
+    rows = "rows => rows.map((row) => row.classList.contains('lit'))"
+    members = set((node.get_attribute("data-members") or "").split())
+    assert len(members) > 1
+    expected = [bool(members & {*edge}) for edge in strongest(seen, 100)]
+    assert seen.page.eval_on_selector_all("#edges tbody tr", rows) == expected
+    lit = seen.page.locator(f"{SHOWN} .bundle.lit:not([hidden])")
+    assert lit.count() == seen.page.locator(f"{SHOWN} .bundle[data-ends~='L1']:not([hidden])").count() > 0
+
+
+def test_no_label_of_the_circuit_is_smaller_than_11_pixels_or_stands_on_another(seen: Visit) -> None:
+    sized = """texts => texts.map((text) => { const scale = text.getScreenCTM().a;
+      const box = text.getBoundingClientRect();
+      return [parseFloat(getComputedStyle(text).fontSize) * scale, box.x, box.y, box.right, box.bottom]; })"""
+    seen.page.locator("#circuit .switch").get_by_text("top 100").click()
+    for how in ("parts", "heads together", "layers"):
+        together(seen, how)
+        for drawing in (SHOWN, "#circuit .curve"):
+            texts = seen.page.eval_on_selector_all(f"{drawing} text", sized)
+            assert min(size for size, *_ in texts) >= 10.99
+            for (_, a, b, c, d), (_, e, f, g, h) in combinations(texts, 2):
+                assert a >= g or e >= c or b >= h - 2 or f >= d - 2
+
+
+def test_the_circuit_of_a_method_that_sums_over_positions_says_nothing_of_tokens(seen: Visit) -> None:
+    tips = seen.page.eval_on_selector_all(
+        "#circuit .edge, #circuit .bundle", "lines => lines.map((line) => line.dataset.tip)"
+    )
+    assert len(tips) > 50
+    tokens = {visible(token) for token in seen.table("tokens").token}
+    assert not any(f"{token} (" in tip for tip in tips for token in tokens)
+    assert seen.texts("#edges thead th") == ["from", "to", "score, logits", ""]

@@ -244,6 +244,34 @@ def test_rows_of_the_drawing_go_up_layer_by_layer_heads_before_their_mlp() -> No
     assert np.diff(across).min() >= 2 * view_circuit.SIDE
 
 
+@pytest.mark.parametrize("name", VARIANTS)
+def test_groups_hold_every_drawn_part_once_and_every_edge_is_between_two_or_inside_one(name: str) -> None:
+    found = compared(name)
+    drawn = view_circuit.drawing(found.tables["edges"], found.tables["faithfulness"], found.config)
+    assert list(drawn.grouped) == ["heads", "layer"]
+    for how, grouped in drawn.grouped.items():
+        holds = {node.part: node.members.split() for node in grouped.nodes}
+        assert sorted(part for parts in holds.values() for part in parts) == sorted(
+            node.part for node in drawn.nodes
+        )
+        for box, parts in holds.items():
+            layers = {node.layer for node in drawn.nodes if node.part in parts}
+            assert len(layers) == 1, box
+            assert parts == [box] or how == "layer" or all("H" in part for part in parts), box
+        box_of = {part: box for box, parts in holds.items() for part in parts}
+        joined = {
+            rank: bundle.ends.split() for bundle in grouped.bundles for rank in map(int, bundle.ranks.split())
+        }
+        joined |= {int(rank): [node.part] * 2 for node in grouped.nodes for rank in node.inside.split()}
+        expected = {
+            edge.rank: [box_of[end] for end in edge.ends.split()[:2]]
+            for edge in drawn.edges
+            if edge.drawn is not None
+        }
+        assert joined == expected
+        assert all(a != b for a, b in (bundle.ends.split() for bundle in grouped.bundles))
+
+
 def test_the_circuit_of_the_page_lists_the_edges_it_draws_and_counts_all(planted: Report) -> None:
     text = unescape(section(page_of(planted), "circuit"))
     table = planted.tables["edges"]

@@ -56,6 +56,18 @@ def test_features_of_transcoders_are_shown_by_name_with_what_the_file_knows(
     assert weights == ["−27.5000", "+24.5000", "+3.0000"]
 
 
+def test_links_say_from_which_token_to_which_where_the_method_has_positions(
+    others: interp.circuits.AttributionGraph, tmp_path: Path
+) -> None:
+    text = unescape(graph_page(others))
+    assert re.search(r"<title>[^<\n]+\n1 \(1\) → 1 \(1\)\nweight −27\.5000</title>", text)
+    assert text.count('<td class="tok">1 (1) → 1 (1)</td>') == 3
+    written(circuit(), tmp_path)
+    ours = unescape(graph_page(interp.circuits.read_attribution_graph(tmp_path / "graph.json")))
+    assert "<table" in ours and ">tokens</th>" not in ours and '<td class="tok">' not in ours
+    assert not re.search(r"\(\d+\) → ", ours)
+
+
 def test_names_that_are_markup_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     held = foreign()
     held["metadata"] |= {"slug": EVIL, "scan": EVIL, "prompt": EVIL, "prompt_tokens": [EVIL, EVIL]}

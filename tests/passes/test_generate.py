@@ -4,10 +4,12 @@ Step by step every position is seen once, and all answers together are those of 
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from interp.data.batch import Batch
 from interp.model import Transformer
@@ -349,3 +351,29 @@ def test_a_model_that_looks_ahead_generates_only_without_the_cache() -> None:
     with pytest.raises(ValueError, match="a key/value cache requires a causal model"):
         stream(model, batch, 2)
     assert generate(model, batch, 2, use_cache=False).tokens.shape == (3, 11)
+
+
+class Operators(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def step_operators(n_layers: int) -> int:
+    """What one more token takes, with the cache and nothing read."""
+    model = Transformer(replace(CONFIGS["gpt2"], n_layers=n_layers))
+    counts = []
+    for new in (2, 3):
+        with Operators() as operators:
+            generate(model, Batch(some_tokens(1, 4)), new)
+        counts.append(operators.count)
+    return counts[1] - counts[0]
+
+
+def test_a_layer_of_one_step_dispatches_no_more_than_its_products_attention_and_cache_need() -> None:
+    """Four products with their views and transposes 16, attention 1, its axes 7, norms 2, sums 2, gelu 1, cache 6."""
+    assert step_operators(3) - step_operators(2) <= 35

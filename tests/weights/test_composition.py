@@ -16,6 +16,7 @@ from torch import Tensor
 import interp
 from interp.model import ModelConfig, NoNorm, Rotary, Transformer
 from interp.model.weights import LayerWeights, Weights
+from interp.passes.memory import LiveBytes
 from interp.weights import (
     Composition,
     HeadCircuits,
@@ -394,3 +395,12 @@ def test_a_rotary_model_is_scored_at_offset_zero_by_default() -> None:
     assert isinstance(CONFIGS["llama-gqa"].position, Rotary)
     result, zero = (composition(hooked("llama-gqa"), "Q", offset=offset) for offset in (None, 0))
     assert result.identical(zero)
+
+
+def test_what_is_held_is_half_a_head_of_every_source_and_destination() -> None:
+    """Nothing else grows with the layers: no second copy of the halves, no circuits that have been read."""
+    circuits = HeadCircuits(Transformer(replace(LINEAR, n_layers=24)))
+    halves = 2 * 24 * LINEAR.n_heads * LINEAR.head_width * LINEAR.d_model * 4
+    with LiveBytes() as live:
+        composition_scores(circuits, "Q")
+    assert live.peak < 1.4 * halves  # with the halves stacked: 2.0

@@ -9,6 +9,7 @@ import warnings
 from functools import cached_property
 from typing import Any, Protocol, Union, cast, overload, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Complex, Shaped
 from torch import Tensor
@@ -70,8 +71,8 @@ class FactoredMatrix:
         self.ldim, self.mdim, self.rdim = A.size(-2), A.size(-1), B.size(-1)
         self.has_leading_dims = A.ndim > 2 or B.ndim > 2
         try:
-            lead = torch.broadcast_shapes(A.shape[:-2], B.shape[:-2])
-        except RuntimeError as cause:
+            lead = np.broadcast_shapes(A.shape[:-2], B.shape[:-2])
+        except ValueError as cause:
             raise RuntimeError(
                 f"Shape mismatch: Cannot broadcast leading dimensions. A has shape {A.shape}, B has shape {B.shape}."
             ) from cause

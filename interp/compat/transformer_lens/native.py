@@ -356,15 +356,15 @@ class LensTransformer(Transformer):
         return super()._through(resid, layers[: len(self.blocks)], shared, tap, only)
 
     def _shared(
-        self, tokens: Tensor, layout: Layout, cache: Past | None, memory: Memory | None
-    ) -> tuple[Pass, Int[Tensor, "b p"]]:
-        shared, places = super()._shared(tokens, layout, cache, memory)
-        total = tokens.shape[1] + (0 if cache is None else cache.length)
+        self, positions: Int[Tensor, "#b p"], layout: Layout, cache: Past | None, memory: Memory | None
+    ) -> Pass:
+        shared = super()._shared(positions, layout, cache, memory)
+        total = positions.shape[1] + (0 if cache is None else cache.length)
         everywhere, local = (
-            View(view.mask, self._rotation(view, source, places, total))
+            View(view.mask, self._rotation(view, source, positions, total))
             for view, source in zip((shared.everywhere, shared.local), self.tables, strict=True)
         )
-        return replace(shared, everywhere=everywhere, local=local), places
+        return replace(shared, everywhere=everywhere, local=local)
 
     def _rotation(self, view: View, source: Any, places: Tensor, total: int) -> Rotation | None:
         if source is None or view.rotation is None:

@@ -2,8 +2,9 @@
 
 const choosePart = (chosen) => {
   const { layer, head, part = headName(layer, head) } = chosen.dataset;
-  const again = chosen.matches(".node") && part === state.part;
-  select({ ...(head && { layer: +layer, head: +head }), part: again ? null : part });
+  const letGo = chosen.matches(".node") && state.pins.delete(part);
+  if (chosen.matches(".node") && !letGo) state.pins.add(part);
+  select({ ...(head && { layer: +layer, head: +head }), part: letGo ? null : part });
 };
 document.addEventListener("click", (event) => {
   const part = event.target.closest("button[data-head], [data-part]");

@@ -8,9 +8,10 @@ for (const grid of all("[data-grid]")) {
     if (items.includes(event.target)) items.forEach((item) => { item.tabIndex = item === event.target ? 0 : -1; });
   });
   grid.addEventListener("keydown", (event) => {
-    const at = items.indexOf(document.activeElement);
-    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: items.length - 1 - at };
-    const next = items[at + steps[event.key]];
+    const shown = items.filter((item) => !item.hasAttribute("hidden"));
+    const at = shown.indexOf(document.activeElement);
+    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns, Home: -at, End: shown.length - 1 - at };
+    const next = shown[at + steps[event.key]];
     if (at < 0 || !next) return;
     event.preventDefault();
     next.focus();
@@ -25,7 +26,7 @@ const showTip = (element, pointer) => {
   tip.hidden = false;
   const box = element.getBoundingClientRect();
   // A line can be long: its explanation stands where it is pointed at.
-  const at = pointer && element.matches(".edge, .wire") ? new DOMRect(pointer.clientX, pointer.clientY, 0, 0) : box;
+  const at = pointer && element.matches(".edge, .bundle, .wire") ? new DOMRect(pointer.clientX, pointer.clientY, 0, 0) : box;
   const size = tip.getBoundingClientRect();
   const above = at.top > size.height + 12;
   tip.style.top = `${above ? at.top - size.height - 7 : at.bottom + 7}px`;

@@ -77,27 +77,5 @@ const showMoved = () => {
   });
 };
 
-// As many of the strongest edges as wanted, drawn where they are on a path to the logits; those of the chosen part stand
-// out, parts without any step back.
-const showCircuit = () => {
-  const reached = new Set();
-  for (const element of all("[data-drawn]")) {
-    const { ends, rank, drawn } = element.dataset;
-    const linked = drawn && +drawn <= state.edges;
-    element.toggleAttribute("hidden", rank ? +rank >= state.edges : !linked);
-    element.classList.toggle("apart", !linked);
-    element.classList.toggle("lit", ends.split(" ").includes(state.part));
-    if (linked) ends.split(" ").forEach((end) => reached.add(end));
-  }
-  one("#carried").textContent = one("input[name=edges]:checked").dataset.carried;
-  one(".graph").classList.toggle("focused", reached.has(state.part));
-  for (const node of all(".node")) {
-    const picked = node.dataset.part === state.part;
-    node.classList.toggle("apart", !reached.has(node.dataset.part));
-    node.classList.toggle("picked", picked);
-    node.setAttribute("aria-pressed", picked);
-  }
-};
-
 // A model without logits has neither next tokens nor an answer.
-views.push(showHead, ...(data.attention ? [showAttention] : []), ...(data.nexts ? [showNext] : []), ...(data.moved ? [showMoved] : []), ...(one(".graph") ? [showCircuit] : []));
+views.push(showHead, ...(data.attention ? [showAttention] : []), ...(data.nexts ? [showNext] : []), ...(data.moved ? [showMoved] : []));

@@ -8,6 +8,7 @@ const sumOf = (values) => values.reduce((a, b) => a + (b ?? 0), 0);
 const drawStages = (table, names, query, found) => {
   const columns = [found.products, found.scaled, found.scores, found.pattern, found.weighted];
   const reach = columns.map((values) => Math.max(1e-9, ...values.map((x) => Math.abs(x ?? 0))));
+  reach[1] = reach[2] = Math.max(reach[1], reach[2]);  // both are scores
   const made = (name, text, className = "") => Object.assign(document.createElement(name), { textContent: text, className });
   const head = document.createElement("tr");
   head.append(made("th", "token", "left"), ...STAGES.map((text, i) => made("th", i === 1 ? `× ${Number(found.factor.toPrecision(3))}` : text)));

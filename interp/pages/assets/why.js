@@ -53,9 +53,10 @@ const showReasons = () => {
     ? `score ${plus(found.total)}${found.position ? `, of which positions ${plus(found.position)}` : ""}`
     : looks(state.layer) && key <= query ? "The scores of this head are not split on this page." : "It does not see that token: there is no score.";
   if (!found) return;
-  for (const side of ["query", "key", "pair"]) {
+  const sides = ["query", "key", "pair"];
+  const reach = Math.max(...sides.flatMap((side) => found[side].values.map(Math.abs)), Math.abs(found.total)) || 1;
+  for (const side of sides) {
     const { names, values } = found[side];
-    const reach = Math.max(...values.map(Math.abs), Math.abs(found.total)) || 1;
     const rest = found.total - found.position - values.reduce((a, b) => a + b, 0);
     const chips = [...names, "all others"].map((text, i) => {
       const value = i < values.length ? values[i] : rest;
