@@ -122,8 +122,8 @@ class Mend(Brief):
 
         Example:
             >>> mend = Mend.untrained(model, ["blocks.0.mlp.W_in", "blocks.1.mlp.W_in"], alpha=0.1)
-            >>> [edit.rank for edit in mend_edit(model, prompt, answer=" cat", mend=mend)]
-            [10, 10]
+            >>> [edit.name for edit in mend_edit(model, prompt, answer=" cat", mend=mend)]
+            ['blocks.0.mlp.W_in', 'blocks.1.mlp.W_in']
         """
         if not names or len(set(names)) != len(names) or not alpha > 0 or rank < 1:
             raise ValueError(

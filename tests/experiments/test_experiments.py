@@ -182,7 +182,13 @@ def test_an_experiment_finishes_and_if_killed_goes_on_to_the_same_results(
 @pytest.mark.books
 def test_mixers_trained_in_several_runs_are_those_of_one_run(tmp_path: Path) -> None:
     file = FOLDER / "mixers_and_induction.py"
-    small = ["only=pooling", "d_vocab=43", "training.steps=2", "training.rows=4", "training.evaluation_rows=4"]
+    small = [
+        "only=pooling",
+        "d_vocab=43",
+        "training.steps=2",
+        "training.rows=4",
+        "training.evaluation_rows=4",
+    ]
 
     def table(*said: str) -> Path:
         with loaded(file) as experiment:
