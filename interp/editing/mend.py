@@ -193,7 +193,11 @@ class Mend(Brief):
         return found
 
     def check(self, model: Transformer) -> None:
-        """ValueError unless this is the model that it was made for, in its dtype or a narrower one."""
+        """ValueError unless this is the model that it was made for, in its dtype or a narrower one, and finite."""
+        if not bool(sample_of(model).isfinite().all()):
+            raise NotFiniteError(
+                "a model of finite parameters is required, some of this one's are NaN or infinite"
+            )
         if not is_of(model, self.sample):
             raise ValueError("this MEND was trained on another model: its parameters differ from this one's")
 
