@@ -50,7 +50,8 @@ TRAINING = FineTuning(steps=200, rate=1e-3)
 TRAINED = ("U", "V", "bias", "scale", "shift", "alpha")
 CONSTANT = 1e-6
 """A feature whose standard deviation is a smaller share of its mean does not vary."""
-Pair = tuple[Float[Tensor, "n i"], Float[Tensor, "n o"]]
+Pair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
+"""u `[n i]` and delta `[n o]` of one matrix at n tokens; the sizes are each matrix' own."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -121,8 +122,8 @@ class Mend(Brief):
 
         Example:
             >>> mend = Mend.untrained(model, ["blocks.0.mlp.W_in", "blocks.1.mlp.W_in"], alpha=0.1)
-            >>> [edit.rank for edit in mend_edit(model, prompt, answer=" cat", mend=mend)]
-            [10, 10]
+            >>> [edit.name for edit in mend_edit(model, prompt, answer=" cat", mend=mend)]
+            ['blocks.0.mlp.W_in', 'blocks.1.mlp.W_in']
         """
         if not names or len(set(names)) != len(names) or not alpha > 0 or rank < 1:
             raise ValueError(
@@ -192,7 +193,11 @@ class Mend(Brief):
         return found
 
     def check(self, model: Transformer) -> None:
-        """ValueError unless this is the model that it was made for, in its dtype or a narrower one."""
+        """ValueError unless this is the model that it was made for, in its dtype or a narrower one, and finite."""
+        if not bool(sample_of(model).isfinite().all()):
+            raise NotFiniteError(
+                "a model of finite parameters is required, some of this one's are NaN or infinite"
+            )
         if not is_of(model, self.sample):
             raise ValueError("this MEND was trained on another model: its parameters differ from this one's")
 

@@ -56,6 +56,7 @@ RESERVED = {
         "zoo",
         "model.fitted_file",
         "causal.subspace",
+        "editing.mend",
         "lenses.tuned_lens",
         "lenses.fitted_jacobian_lens",
         "features.sae_files",
