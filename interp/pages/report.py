@@ -202,9 +202,8 @@ def report_of(
         work["circuits"] = lambda: frame(copying(model, ranks=False, previous=previous))
         work |= _about_corrupted(model, question, answered, names)
     work = {name: make for name, make in work.items() if name not in absent}
-    bar = tqdm(work.items(), desc="report", delay=1, leave=False)
     with unchanged(model.transformer):
-        found = {name: make() for name, make in bar}
+        found = {name: make() for name, make in tqdm(work.items(), desc="report", delay=1, leave=False)}
     contrast = None if answered is None else _contrast(model, question, answered)
     other = None if answered is None else _corrupted(model, question, answered, batch)
     asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
