@@ -26,7 +26,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "forward": (*ONE, "--rows", "2"),
     "cache": ONE,
     "heads": (*ONE, "--taxonomy-repeats", "1"),
-    "generate": ONE,
+    "generate": (*ONE, "--no-uncached"),
     "load": (*ONE, "--layers", "3"),
     "composition": ONE,
     "copying": ONE,

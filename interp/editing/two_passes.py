@@ -40,7 +40,7 @@ def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transfo
 
     Example:
         >>> z = {"blocks.0.mlp.W_out": torch.zeros(24)}
-        >>> bool(adapted(model, z).block(0).mlp.out.weight.abs().max() < 1e-6)
+        >>> bool(adapted(model, z).block(0).mlp.out.weight.abs().max() < 1e-5)
         True
     """
     network = as_network(model)

@@ -12,7 +12,7 @@ import torch
 
 from interp.model.config import ModelConfig
 
-HOST_FIXED = 32
+HOST_FIXED = 32.0
 """What reading a block's weights costs a pass on a CPU, in tokens that it could have computed instead."""
 DEVICE_FIXED = 10**10
 """Multiplications that an accelerator could have done while the host launches the operators of one more block."""

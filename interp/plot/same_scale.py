@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,23 +14,24 @@ from interp.plot.canvas import SIGNED, ink
 
 
 @public()
-def same_scale(*axes: Axes | Iterable[Axes] | np.ndarray) -> None:
+def same_scale(*axes: Axes | Sequence[Axes] | np.ndarray) -> None:
     """Give all maps of one quantity, so of one text on the colour bar, the widest of their colour scales.
 
     axes: of pictures that were drawn with plots of this package; those without a map, and maps of a quantity that no
     other one shows, stay as they are. A signed map keeps its neutral number (0, or that of the intact run) and reaches
     as far on both sides as the largest of its group; others run from the smallest to the largest end. Texts on cells
     turn dark or light with their cells.
-    Errors: ValueError if no two maps show one quantity.
+    Errors: ValueError if no two maps show one quantity; TypeError for what holds no axes.
 
     Example:
+        >>> from matplotlib import pyplot as plt
         >>> _, sides = plt.subplots(1, 2)
         >>> for ax, metric in zip(sides, (3, 4), strict=True):
         ...     ax = plot.attribution_map(interp.attribute(model, prompt, metric, 5, parts="head"), ax=ax)
         >>> plot.same_scale(sides)
     """
     groups: dict[str, list[ScalarMappable]] = {}
-    for ax in _each(axes):
+    for ax in _each(axes, "same_scale"):
         for image in (*ax.images, *ax.collections):
             if image.colorbar is not None:
                 groups.setdefault(image.colorbar.ax.get_ylabel(), []).append(image)
@@ -41,12 +42,16 @@ def same_scale(*axes: Axes | Iterable[Axes] | np.ndarray) -> None:
         _share(group)
 
 
-def _each(axes: Iterable[Axes | Iterable[Axes] | np.ndarray]) -> list[Axes]:
-    """All axes, also those of an array of any shape."""
-    found: list[Axes] = []
-    for one in axes:
-        found += [one] if isinstance(one, Axes) else _each(one)
-    return found
+def _each(axes: object, asked: str) -> list[Axes]:
+    """All axes, also those of an array of any shape. TypeError for anything else."""
+    if isinstance(axes, Axes):
+        return [axes]
+    problem = f"{asked}: axes must be axes of pictures, or lists or arrays of them, got {axes!r}"
+    if not isinstance(axes, Sequence | np.ndarray) or isinstance(axes, str):
+        raise TypeError(problem)
+    if not len(axes):
+        raise ValueError(problem)
+    return [ax for one in axes for ax in _each(one, asked)]
 
 
 def _share(group: list[ScalarMappable]) -> None:

@@ -314,9 +314,10 @@ def _halves(
     """
     written, read = [], []
     for layer in (Part("attn", layer) for layer in range(circuits.config.n_layers)):
+        reads = None if kind == "V" else _read(circuits, kind, layer, offset)
         ov = circuits.ov(layer)
         written.append(_half(ov))
-        read.append(_half((ov if kind == "V" else _read(circuits, kind, layer, offset)).T))
+        read.append(_half((ov if reads is None else reads).T))
     return written, read
 
 

@@ -124,8 +124,8 @@ def top_pairs(
     and AttributeError where no circuit ends in the logits.
 
     Example:
-        >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)
-        ['part', 'rank', 'source', 'source_id', 'output', 'output_id', 'value']
+        >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)[4:]
+        ['rank', 'source', 'source_id', 'output', 'output_id', 'value']
     """
     return answered(TopPairs(head, kind, top, largest, folded, scaled, embedding), model)
 

@@ -33,6 +33,7 @@ from tests.attention.test_sentences import DATA, speaker
 from tests.configs import CAUSAL, CONFIGS, build, perturbed
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
+from tests.tables import PART_COLUMNS
 from tests.tolerances import assert_close, student95
 
 SMALL = RepeatedTokens(period=6, repeats=3, rows=7)
@@ -123,7 +124,7 @@ def test_the_frame_of_the_table_is_tidy_and_narrow() -> None:
     table = interp.heads(HookedTransformer(build("gpt2")), SMALL)
     frame = interp.frame(table)
     assert set(table.dims) == {"layer", "head", "score", "called"}
-    assert len(frame) == table.value.size and len(frame.columns) <= 12
+    assert len(frame) == table.value.size and len(frame.columns.difference(PART_COLUMNS)) <= 12
     assert not frame.duplicated(["layer", "head", "score"]).any()
     row = frame.query("part == 'L1H2' and score == 'induction'").iloc[0]
     assert row.value == float(table.value.sel(layer=1, head=2, score="induction"))

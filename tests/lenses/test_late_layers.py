@@ -251,7 +251,21 @@ def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
     again = interp.run([LateLayers(ANSWERS, reference=some_tokens())], model, batches)["late_layers"]
     xr.testing.assert_identical(again, found)
     table = interp.frame(found)
-    assert list(table) == ["part", "score", "unit", "value", "low", "high", "null", "null_sd", "n", "p"]
+    assert list(table) == [
+        "part",
+        "layer",
+        "head",
+        "kind",
+        "score",
+        "unit",
+        "value",
+        "low",
+        "high",
+        "null",
+        "null_sd",
+        "n",
+        "p",
+    ]
     assert table.dropna(subset="value").groupby("score").part.nunique().to_dict() == {
         "attribution": 7, "cosine": 7, "log_prob_change": 7, "rank_change": 7, "first_attention": 4, "log_prob": 3,
         "rank": 3,

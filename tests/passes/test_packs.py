@@ -52,7 +52,7 @@ def test_an_accelerator_gets_fewer_and_larger_packs() -> None:
     assert card > host
     plans = [
         planned(starts(), CONFIG, EXAMPLES, COLUMNS, tokens=PLENTY, everywhere=False, fixed=x)
-        for x in (0, card)
+        for x in (0.0, card)
     ]
     assert [len(plan.packs) for plan in plans] == [COLUMNS, 1]
 
