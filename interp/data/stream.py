@@ -293,7 +293,7 @@ def _ends(lengths: Sequence[int], budget: int) -> list[int]:
     """Where runs of rows, longest first, end so that they cost least: cells, and `PASS` more for each batch.
 
     The cells of a run are its rows times its longest. Least over all ways to part the lengths, by dynamic programming
-    from the shortest: 0.3 ms for 100 different lengths.
+    from the shortest.
     """
     widths, counts = (each[::-1] for each in np.unique(np.array(lengths, np.int64), return_counts=True))
     ends = counts.cumsum()

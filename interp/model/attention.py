@@ -66,7 +66,7 @@ class Layout:
 PART = 2**20
 """Scores of the rows whose patterns are read together on a CPU: 4 MiB in float32, which stay in the cache.
 
-32 rows of 125 tokens and 8 heads take 0.8 of the time of all rows at once (`experiments/bench/stream.py`).
+32 rows of 125 tokens and 8 heads take 0.8 of the time of all rows at once (one thread, AVX-512).
 """
 
 
