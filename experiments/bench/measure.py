@@ -4,6 +4,7 @@ A time ratio between 0.8 and 1.25 can be noise on a shared machine. Operators, F
 repeat: where they say the same as the time, believe the time. Linux only (resident memory comes from /proc).
 """
 
+import contextlib
 import ctypes
 import gc
 import json
@@ -57,6 +58,12 @@ class _Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class _NoModules(contextlib.nullcontext[None]):
+    """Instead of the counter's tracker of modules, whose hooks refuse gradients at what enters one."""
+
+    parents = frozenset({"Global"})
+
+
 def cpu_seconds(calls: Calls, repeats: int) -> dict[str, list[float]]:
     """Process CPU seconds of every call in every round, after one untimed round; rounds run A B, B A, A B, ...
 
@@ -78,6 +85,7 @@ def cpu_seconds(calls: Calls, repeats: int) -> dict[str, list[float]]:
 def work(call: Callable[[], object]) -> Work:
     """Operators and FLOPs that one call dispatches."""
     counter = FlopCounterMode(display=False, custom_mapping={CPU_ATTENTION: _attention_flop})
+    counter.mod_tracker = _NoModules()  # type: ignore[assignment]
     with counter as flops, _Operators() as operators:
         call()
     return Work(operators.count, float(f"{flops.get_total_flops() / 1e9:.5g}"))

@@ -297,7 +297,7 @@ class Transformer(nn.Module):
         check_extras(self.config, tokens, types, memory)
         if last < self.config.n_layers and logits_at is not None:
             raise ValueError(
-                f"logits_at requires a pass through all blocks; this one stops before block {stop}"
+                f"logits_at requires a pass through every block, not one that stops before {stop}"
             )
         tap = Tap(grows=cache is not None) if tap is None and self.edits else tap
         if tap is not None:
