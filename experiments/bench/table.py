@@ -1,6 +1,6 @@
 """Every speed claim and what every question costs, in two tables: runs the scripts and writes them into README.md.
 
-`make bench` takes one round of each, GPT-2 narrower than it is (`subjects.NARROW`; under 15 minutes on two cores):
+`make bench` takes one round of each, GPT-2 narrower than it is (`subjects.NARROW`; some half an hour):
 counts are exact, a ratio is that of one round. `--whole` takes the full shape and as many rounds as the scripts think
 right, for hours. Lines are kept in a file (`--lines`); `--only forward heads` runs some scripts and takes the others'
 lines from there.
