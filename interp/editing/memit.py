@@ -127,7 +127,7 @@ def _checked(model: Transformer, facts: Sequence[EditCase], keys: Sequence[Keys]
     layers = [each.layer for each in keys]
     if not facts or not layers or layers != sorted(set(layers)) or not weight > 0:
         raise ValueError(
-            "at least one fact, C of ascending layers and weight > 0 are required, got "
+            "at least one fact, keys of ascending layers and weight > 0 are required, got "
             f"{len(facts)} facts, layers {layers}, weight={weight}"
         )
     if model.config.norm_place == "post":

@@ -237,7 +237,7 @@ def any_from_folder(
     config_file = config or folder / "config.json"
     if not config_file.is_file():
         raise FileNotFoundError(
-            f"{config_file} is required beside the weights; {folder} holds {listing(folder)}"
+            f"{config_file} is required beside the weights; the source {folder} holds {listing(folder)}"
         )
     values, places = json_object(config_file), _places(dtype, device, devices)
     if _wraps(values, wrapped):

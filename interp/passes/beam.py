@@ -18,6 +18,10 @@ from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import Decoder, check_generation
 
 
+MOST_BEAMS = 2**20
+"""Of one prompt; every one is a row of a pass."""
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Beams(Brief):
     """The best continuations of every prompt, the best first."""
@@ -68,11 +72,11 @@ def beam_search(
     `max_new_tokens`, or once nothing unfinished can reach the worst of `beams` finished ones. With one beam it is
     greedy; with as many as there are continuations it is exact. A penalty of 0 ranks by probability alone, 1 nearly by
     the mean per token. `edits` as in `generate`.
-    Errors: ValueError for less than one beam, a penalty that is negative or not finite, edits of some rows, no new
+    Errors: ValueError for less than one beam or more than 2^20, a penalty that is negative or not finite, edits of some rows, no new
     token; and as `generate`.
     """
-    if beams < 1:
-        raise ValueError(f"beams >= 1 is required, got {beams}")
+    if not 1 <= beams <= MOST_BEAMS:
+        raise ValueError(f"1 to {MOST_BEAMS} beams are required, got {beams}")
     if not 0 <= length_penalty < float("inf"):
         raise ValueError(f"a finite length_penalty >= 0 is required, got {length_penalty}")
     if any(edit.rows is not None for edit in edits):

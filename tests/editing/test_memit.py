@@ -153,7 +153,7 @@ def test_the_table_takes_edits_that_belong_together_and_puts_the_weights_back() 
 def test_what_cannot_be_stored_is_refused() -> None:
     model = hooked()
     keys = keys_of(model)
-    with pytest.raises(ValueError, match=r"C of ascending layers .* got 1 facts, layers \[0, 0\]"):
+    with pytest.raises(ValueError, match=r"keys of ascending layers .* got 1 facts, layers \[0, 0\]"):
         memit_edit(model, FACTS[:1], [keys, keys])
     with pytest.raises(ValueError, match="at least one fact"):
         memit_edit(model, [], [keys])

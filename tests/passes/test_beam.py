@@ -136,7 +136,8 @@ def test_edits_act_at_every_step() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     batch = Batch(torch.tensor(PROMPT))
     for given, message in (
-        ({"beams": 0}, "beams >= 1 is required, got 0"),
+        ({"beams": 0}, "1 to 1048576 beams are required, got 0"),
+        ({"beams": 10**18}, "1 to 1048576 beams are required"),
         ({"length_penalty": -1.0}, "a finite length_penalty >= 0 is required, got -1.0"),
         ({"length_penalty": math.inf}, "a finite length_penalty"),
         ({"edits": [Edit("blocks.0.attn.hook_z", Zero(), rows=(0,))]}, "edits of all rows"),
