@@ -17,7 +17,6 @@ from interp.model.transformer import Transformer
 from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import Decoder, check_generation
 
-
 MOST_BEAMS = 2**20
 """Of one prompt; every one is a row of a pass."""
 
