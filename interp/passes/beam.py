@@ -71,8 +71,8 @@ def beam_search(
     `max_new_tokens`, or once nothing unfinished can reach the worst of `beams` finished ones. With one beam it is
     greedy; with as many as there are continuations it is exact. A penalty of 0 ranks by probability alone, 1 nearly by
     the mean per token. `edits` as in `generate`.
-    Errors: ValueError for less than one beam or more than 2^20, a penalty that is negative or not finite, edits of some rows, no new
-    token; and as `generate`.
+    Errors: ValueError for less than one beam or more than 2^20, a penalty that is negative or not finite, edits of some
+    rows, no new token; and as `generate`.
     """
     if not 1 <= beams <= MOST_BEAMS:
         raise ValueError(f"1 to {MOST_BEAMS} beams are required, got {beams}")
