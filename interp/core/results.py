@@ -283,7 +283,7 @@ def _split_parts(table: pd.DataFrame, values: Sequence[str]) -> pd.DataFrame:
     said = {name: PLACE_OF["part"](name) for name in table.part.unique()}
     places = [said[name] for name in table.part]
     at = list(table.columns).index("part")
-    for i, (column, dtype) in enumerate((("layer", "Int64"), ("head", "Int64"), ("kind", "object"))):
+    for i, (column, dtype) in enumerate((("layer", "Int64"), ("head", "Int64"), ("kind", "str"))):
         if column not in table:
             at += 1
             table.insert(at, column, pd.Series([place[i] for place in places], table.index, dtype))
