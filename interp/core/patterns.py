@@ -132,10 +132,10 @@ def relative_entropy(pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "b
     n = pattern_bhqk.shape[-1]
     starts = range(1, n, -(-n // RUNS))
     ends = [*starts[1:], n]
-    runs = (
+    seen = (
         pattern_bhqk[..., a:b, :b] for a, b in zip(starts, ends, strict=True)
-    )  # no logarithms of hidden zeros
-    found = torch.cat([entropy(run) for run in runs], -1)
+    )  # hidden keys: no logarithms
+    found = torch.cat([entropy(run) for run in seen], -1)
     return found / torch.arange(2, pattern_bhqk.shape[-1] + 1, device=found.device).to(found).log()
 
 

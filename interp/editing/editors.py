@@ -7,11 +7,12 @@ answer at the last token of each. Katz et al. 2024, "Backward Lens" (arXiv:2402.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import Count, public
@@ -25,6 +26,9 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, Subject, as_model, observe
 from interp.weights.matrices import by_head, held
+
+Pair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
+"""u `[n i]` and delta `[n o]` of one matrix at n tokens; the sizes are each matrix' own."""
 
 
 @public()
@@ -90,11 +94,10 @@ def gradient_edit(
         raise ValueError(f"eta > 0 is required, the size of a step down the loss, got {eta}")
     subject = as_model(model)
     network, batch = subject.transformer, posed(subject, data, answer, prepend_bos=prepend_bos)
-    name, short = f"blocks.{layer}.{matrix}", matrix.rpartition(".")[2]
+    name = f"blocks.{layer}.{matrix}"
     weight = held(network, name).in_(network)
-    x, delta = factors(network, batch, [short], [layer])[name]  # type: ignore[list-item]  # `held` has seen it
-    left, right = wide(x[batch.real]).mT, -eta * wide(delta[batch.real])
-    return WeightEdit(name, by_head(left, right, name, len(weight) if weight.ndim == 3 else None))
+    x, delta = factors_of(network, batch, [name])[name]
+    return WeightEdit(name, by_head(x.mT, -eta * delta, name, len(weight) if weight.ndim == 3 else None))
 
 
 @public()
@@ -173,6 +176,20 @@ def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool =
         raise ValueError(f"editing requires a causal decoder with an unembedding; this model {found[0]}")
     batch = model.text.batch(data, prepend_bos=prepend_bos)
     return batch.with_answers(model.text.targets(answer, len(batch)), None).to(model.transformer.device)
+
+
+def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, Pair]:
+    """u and delta of matrices of blocks at all real tokens; one pass for each kind of matrix."""
+    layers: dict[str, list[int]] = {}
+    for name in names:
+        _, layer, part, matrix = name.split(".")
+        kind = matrix if part in ("mlp", "attn") else f"{part}.{matrix}"
+        layers.setdefault(kind, []).append(int(layer))
+    found: dict[str, Pair] = {}
+    for kind, some in layers.items():
+        every = factors(model, batch, [kind], some)  # type: ignore[list-item]  # `held` has seen it
+        found |= {name: (wide(x[batch.real]), wide(delta[batch.real])) for name, (x, delta) in every.items()}
+    return found
 
 
 def entering(model: Transformer, batch: Batch, layer: int) -> Tensor:

@@ -35,9 +35,8 @@ from interp.core.stats import wide
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.edit_scores import EditCase
-from interp.editing.editors import FineTuning, entering, posed
+from interp.editing.editors import FineTuning, Pair, entering, factors_of, posed
 from interp.editing.weight_edit import WeightEdit, changed
-from interp.lenses.factors import factors
 from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.transformer import Transformer
 from interp.passes.analysis import NotFiniteError
@@ -50,8 +49,6 @@ TRAINING = FineTuning(steps=200, rate=1e-3)
 TRAINED = ("U", "V", "bias", "scale", "shift", "alpha")
 CONSTANT = 1e-6
 """A feature whose standard deviation is a smaller share of its mean does not vary."""
-Pair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
-"""u `[n i]` and delta `[n o]` of one matrix at n tokens; the sizes are each matrix' own."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -222,7 +219,7 @@ def mend_edit(
     network = subject.transformer
     mend.check(network)
     batch = posed(subject, data, answer, prepend_bos=prepend_bos)
-    changes = mend.changes(network, _pairs(network, batch, mend.names))
+    changes = mend.changes(network, factors_of(network, batch, mend.names))
     return [WeightEdit(name, change) for name, change in changes.items()]
 
 
@@ -327,7 +324,7 @@ class _Posed:
                 "each case requires a check that does not expect its answer, a prompt to be left alone; that of "
                 f"{case.prompt!r} has none"
             )
-        pairs = _pairs(network, posed(model, case.prompt, answer, prepend_bos=prepend_bos), names)
+        pairs = factors_of(network, posed(model, case.prompt, answer, prepend_bos=prepend_bos), names)
         batch = posed(model, [*asking, *others], answer, prepend_bos=prepend_bos)
         layer = min(int(name.split(".")[1]) for name in names)
         begin = entering(network, batch, layer)
@@ -356,17 +353,3 @@ def _predicted(
     inputs = {"start": layer, "keep": batch.keep, "logits_at": batch.last()[:, None]}
     logits = torch.func.functional_call(model, dict(parameters or {}), (begin,), inputs)
     return wide(logits[:, 0]).log_softmax(-1)
-
-
-def _pairs(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, Pair]:
-    """u and delta of every matrix at all real tokens; one pass for each kind of matrix."""
-    layers: dict[str, list[int]] = {}
-    for name in names:
-        _, layer, part, matrix = name.split(".")
-        kind = matrix if part in ("mlp", "attn") else f"{part}.{matrix}"
-        layers.setdefault(kind, []).append(int(layer))
-    found: dict[str, Pair] = {}
-    for kind, some in layers.items():
-        every = factors(model, batch, [kind], some)  # type: ignore[list-item]  # `held` has seen it
-        found |= {name: (wide(x[batch.real]), wide(delta[batch.real])) for name, (x, delta) in every.items()}
-    return found

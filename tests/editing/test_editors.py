@@ -134,6 +134,15 @@ def test_one_step_of_plain_fine_tuning_is_the_gradient_step(name: str) -> None:
             assert_close(found.dense, -0.7 * autograd(name)[full])
 
 
+@pytest.mark.parametrize("matrix", ["mlp_before.W_in", "mlp_before.W_out", "mlp.W_in"])
+def test_of_two_mlps_in_a_block_the_step_is_of_the_one_that_is_named(matrix: str) -> None:
+    model, tuning = model_of("macaron"), FineTuning(steps=1, rate=0.7, optimiser="sgd")
+    asked = {"answer": TARGETS, "layer": 1, "matrix": matrix}
+    found = gradient_edit(model, ragged(), eta=0.7, **asked)
+    assert found.name == f"blocks.1.{matrix}" and float(found.dense.abs().max()) > 1e-3
+    assert_close(found.dense, finetune_edit(model, ragged(), tuning=tuning, **asked).dense)
+
+
 def test_fine_tuning_ends_at_the_target_and_not_before() -> None:
     model, tokens = model_of("llama-gqa"), some_tokens(1)[0]
     target = wrong(model, tokens)
