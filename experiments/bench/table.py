@@ -35,7 +35,7 @@ QUICK: dict[str, tuple[str, ...]] = {
     "attribution_patching": ONE,
     "lens": ONE,
     "jacobian_lens": ONE,
-    "patching": ONE,
+    "patching": (*ONE, "--few"),
     "circuit_passes": ONE,
     "stream": ("--claims", "taxonomy", "five", "text", "--rounds", "1"),
     "causal_stream": ("--pairs", "200"),
