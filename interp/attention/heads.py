@@ -30,6 +30,7 @@ from interp.core.patterns import (
     copy_scores,
     distance_kernel,
     even_attention,
+    even_copy_scores,
     pattern_scores,
 )
 from interp.core.results import Score, labelled, scored
@@ -485,20 +486,19 @@ def _copied(
     """The scores of every head on each row, from a pass of its own: what is read of a pattern depends on the rows."""
     if batch.documents is not None:
         raise ValueError("head scores require one text per row, got a packed batch")
-    config, place = model.config, batch.places.masked_fill(~batch.real, -1)
-    repeats, real = copies(batch).to(place.device), batch.real
-    back = place[:, :, None] - place[:, None, :]
-    pairs = real[:, :, None] & real[:, None, :]
-    if (
-        repeats.shape != back.shape
-        or repeats.dtype != torch.bool
-        or bool((repeats & pairs & (back <= 0)).any())
-    ):
+    config, real = model.config, batch.real
+    place = batch.places.masked_fill(~real, -1)
+    repeats, alike = copies(batch).to(place.device), place if batch.keep is not None else place[:1]
+    back = alike[:, :, None] - alike[:, None, :]
+    expected = torch.Size((*place.shape, place.shape[1]))
+    if repeats.shape == expected and repeats.dtype == torch.bool and batch.keep is not None:
+        repeats = repeats & real[:, :, None] & real[:, None, :]
+    if repeats.shape != expected or repeats.dtype != torch.bool or bool((repeats & (back <= 0)).any()):
         raise ValueError(
-            f"copies must be True or False for each query and key {shape_text(back.shape)}, and True for earlier keys "
+            f"copies must be True or False for each query and key {shape_text(expected)}, and True for earlier keys "
             f"only, got {repeats.dtype} of shape {shape_text(repeats.shape)}"
         )
-    keys = copy_keys(repeats & pairs, place)
+    keys = copy_keys(repeats, alike)
     vias = (
         _signed_copy_scores if layer in without_shares(config) else copy_scores
         for layer in with_pattern(config)
@@ -508,11 +508,8 @@ def _copied(
         for layer, via in zip(with_pattern(config), vias, strict=True)
     ]
     seen = observe(model, batch, reads, answers_only=True).trace
-    windows, chance = _windows(config), {}
-    for window in set(windows):
-        visible = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
-        even = visible.double() / visible.sum(-1, keepdim=True).clamp_min(1)
-        chance[window] = copy_scores(even[:, None], keys, place)[:, 0]
+    windows = _windows(config)
+    chance = {window: even_copy_scores(keys, place, window) for window in set(windows)}
     values = in_every_layer(torch.stack([seen[read] for read in reads], 1), config)
     nulls = torch.stack([chance[window] for window in windows], 1)
     table = dict(zip(SCORES, values.unbind(-1), strict=True))

@@ -75,7 +75,7 @@ def copying_scores(
     chance = chance_copying(tokens.shape[1])
     layers = []
     for layer, value_bsge in enumerate(values):
-        folded = einsum(wide(circuits.ov(Part("attn", layer)).B), direction, "h e d, b t d -> b h e t")
+        folded = einsum(wide(circuits.writing(layer)), direction, "h e d, b t d -> b h e t")
         value_bshe = wide(value_bsge[:, :, weights.kv_head()])
         logits = einsum(value_bshe, folded, "b s h e, b h e t -> b h s t")
         layers.append(raised_share(logits, chance).mean(-1))
