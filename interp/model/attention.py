@@ -71,7 +71,7 @@ PART = 2**20
 STEP = 2**17
 """Scores that are made together there: half a MiB, which stays in a core's own cache.
 
-The same rows then take the time of the fused kernel; made `PART` at a time they take a fifth more.
+Passes that only read patterns then take 0.9 of the time that they take with `PART` scores made at once.
 """
 
 
