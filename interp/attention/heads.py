@@ -30,6 +30,7 @@ from interp.core.patterns import (
     copy_scores,
     distance_kernel,
     even_attention,
+    even_copy_scores,
     pattern_scores,
 )
 from interp.core.results import Score, labelled, scored
@@ -44,13 +45,13 @@ from interp.model.records import why_not_additive
 from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Alone, Analysis, Askable, Question
+from interp.passes.analysis import Alone, Analysis, Question
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
 from interp.passes.observe import Model, Studied, Subject, observe
-from interp.residual.attribution import Attribute, attribution
+from interp.residual.attribution import attribution, labels as part_names
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.kept import once
-from interp.runs.run import answered, reduced_over, run
+from interp.runs.run import all_reduced_over, answered, reduced_over
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.tasks.indirect_objects import A_DRAW
 from interp.weights.copying import (
@@ -173,26 +174,44 @@ def sentence_scores(
     config = model.transformer.config
     names = name_attention(config)
     direct = direct and not_linear(config) is None and config.d_vocab_out is None
-    effects = Attribute(parts="head") if summed else attribution(config, "head", summed=False)
-    asked: list[Askable] = [replace(names, last_only=True), effects] if direct else [names]
-    sources = [
-        prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size) for batch in (said, unsaid)
-    ]
-    found = run(asked, model, sources[0])
-    other = run([names], model, sources[1])["name_attention"]
-    receiver, first, giver = (torch.from_numpy(found["name_attention"][name].values) for name in MENTIONS)
-    unmentioned = torch.from_numpy(other["giver"].values).mean(0)
+    effects = [replace(attribution(config, "head", summed=summed), name="effects")] if direct else []
+    found = _kept_rows([replace(names, last_only=direct), *effects], model, said, batch_size)
+    distinct, again = _distinct(unsaid)
+    other = _kept_rows([names], model, distinct, batch_size)[names.name]["giver"]
+    receiver, first, giver = (found[names.name][name] for name in MENTIONS)
+    unmentioned = other[again.to(other.device)].mean(0)
     scores = {
         "to_receiver": (_over_draws(receiver), first.mean(0)),
         "to_giver": (_over_draws(giver), unmentioned),
     }
     if direct:
-        effect = _direct_effects(found["attribute"], config)
+        effect = _direct_effects(found["effects"]["logits"], config)
         largest = effect.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         share = effect.abs() / largest
         scores["name_mover"] = (_over_draws(effect), torch.zeros_like(unmentioned))
         scores["s_inhibition"] = (_over_draws(giver * (1 - share)), unmentioned)
     return scores
+
+
+def _kept_rows(
+    analyses: Sequence[Analysis], model: Subject, batch: Batch, batch_size: int
+) -> dict[str, Mapping[str, Tensor]]:
+    """Every row that these analyses keep of a batch, by their names."""
+    source = prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size)
+    total = all_reduced_over(analyses, model, source)
+    return {name: part.rows for name, part in total.items() if isinstance(part, Rows)}
+
+
+def _distinct(batch: Batch) -> tuple[Batch, Int[Tensor, "b"]]:
+    """The rows of a batch that differ in tokens, padding or wrong answer, and which of them each row is."""
+    assert batch.wrong is not None
+    said = torch.cat((batch.tokens.where(batch.real, -1), batch.wrong[:, None]), 1).tolist()
+    first: dict[tuple[int, ...], int] = {}
+    for i, row in enumerate(said):
+        first.setdefault(tuple(row), i)
+    number = {row: i for i, row in enumerate(first)}
+    again = torch.tensor([number[tuple(row)] for row in said])
+    return batch.rows(torch.tensor(list(first.values()))), again
 
 
 def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
@@ -222,11 +241,11 @@ def _name_table(merged: Partial, config: ModelConfig) -> xr.Dataset:
     )
 
 
-def _direct_effects(result: xr.Dataset, config: ModelConfig) -> Float[Tensor, "b l h"]:
+def _direct_effects(values: Float[Tensor, "b c"], config: ModelConfig) -> Float[Tensor, "b l h"]:
     """What each head adds to the logit difference of each sentence."""
-    names = [str(Part("head", layer, h)) for layer in range(config.n_layers) for h in range(config.n_heads)]
-    values = torch.from_numpy(result.value.sel(part=names).values).double()
-    return values.unflatten(1, (config.n_layers, config.n_heads))
+    column = {part: i for i, part in enumerate(part_names(config, "head"))}
+    of_heads = torch.tensor([[column[name] for name in layer] for layer in head_names(config)])
+    return values[:, of_heads.to(values.device)].double()
 
 
 REPEATS = RepeatedTokens()
@@ -250,7 +269,7 @@ class Heads(Question):
     sentences: IndirectObjects | None = SHORT_SENTENCES
     """The sentences about names; None = none."""
     batch_size: int = 32
-    """Rows of one pass."""
+    """Rows of one pass; sentences, which are shorter, go as many at once as have as many tokens."""
     copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None
     """Of rows of your own: which earlier tokens each token repeats; None = those with the same id."""
     random: int = 0
@@ -377,7 +396,7 @@ def _check(config: ModelConfig, data: RepeatedTokens | Prompts) -> None:
 def _heads(model: Subject, asked: Heads) -> xr.Dataset:
     network, config = model.transformer, model.transformer.config
     scores, attrs, peak = _by_pattern(model, asked)
-    said, why_not = _names(model, asked.sentences, asked.batch_size)
+    said, why_not = _names(model, asked)
     asked_of = (_of_weights.__qualname__, unlike_weights(network), embedding_edits(network))
     weighed, why, random = once(model, asked_of, partial(_of_weights, network, model.text))
     scores |= said | weighed
@@ -418,9 +437,7 @@ def _beside_random(model: Subject, asked: Heads) -> dict[str, Float[Tensor, "l 1
     found: dict[str, list[Tensor]] = {}
     for network in random_heads(model.transformer, asked.random):
         other = Studied(network, model.text)
-        scores = (
-            _by_pattern(other, asked)[0] | _names(other, asked.sentences, asked.batch_size, summed=False)[0]
-        )
+        scores = _by_pattern(other, asked)[0] | _names(other, asked, summed=False)[0]
         if _why_not_copied(network.config) is None:
             circuits = HeadCircuits(network, folded=True, embedding="effective")
             scores |= _successors(fetched(_successor_hits(circuits, model.text)[0]))
@@ -485,20 +502,19 @@ def _copied(
     """The scores of every head on each row, from a pass of its own: what is read of a pattern depends on the rows."""
     if batch.documents is not None:
         raise ValueError("head scores require one text per row, got a packed batch")
-    config, place = model.config, batch.places.masked_fill(~batch.real, -1)
-    repeats, real = copies(batch).to(place.device), batch.real
-    back = place[:, :, None] - place[:, None, :]
-    pairs = real[:, :, None] & real[:, None, :]
-    if (
-        repeats.shape != back.shape
-        or repeats.dtype != torch.bool
-        or bool((repeats & pairs & (back <= 0)).any())
-    ):
+    config, real = model.config, batch.real
+    place = batch.places.masked_fill(~real, -1)
+    repeats, alike = copies(batch).to(place.device), place if batch.keep is not None else place[:1]
+    back = alike[:, :, None] - alike[:, None, :]
+    expected = torch.Size((*place.shape, place.shape[1]))
+    if repeats.shape == expected and repeats.dtype == torch.bool and batch.keep is not None:
+        repeats = repeats & real[:, :, None] & real[:, None, :]
+    if repeats.shape != expected or repeats.dtype != torch.bool or bool((repeats & (back <= 0)).any()):
         raise ValueError(
-            f"copies must be True or False for each query and key {shape_text(back.shape)}, and True for earlier keys "
+            f"copies must be True or False for each query and key {shape_text(expected)}, and True for earlier keys "
             f"only, got {repeats.dtype} of shape {shape_text(repeats.shape)}"
         )
-    keys = copy_keys(repeats & pairs, place)
+    keys = copy_keys(repeats, alike)
     vias = (
         _signed_copy_scores if layer in without_shares(config) else copy_scores
         for layer in with_pattern(config)
@@ -508,11 +524,8 @@ def _copied(
         for layer, via in zip(with_pattern(config), vias, strict=True)
     ]
     seen = observe(model, batch, reads, answers_only=True).trace
-    windows, chance = _windows(config), {}
-    for window in set(windows):
-        visible = (back >= 0) & (place >= 0)[:, None, :] & (back < (window or back.shape[1]))
-        even = visible.double() / visible.sum(-1, keepdim=True).clamp_min(1)
-        chance[window] = copy_scores(even[:, None], keys, place)[:, 0]
+    windows = _windows(config)
+    chance = {window: even_copy_scores(keys, place, window) for window in set(windows)}
     values = in_every_layer(torch.stack([seen[read] for read in reads], 1), config)
     nulls = torch.stack([chance[window] for window in windows], 1)
     table = dict(zip(SCORES, values.unbind(-1), strict=True))
@@ -673,15 +686,18 @@ def _compute(
 
 
 def _names(
-    model: Subject, sentences: IndirectObjects | None, batch_size: int, *, summed: bool = True
+    model: Subject, asked: Heads, *, summed: bool = True
 ) -> tuple[dict[str, Score], dict[str, str | int]]:
     """The scores on indirect-object sentences, and how many those are; or why there are none."""
-    if sentences is None:
+    if asked.sentences is None:
         return {}, {"no_sentences": "not asked for"}
     try:
-        batches = sentences.balanced(model.text)
+        batches = asked.sentences.balanced(model.text)
     except ValueError as cause:
         return {}, {"no_sentences": str(cause)}
+    width = batches[0].tokens.shape[1]
+    longer = max(asked.data.length, width) if isinstance(asked.data, RepeatedTokens) else width
+    batch_size = asked.batch_size * longer // width
     reasons: dict[str, str | int] = {"sentences": len(batches[0])}
     try:
         found = sentence_scores(model, batches, batch_size, summed=summed)

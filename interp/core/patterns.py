@@ -36,7 +36,7 @@ def pattern_scores(
     near = distance_kernel(pattern_bhqk, nearest) if kernel is None else kernel[..., : nearest + 1]
     counted = torch.arange(queries, queries - near.shape[-1], -1, device=near.device)
     others = (
-        wide(pattern_bhqk.diagonal(0, -2, -1))[..., 1:].mean(-1),
+        near[..., 0],
         wide(pattern_bhqk[..., 1:, 0]).mean(-1),
         (near * counted).sum(-1) / queries,
         relative_entropy(pattern_bhqk).mean(-1),
@@ -44,10 +44,11 @@ def pattern_scores(
     return torch.cat((repeat_scores(pattern_bhqk, period), torch.stack(others, -1)), -1)
 
 
-def copy_keys(copies: Bool[Tensor, "b q k"], place: Int[Tensor, "b q"]) -> Float[Tensor, "b s q k"]:
+def copy_keys(copies: Bool[Tensor, "b q k"], place: Int[Tensor, "#b q"]) -> Float[Tensor, "b s q k"]:
     """1 at the queries and keys that each score of `copy_scores` but the entropy sums over, else 0.
 
-    copies: which earlier tokens each token repeats. place: how many tokens of its row stand before each, -1 at padding.
+    copies: which earlier tokens each token repeats. place: how many tokens of its row stand before each, -1 at padding;
+    one row of them where all rows have the same.
     """
     later, back = place > 0, place[:, :, None] - place[:, None, :]
     followed = F.pad(copies, (1, 0))[..., :-1]
@@ -56,11 +57,14 @@ def copy_keys(copies: Bool[Tensor, "b q k"], place: Int[Tensor, "b q"]) -> Float
         "duplicate_token": copies,
         "induction": followed & copies.any(-1, keepdim=True),
         "current_token": back == 0,
-        "first_token": (place == 0)[:, None, :].expand_as(back),
+        "first_token": (place == 0)[:, None, :],
         "local": (back >= 0) & (back < NEAR) & later[:, None, :],
     }
     there = later[:, :, None] & (place >= 0)[:, None, :]
-    return (torch.stack([keys[name] for name in SCORES[:-1]], 1) & there[:, None]).float()
+    found = torch.empty(len(copies), len(keys), *copies.shape[1:], device=copies.device)
+    for i, name in enumerate(SCORES[:-1]):  # each is written once, as numbers
+        found[:, i] = keys[name] & there
+    return found
 
 
 def copy_scores(
@@ -72,12 +76,35 @@ def copy_scores(
     one: NaN for a row in which none does. One matrix product takes all sums of a pattern.
     """
     values, later = wide(pattern_bhqk), place > 0
-    again = keys[:, SCORES.index("duplicate_token")].sum(-1) > 0
-    counts = [again if name in ("duplicate_token", "induction") else later for name in SCORES]
-    surprise = entropy(values) / (place.clamp_min(1) + 1).to(values).log()[:, None]
+    surprise = causal_entropy(values) / (place.clamp_min(1) + 1).to(values).log()[:, None]
     sums = values.flatten(2) @ keys.to(values).flatten(2).mT
     total = torch.cat((sums, (surprise * later[:, None]).sum(-1, keepdim=True)), -1)
-    return total / torch.stack(counts, 1).sum(-1)[:, None]
+    return total / _queries(keys, place)[:, None]
+
+
+def even_copy_scores(
+    keys: Float[Tensor, "b s q k"], place: Int[Tensor, "b q"], window: int | None
+) -> Float[Tensor, "b n"]:
+    """`copy_scores` of attention that is spread evenly over what a causal layer with this window sees, in float64.
+
+    A query then pays 1 / m to each of the m tokens that it sees, and its entropy is log m.
+    """
+    later, seen = place > 0, place.clamp_min(0) + 1
+    inside = keys
+    if window is not None:
+        back = place[:, :, None] - place[:, None, :]
+        inside, seen = keys * (back < window)[:, None], seen.clamp_max(window)
+    sums = (inside.sum(-1).double() / seen[:, None]).sum(-1)
+    surprise = seen.double().log() / (place.clamp_min(1) + 1).double().log()
+    return torch.cat((sums, (surprise * later).sum(-1, keepdim=True)), -1) / _queries(keys, place)
+
+
+def _queries(keys: Float[Tensor, "b s q k"], place: Int[Tensor, "b q"]) -> Int[Tensor, "b n"]:
+    """How many queries each score of `copy_scores` is a mean over."""
+    later, again = place > 0, keys[:, SCORES.index("duplicate_token")].sum(-1) > 0
+    return torch.stack(
+        [again if name in ("duplicate_token", "induction") else later for name in SCORES], 1
+    ).sum(-1)
 
 
 def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h 3"]:
@@ -87,9 +114,8 @@ def repeat_scores(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[
     i >= 1. duplicate_token: attention to all earlier copies, over the queries that have one (i > period). induction:
     `induction_score`.
     """
-    previous = wide(pattern_bhqk.diagonal(-1, -2, -1)).mean(-1)
-    duplicate = _attention_back(pattern_bhqk, period, 0)
-    return torch.stack((previous, duplicate, induction_score(pattern_bhqk, period)), -1)
+    previous = wide(pattern_bhqk.diagonal(-1, -2, -1)).mean(-1, keepdim=True)
+    return torch.cat((previous, _attention_back(pattern_bhqk, period)), -1)
 
 
 def induction_score(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h"]:
@@ -98,7 +124,7 @@ def induction_score(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Floa
     The sum over all earlier copies, averaged over the queries that have one (i > period): 1 is a perfect induction
     head. Errors: ValueError for rows with less than two repeats of the period after BOS.
     """
-    return _attention_back(pattern_bhqk, period, 1)
+    return _attention_back(pattern_bhqk, period)[..., 1]
 
 
 def distance_kernel(pattern_bhqk: Float[Tensor, "b h q k"], farthest: int) -> Float[Tensor, "b h n"]:
@@ -129,14 +155,17 @@ def relative_entropy(pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "b
 
     What stands after the query in its row is not looked at.
     """
-    n = pattern_bhqk.shape[-1]
-    starts = range(1, n, -(-n // RUNS))
-    ends = [*starts[1:], n]
-    seen = (
-        pattern_bhqk[..., a:b, :b] for a, b in zip(starts, ends, strict=True)
-    )  # hidden keys: no logarithms
-    found = torch.cat([entropy(run) for run in seen], -1)
+    found = causal_entropy(pattern_bhqk)[..., 1:]
     return found / torch.arange(2, pattern_bhqk.shape[-1] + 1, device=found.device).to(found).log()
+
+
+def causal_entropy(pattern_bhqk: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q"]:
+    """`entropy` of every row of a causal pattern; most of what is hidden from a query is not looked at."""
+    n = pattern_bhqk.shape[-1]
+    starts = range(0, n, -(-n // RUNS))
+    ends = [*starts[1:], n]
+    runs = [_mass_and_surprise(pattern_bhqk[..., a:b, :b]) for a, b in zip(starts, ends, strict=True)]
+    return _entropy(*(torch.cat(parts, -1) for parts in zip(*runs, strict=True)))
 
 
 def entropy(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
@@ -144,12 +173,19 @@ def entropy(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b"]:
 
     A row without any attention has entropy 0.
     """
+    return _entropy(*_mass_and_surprise(rows))
+
+
+def _mass_and_surprise(rows: Float[Tensor, "*b k"]) -> tuple[Float[Tensor, "*b"], Float[Tensor, "*b"]]:
+    """sum a and sum a log a of attention rows."""
     values = wide(rows)
-    tiny = torch.finfo(values.dtype).tiny
-    total = values.sum(-1)
-    mass = total.clamp_min(tiny)
     # In one buffer of its own: a third of the time of torch.special.entr (`experiments/bench/stream.py`).
-    surprise = values.clamp_min(tiny).log_().mul_(values).sum(-1)
+    surprise = values.clamp_min(torch.finfo(values.dtype).tiny).log_().mul_(values)
+    return values.sum(-1), surprise.sum(-1)
+
+
+def _entropy(total: Float[Tensor, "*b"], surprise: Float[Tensor, "*b"]) -> Float[Tensor, "*b"]:
+    mass = total.clamp_min(torch.finfo(total.dtype).tiny)
     return mass.log() * (total > 0) - surprise / mass
 
 
@@ -160,15 +196,15 @@ def even_attention(n: int, window: int | None) -> Float[Tensor, "1 1 q k"]:
     return (seen / seen.sum(-1, keepdim=True))[None, None]
 
 
-def _attention_back(pattern_bhqk: Float[Tensor, "b h q k"], period: int, shift: int) -> Float[Tensor, "b h"]:
-    """Attention to the earlier copies of each token (shift 0) or to what followed them (shift 1), mean over queries.
+def _attention_back(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Float[Tensor, "b h 2"]:
+    """Attention to the earlier copies of each token, and to what followed them, mean over the queries that have one.
 
-    One diagonal per distance; on each, the first key that follows or is a real copy is 1 + shift (column 0 is BOS).
+    Column 0 is BOS, so the first key that is a copy is 1: of every distance one band, two keys wide.
     """
     n = pattern_bhqk.shape[-1]
     queries = n - 1 - period
     if queries < 1:
         raise ValueError(f"at least two repeats of {period} tokens after BOS are required, got {n} columns")
-    copies = range(1, (n - 2) // period + 1)
-    diagonals = (pattern_bhqk.diagonal(shift - copy * period, -2, -1)[..., 1 + shift :] for copy in copies)
-    return torch.stack([wide(diagonal).sum(-1) for diagonal in diagonals]).sum(0) / queries
+    farther = range(period, n - 1, period)
+    bands = [_band(pattern_bhqk[:, :, back + 1 :, 1:], 2).sum(-2) for back in farther]
+    return torch.stack(bands).sum(0) / queries

@@ -68,6 +68,11 @@ PART = 2**20
 
 32 rows of 125 tokens and 8 heads take 0.8 of the time of all rows at once (one thread, AVX-512).
 """
+STEP = 2**17
+"""Scores that are made together there: half a MiB, which stays in a core's own cache.
+
+Passes that only read patterns then take 0.9 of the time that they take with `PART` scores made at once.
+"""
 
 
 @dataclass(frozen=True)
@@ -314,11 +319,43 @@ def _explicit(
         scores = halves((q[rows] * scale) @ k[rows].mT, rules)
         return attend_scores(scores, v[rows], mask, tap, name=name, softcap=softcap, sinks=sinks, rules=rules)
 
-    size = max(1, PART // (q.shape[1] * q.shape[2] * k.shape[2]))
-    apart = tap is not None and tap.apart(f"{name}.hook_attn_scores", f"{name}.hook_pattern")
-    if tap is None or not apart or size >= len(q) or not q.is_cpu:
+    scored, a_row = f"{name}.hook_attn_scores", q.shape[1] * q.shape[2] * k.shape[2]
+    size = max(1, PART // a_row)
+    if tap is None or not tap.apart(scored, f"{name}.hook_pattern") or not q.is_cpu:
+        return of(slice(None), mask)
+    plain = mask.causal and softcap is None and sinks is None and not rules
+    whole = tap.wants(scored) or torch.is_grad_enabled() or q.dtype not in (torch.float32, torch.float64)
+    if plain and not whole and a_row > STEP // 2:
+        return _by_steps(q * scale, k, v, tap, name, size)
+    if size >= len(q):
         return of(slice(None), mask)
     return torch.cat([of(rows, mask.rows(rows)) for rows in tap.parts(len(q), size)])
+
+
+def _by_steps(
+    q: Float[Tensor, "b h q r"],
+    k: Float[Tensor, "b h k r"],
+    v: Float[Tensor, "b h k e"],
+    tap: Scope,
+    name: str,
+    size: int,
+) -> Float[Tensor, "b h q e"]:
+    """The same for a plain causal pattern that is only read: some heads of a row at a time, from scaled queries."""
+    n_query, n_key = q.shape[2], k.shape[2]
+    heads = max(1, STEP // (n_query * n_key))
+    hidden = q.new_full((n_query, n_key), -torch.inf).triu(1)
+    z = v.new_empty(*q.shape[:3], v.shape[3])
+    pattern = v.new_empty(min(size, len(q)), *q.shape[1:3], n_key)
+    scores = q.new_empty(min(heads, q.shape[1]), n_query, n_key)
+    for part in tap.parts(len(q), size):
+        rows = (q[part], k[part].mT, v[part], z[part], pattern)
+        for steps in zip(*(x.split(heads, 1) for x in rows), strict=True):
+            for q_, k_, v_, z_, made in zip(*(x.unbind(0) for x in steps), strict=False):
+                found = torch.bmm(q_, k_, out=scores[: len(q_)])
+                torch.softmax(found.tril_().add_(hidden), -1, out=made)
+                torch.bmm(made, v_, out=z_)
+        at(tap, f"{name}.hook_pattern", pattern[: len(rows[0])])
+    return z
 
 
 def attend_scores(

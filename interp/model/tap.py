@@ -221,6 +221,11 @@ class Tap:
         rows = slice(None) if self._rows is None else self._rows
         more = (each[rows].to(value.device) for each in read.by_row or ())
         answer = compact(value if read.via is None else read.via(value, *more))
+        if (
+            self._rows is not None
+            and answer.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
+        ):
+            answer = answer.clone()  # the next rows are written in the same place
         if self._rows is not None and len(answer) != len(value):
             raise ValueError(
                 f"a read by row requires an answer for each of the {len(value)} rows that its via gets, got "

@@ -21,7 +21,7 @@ from interp.core.transfers import fetched
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
 from interp.runs.fingerprint import fingerprint, incomparable
-from interp.runs.provenance import model_hash
+from interp.runs.provenance import bytes_of
 
 T = TypeVar("T")
 MOST = 64
@@ -89,27 +89,37 @@ def forget() -> None:
 
 
 def content(model: Transformer) -> str:
-    """What all parameters and buffers hold, in a few letters; of an accelerator's in one look."""
-    if model.device.type == "cpu":
-        return model_hash(model)
+    """What all parameters and buffers hold, in a few letters; of an accelerator's in one look.
+
+    In this process only: a CPU's bytes are hashed as Python hashes any bytes, in a third of the time of SHA-256.
+    """
     state = {name: value.detach() for name, value in model.state_dict().items()}
     shapes = json.dumps([[name, str(x.dtype), list(x.shape), str(x.device)] for name, x in state.items()])
-    sums = {i: _hashed(group) for i, group in enumerate(_groups(state))}
-    found = [shapes, *(str(int(each)) for each in fetched(sums).values())]
+    if model.device.type == "cpu":
+        sums = [hash(bytes_of(part)) for part in _bytes(state)]
+    else:
+        here = fetched({i: _hashed(group) for i, group in enumerate(_groups(state))})
+        sums = [int(each) for each in here.values()]
+    found = [shapes, *map(str, sums)]
     return hashlib.sha256(" ".join(found).encode()).hexdigest()
 
 
 def _groups(state: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """The bytes of all tensors, in runs of one device of about `GROUP` bytes, each a whole number of int64."""
     run: list[Tensor] = []
-    for value in state.values():
-        for part in value.contiguous().reshape(-1).view(torch.uint8).split(GROUP):
-            if run and (run[0].device != part.device or sum(map(len, run)) + len(part) > GROUP):
-                yield _whole(run)
-                run = []
-            run.append(part)
+    for part in _bytes(state):
+        if run and (run[0].device != part.device or sum(map(len, run)) + len(part) > GROUP):
+            yield _whole(run)
+            run = []
+        run.append(part)
     if run:
         yield _whole(run)
+
+
+def _bytes(state: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """The bytes of all tensors, at most `GROUP` at once."""
+    for value in state.values():
+        yield from value.contiguous().reshape(-1).view(torch.uint8).split(GROUP)
 
 
 def _whole(run: list[Tensor]) -> Tensor:

@@ -288,14 +288,21 @@ def reduced_over(analysis: Analysis, model: Subject, source: DataSource) -> Part
 
     Errors: NotFiniteError (a ValueError) for rows on which the model gives NaN or infinity.
     """
+    return all_reduced_over([analysis], model, source)[analysis.name]
+
+
+def all_reduced_over(
+    analyses: Sequence[Analysis], model: Subject, source: DataSource
+) -> Mapping[str, Partial]:
+    """The same of several analyses, by their names, from one pass per batch. Errors: as `reduced_over`."""
     progress = Progress()
-    questions = Questions.of([analysis], model.transformer.config)
+    questions = Questions.of(analyses, model.transformer.config)
     _Work(questions, model.transformer, source, None, None, None).go(progress.due, progress, progress.add)
     if rejected := progress.finished.rejected:
-        raise NotFiniteError(f"{analysis.name}: row {rejected[0].row}: {rejected[0].reason}")
+        raise NotFiniteError(f"{analyses[0].name}: row {rejected[0].row}: {rejected[0].reason}")
     total = progress.total()
     assert total is not None, "prompts in memory are at least one row"
-    return total[analysis.name]
+    return total
 
 
 @dataclass(frozen=True, eq=False)

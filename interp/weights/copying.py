@@ -75,7 +75,7 @@ def copying_scores(
     chance = chance_copying(tokens.shape[1])
     layers = []
     for layer, value_bsge in enumerate(values):
-        folded = einsum(wide(circuits.ov(Part("attn", layer)).B), direction, "h e d, b t d -> b h e t")
+        folded = einsum(wide(circuits.writing(layer)), direction, "h e d, b t d -> b h e t")
         value_bshe = wide(value_bsge[:, :, weights.kv_head()])
         logits = einsum(value_bshe, folded, "b s h e, b h e t -> b h s t")
         layers.append(raised_share(logits, chance).mean(-1))
@@ -212,7 +212,8 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     """
     circuits = as_circuits(circuits)
     _check_square(circuits)
-    small = fetched({layer: _cycled(circuits, layer) for layer in range(circuits.config.n_layers)})
+    layers = range(circuits.config.n_layers)
+    small = fetched({layer: _cycled(circuits, circuits.ov(Part("attn", layer))) for layer in layers})
     return sent(_positivities(small.values(), circuits.config), circuits.network.device)
 
 
@@ -221,9 +222,8 @@ def _check_square(circuits: HeadCircuits) -> None:
     circuits.config.require_tokens("an eigenvalue score")
 
 
-def _cycled(circuits: HeadCircuits, layer: int) -> Float[Tensor, "h e e"]:
-    """Of each head of a layer a small matrix with the eigenvalues of its full OV circuit."""
-    ov = circuits.ov(Part("attn", layer))
+def _cycled(circuits: HeadCircuits, ov: FactoredMatrix) -> Float[Tensor, "h e e"]:
+    """Of each head's OV circuit a small matrix with the eigenvalues of the full one."""
     return FactoredMatrix(wide(ov.A), circuits.around(ov.B)).wide().BA
 
 
@@ -427,9 +427,10 @@ def against_random(
     """
     _check_square(circuits)
     layers = range(circuits.config.n_layers)
+    every = {layer: circuits.ov(Part("attn", layer)) for layer in layers}
     here = fetched(
-        {("cycled", layer): _cycled(circuits, layer) for layer in layers}
-        | {("core", layer): circuits.ov(Part("attn", layer)).core() for layer in layers}
+        {("cycled", layer): _cycled(circuits, ov) for layer, ov in every.items()}
+        | {("core", layer): ov.core() for layer, ov in every.items()}
         | {("beside", name): each for name, each in beside.items()}
     )
     random = _random_of(circuits, [here["core", layer] for layer in layers], None, 0, without)

@@ -256,13 +256,8 @@ class HeadCircuits:
     # one layer, all heads
 
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
-        weights = Weights(self.network)
-        if not cross:
-            weights.require("moves", "OV circuit", [layer])
-        value, out = self.reading(layer, "v", cross=cross), weights.layer(layer, cross=cross).W_O
-        return FactoredMatrix(
-            value, output_norm(self.network, layer, _sublayer(cross)).through(out) if self.folded else out
-        )
+        out = self.writing(layer, cross=cross)
+        return FactoredMatrix(self.reading(layer, "v", cross=cross), out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
         if not cross:
@@ -277,6 +272,14 @@ class HeadCircuits:
         if self.scaled:
             query = query * self._mixer(layer, cross=cross).scale
         return FactoredMatrix(query, key.mT)
+
+    def writing(self, layer: int, *, cross: bool = False) -> Float[Tensor, "h e d"]:
+        """What maps the z of each head to what it adds to the stream. Errors: as `ov`."""
+        weights = Weights(self.network)
+        if not cross:
+            weights.require("moves", "OV circuit", [layer])
+        out = weights.layer(layer, cross=cross).W_O
+        return output_norm(self.network, layer, _sublayer(cross)).through(out) if self.folded else out
 
     def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
         """What maps the stream to the queries, keys or values of each query head; with `biases` a last row."""

@@ -8,7 +8,7 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.attention.heads import mention_masks, sentence_scores
+from interp.attention.heads import _distinct, mention_masks, sentence_scores
 from interp.data.batch import Text, single_token
 from interp.model.tap import Read
 from interp.passes import observe
@@ -76,6 +76,21 @@ def test_names_are_marked_where_they_stand_and_padding_never_counts() -> None:
     expected = [[[3], [1], [5]], [[5], [0], [4]]]
     found = [[mask.nonzero().flatten().tolist() for mask in row] for row in mention_masks(batch)]
     assert found == expected
+
+
+def test_sentences_that_are_the_same_are_asked_once() -> None:
+    """As are half of those with a third name: whoever gives, they name him alike."""
+    tokens = torch.tensor([[0, 5, 6, 7], [0, 5, 6, 7], [4, 5, 6, 7], [0, 5, 6, 7], [0, 5, 6, 8]])
+    keep, wrong = tokens > 0, torch.tensor([5, 5, 5, 6, 5])
+    padding = torch.cat((torch.tensor([[9], [0]]), tokens[:2, 1:]), 1)  # what stands there is not looked at
+    batch = Batch(torch.cat((tokens, padding)), torch.cat((keep, keep[:2])))
+    batch = batch.with_answers(torch.arange(7), torch.cat((wrong, wrong[:2])))
+    found, again = _distinct(batch)
+    assert again.tolist() == [0, 0, 1, 2, 3, 0, 0]
+    assert found.wrong is not None and torch.equal(found.wrong[again], torch.cat((wrong, wrong[:2])))
+    assert torch.equal(found.tokens[again][:5], tokens)
+    _, unsaid = DATA.balanced(speaker().text)
+    assert 2 * len(_distinct(unsaid)[0]) == len(unsaid)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "olmo2"])

@@ -1,6 +1,7 @@
 """Scores of a pattern on repeated tokens: equal to slow loops, exact on ideal heads, chance for even attention."""
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -9,9 +10,12 @@ from torch import Tensor
 from interp.core.patterns import (
     NEAR,
     SCORES,
+    copy_keys,
+    copy_scores,
     distance_kernel,
     entropy,
     even_attention,
+    even_copy_scores,
     pattern_scores,
     relative_entropy,
     repeat_scores,
@@ -77,6 +81,22 @@ def test_even_attention_under_a_window_is_even_over_the_window() -> None:
     found = scores(pattern, 4)
     assert found["current_token"] == pytest.approx((1 / 2 + 1 / 3 + 6 / 4) / 8)
     assert found["entropy"] < 1.0
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 20])
+@pytest.mark.parametrize("side", ["left", "right", None])
+def test_chance_on_rows_of_ones_own_is_the_score_of_the_pattern_written_out(
+    window: int | None, side: Literal["left", "right"] | None
+) -> None:
+    rows = [[1, 2, 1, 3, 2, 1, 1, 2, 3, 4], [5, 5, 6, 5, 6, 6], [7, 8, 7, 8]]
+    batch = Batch(torch.tensor(rows[:1])) if side is None else Batch.of(rows, side=side)
+    place = batch.places.masked_fill(~batch.real, -1)
+    back = place[:, :, None] - place[:, None, :]
+    there = batch.real[:, :, None] & batch.real[:, None, :]
+    keys = copy_keys((batch.tokens[:, :, None] == batch.tokens[:, None, :]) & (back > 0) & there, place)
+    seen = ((back >= 0) & there & (back < (window or 20))).double()
+    even = seen / seen.sum(-1, keepdim=True).clamp_min(1)
+    assert_close(even_copy_scores(keys, place, window), copy_scores(even[:, None], keys, place)[:, 0])
 
 
 @pytest.mark.parametrize(("n", "farthest"), [(11, 0), (11, 6), (11, 9)])
