@@ -189,11 +189,11 @@ def bits(rows: Int[Tensor, "n"], draws: int, seed: int, start: int) -> Int[Tenso
     """64 random bits per draw and row, as int64."""
     if draws < 0 or start < 0:
         raise ValueError(f"a number of draws >= 0 from a start >= 0 is required, got {draws} from {start}")
-    keys = _output(sent(_signed(seed), rows.device), rows.long())
-    return _output(keys, torch.arange(start, start + draws, device=rows.device)[:, None])
+    keys = splitmix64(sent(_signed(seed), rows.device), rows.long())
+    return splitmix64(keys, torch.arange(start, start + draws, device=rows.device)[:, None])
 
 
-def _output(seed: Int[Tensor, "..."], index: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
+def splitmix64(seed: Int[Tensor, "..."], index: Int[Tensor, "..."]) -> Int[Tensor, "..."]:
     """Output `index` of SplitMix64 with this seed: the mixed sum of the seed and index + 1 golden increments."""
     z = seed + (index + 1) * _signed(_GOLDEN)
     for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):

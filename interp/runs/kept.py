@@ -14,9 +14,10 @@ from contextvars import ContextVar
 from typing import TypeVar, cast
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
-from interp.core.stats import bits
+from interp.core.stats import bits, splitmix64
 from interp.core.transfers import fetched
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
@@ -127,6 +128,11 @@ def _whole(run: list[Tensor]) -> Tensor:
     return torch.cat([*run, run[0].new_zeros(short)]).view(torch.int64)
 
 
-def _hashed(numbers: Tensor) -> Tensor:
-    """The sum of all numbers, each times a random odd one of its place, modulo 2^64."""
-    return (numbers * (bits(torch.arange(len(numbers), device=numbers.device), 1, 0, 0)[0] | 1)).sum()
+def _hashed(numbers: Int[Tensor, "n"]) -> Int[Tensor, ""]:
+    """The sum modulo 2^64 of all numbers, each mixed with its place.
+
+    Of a number times an odd one of its place the highest bit would always change the sum alike, so that an even number
+    of changed signs would not be seen.
+    """
+    places = bits(torch.arange(len(numbers), device=numbers.device), 1, 0, 0)[0]
+    return splitmix64(places, numbers).sum()

@@ -1,6 +1,7 @@
 """What is made of weights alone: once for the same weights, anew after any change of a number."""
 
 import copy
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -46,6 +47,19 @@ def test_one_other_number_config_or_tokenizer_is_another_model() -> None:
     assert made_for([one, other]) == 2
     assert made_for([one, interp.HookedTransformer(build("llama-gqa"))]) == 2
     assert made_for([one, interp.HookedTransformer(one.transformer, hooked("gpt2").text.tokenizer)]) == 2
+
+
+def test_any_two_signs_that_change_and_any_two_numbers_that_change_places_are_seen_on_an_accelerator() -> (
+    None
+):
+    values = torch.randn(16, generator=torch.Generator().manual_seed(0))
+    seen = {int(kept._hashed(values.view(torch.int64)))}
+    pairs = list(itertools.combinations(range(16), 2))
+    for i, j in pairs:
+        signs, order = torch.ones(16), list(range(16))
+        signs[[i, j]], order[i], order[j] = -1, j, i
+        seen |= {int(kept._hashed(each.view(torch.int64))) for each in (values * signs, values[order])}
+    assert len(seen) == 1 + 2 * len(pairs)
 
 
 def test_what_cannot_be_compared_is_made_each_time() -> None:
