@@ -290,10 +290,10 @@ def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
 
 def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
     outcome.model.config.require_tokens("a next-token loss")
-    tokens, real = outcome.batch.tokens, outcome.batch.real
-    logits = outcome.logits()
-    counted = (real[:, 1:] & real[:, :-1]).to(logits)
-    if bool((counted.sum(1) == 0).any()):
+    home = outcome.batch.host().real
+    if not bool((home[:, 1:] & home[:, :-1]).any(1).all()):
         raise ValueError("a next-token loss requires prompts of at least two tokens")
+    tokens, real, logits = outcome.batch.tokens, outcome.batch.real, outcome.logits()
+    counted = (real[:, 1:] & real[:, :-1]).to(logits)
     losses = F.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
     return (losses * counted).sum(1) / counted.sum(1)
