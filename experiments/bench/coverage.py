@@ -31,8 +31,8 @@ from interp.causal.contrast import paired
 from interp.core import stats
 from interp.core.haar import Nakagami, haar_frames, overlap_null
 from interp.core.named import Several
-from interp.core.results import scored
-from interp.core.stats import Means, Partial, Rows
+from interp.core.results import Score, scored
+from interp.core.stats import FEWEST_MASSES, Means, Moments, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.stream import prompt_source, windows_of
@@ -187,6 +187,7 @@ def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
         "steering_curve": lambda: _steered(model, metric),
     }
     found: Worlds = {name: lambda make=make: World.of(make(), model, pairs) for name, make in asked.items()}  # type: ignore[misc]
+    found["evidence"] = partial(_pointing, model, pairs)
     for rules in ("", *PRESETS):
         found[f"agreement {rules}".strip()] = partial(_agreeing, model, pairs, metric, rules)
     return found
@@ -201,6 +202,28 @@ def _steered(model: interp.HookedTransformer, metric: Metric) -> Question:
         for layer, row in enumerate(rows)
     ]
     return interp.causal.SteeringCurve(each, (-1.0, 0.5, 1.0, 2.0), metric, random=0)
+
+
+def _pointing(model: interp.HookedTransformer, pairs: Batch | Pairs) -> World:
+    """How well gradient times input points at the name that is the answer."""
+    assert isinstance(pairs, Batch) and pairs.answer is not None
+    batch = replace(pairs, corrupt=None)
+    attribution = interp.token_attribution(model, batch, method="gradient_x_input")
+    found = interp.tokens.evidence(attribution, batch.tokens == pairs.answer[:, None])
+    names = found.score.values.tolist()
+
+    def finish(merged: Partial) -> xr.Dataset:
+        assert isinstance(merged, Rows)
+        each = merged.rows["each"].unbind(1)
+        scores = {
+            name: Score.of(Moments.of(x), "", fewest=FEWEST_MASSES)
+            for name, x in zip(names, each, strict=True)
+        }
+        return scored("evidence", scores, ())
+
+    return World(
+        Analysis("evidence", nothing, Rows, finish), {"each": torch.from_numpy(found.each.values.copy())}
+    )
 
 
 def _agreeing(model: interp.HookedTransformer, pairs: Batch | Pairs, metric: Metric, rules: str) -> World:

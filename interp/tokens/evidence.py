@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import public, shape_text
 from interp.core.results import Score, check_result, scored
-from interp.core.stats import FEWEST_MASSES, Moments, over
+from interp.core.stats import FEWEST_MASSES, FEWEST_PROBABILITIES, Moments, over
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -27,6 +27,12 @@ UNITS = {
     "probes_needed": "tokens",
 }
 """What `evidence` measures, with units."""
+ROWS_FOR = {
+    "share": FEWEST_MASSES,
+    "reciprocal_rank": FEWEST_MASSES,
+    "probes_needed": FEWEST_PROBABILITIES,  # 0 in most prompts, many in a few
+}
+"""From how many prompts on each score has its interval."""
 
 
 @public()
@@ -35,15 +41,16 @@ def evidence(
 ) -> xr.Dataset:
     """How well an attribution points at the tokens that are known to decide.
 
-    Returns Dataset[score]: `value`, the mean over prompts, with `low` and `high` (95 %, from 64 prompts on), `null`,
-    what a random order gives, `n`, and `each`[prompt, score]. Scores (Yin and Neubig 2022, arXiv:2202.10419): `share`,
-    the part of the positive attribution that is on the evidence (0 where nothing is positive; null: its share of the
-    tokens); `reciprocal_rank`, 1 / the place of the first token of the evidence in the order of the attribution, equal
-    ones in the least favourable order; and `probes_needed`, how many others stand before it.
+    Returns Dataset[score]: `value`, the mean over prompts, with `low` and `high` (95 %, from 64 prompts on, of
+    `probes_needed` from 512 on), `null`, what a random order gives, `n`, and `each`[prompt, score]. Scores (Yin and
+    Neubig 2022, arXiv:2202.10419): `share`, the part of the positive attribution that is on the evidence (0 where
+    nothing is positive; null: its share of the tokens); `reciprocal_rank`, 1 / the place of the first token of the
+    evidence in the order of the attribution, equal ones in the least favourable order; and `probes_needed`, how many
+    others stand before it.
     attribution: `value[prompt, pos]`, as `token_attribution` returns it. known: where the evidence is, one row per
     prompt, such as `pairs.spans["evidence"]` of a task. among: the tokens that count; None = all of the attribution.
-    Of 95 % intervals .91 to .95 held the mean in simulations with 64 to 256 prompts, fewest where nearly all prompts
-    have one score. Caveat: that the word decides in grammar is no proof that the model goes by it.
+    How often these intervals hold the mean is simulated in `docs/intervals.md`. Caveat: that the word decides in
+    grammar is no proof that the model goes by it.
     Errors: ValueError for other shapes, and prompts without evidence among the tokens.
 
     Example:
@@ -65,16 +72,17 @@ def evidence(
         raise ValueError("every prompt requires evidence among its tokens, some prompt has none")
     found, chance = _each(value, decides, counted), _by_chance(decides.sum(1), counted.sum(1))
     each = {
-        name: Score.of(Moments.of(x), UNITS[name], chance[name], fewest=FEWEST_MASSES)
+        name: Score.of(Moments.of(x), UNITS[name], chance[name], fewest=ROWS_FOR[name])
         for name, x in found.items()
     }
+    interval = f"{over('prompts', FEWEST_MASSES)}, of probes_needed from {FEWEST_PROBABILITIES} on"
     return scored(
         "evidence",
         each,
         (),
         others={"each": (("prompt", "score"), torch.stack(list(found.values()), 1))},
         units={"each": "see the coordinate unit"},
-        attrs={"interval": over("prompts", FEWEST_MASSES), "null": "a random order of the tokens"},
+        attrs={"interval": interval, "null": "a random order of the tokens"},
     )
 
 

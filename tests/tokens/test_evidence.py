@@ -51,8 +51,13 @@ def test_chance_is_the_mean_over_all_orders(n: int, m: int) -> None:
     known = (torch.arange(n) < m).expand(len(orders), n)
     found = evidence(result(orders), known)
     np.testing.assert_allclose(found.value, found.null, rtol=1e-12)
-    many = evidence(result(orders[:128]), known[:128])
-    assert bool(many.low.notnull().all()) is (len(orders) >= 64)
+
+
+@pytest.mark.parametrize("rows", [63, 64, 511, 512])
+def test_counts_of_probes_ask_for_more_prompts_before_they_have_an_interval(rows: int) -> None:
+    value = torch.randn(rows, 6, generator=torch.Generator().manual_seed(0))
+    found = evidence(result(value), (torch.arange(6) < 1).expand(rows, 6))
+    assert found.low.notnull().values.tolist() == [rows >= 64, rows >= 64, rows >= 512]
 
 
 def test_what_has_no_evidence_is_refused() -> None:
