@@ -132,8 +132,8 @@ def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
 
 
 def singular_values(
-    matrices: Sequence[Float[Tensor, "*n i o"] | FactoredMatrix], at_once: int = AT_ONCE
-) -> list[Float[Tensor, "*n r"]]:
+    matrices: Sequence[Float[Tensor, "..."] | FactoredMatrix], at_once: int = AT_ONCE
+) -> list[Float[Tensor, "..."]]:
     """The singular values of each, descending, in float32 at least, on the host.
 
     Of a product from its factors, the product never formed: A B = Q_A (R_A R_B^T) Q_B^T with thin QR factors, so only
@@ -159,7 +159,7 @@ def singular_values(
     return [value for _, value in sorted(fetched(found).items())]
 
 
-def _outer(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n i r"]:
+def _outer(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
     return matrix.A if isinstance(matrix, FactoredMatrix) else matrix
 
 
@@ -169,7 +169,7 @@ def _shape(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> tuple[int, ...]:
     return tuple(sorted((min(side, middle) for side in matrix.shape[-2:]), reverse=True))
 
 
-def _tall(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n i r"]:
+def _tall(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
     """A matrix of the same singular values with no more columns than rows, in float32 at least."""
     if isinstance(matrix, FactoredMatrix):
         left, right = wide(matrix.A.detach()), wide(matrix.B.detach()).mT
