@@ -1,14 +1,15 @@
 """Claim: a Jacobian lens takes at most 1.05x the time of one backward pass for each row.
 
-One prompt of 128 and one of 24 tokens, a GPT-2 of 6 layers and width 384, all rows of J of 5 layers. "One by one": the
-same with one row at a time, the naive loop. "Together": `is_grads_batched`, 16 rows at a time on a single copy. Then
-the whole fit of a prompt of 128 tokens against TransformerLens 4's, on the same weights and tokens.
+One prompt of 128 and one of 24 tokens, a GPT-2 of 6 layers and width 384, all rows of J of 5 layers (3 layers, width
+192 and 64 tokens at the narrow shape). "One by one": the same with one row at a time, the naive loop. "Together":
+`is_grads_batched`, 16 rows at a time on a single copy. Then the whole fit of the longer prompt against TransformerLens
+4's, on the same weights and tokens.
 """
 
 import torch
 import transformers
 import tyro
-from measure import Calls, cpu_seconds, memory, report, timing
+from measure import NARROW, Calls, cpu_seconds, memory, report, timing
 from subjects import largest_difference
 
 import interp
@@ -19,7 +20,8 @@ from interp.model.sites import stream_after
 from interp.model.tap import Tap
 from interp.zoo.demos import WEIGHTS
 
-LAYERS, WIDTH, LENGTH, SKIP, CLAIM = 6, 384, 128, 16, 1.05
+LAYERS, WIDTH, LENGTH = (3, 192, 64) if NARROW else (6, 384, 128)
+SKIP, CLAIM = 16, 1.05
 
 
 def main(repeats: int = 3) -> None:
@@ -46,7 +48,13 @@ def main(repeats: int = 3) -> None:
         first, *others = (call() for call in calls.values())
         assert isinstance(first, torch.Tensor)
         assert all(isinstance(x, torch.Tensor) and largest_difference(x, first) < 1e-4 for x in others[:2])
-        measured(calls, repeats, f"J of 5 layers, {length} tokens, width {WIDTH}", "one by one", claim=CLAIM)
+        measured(
+            calls,
+            repeats,
+            f"J of {LAYERS - 1} layers, {length} tokens, width {WIDTH}",
+            "one by one",
+            claim=CLAIM,
+        )
     beside_transformer_lens(network, repeats)
 
 
