@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import islice, product, repeat
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +27,7 @@ from interp.causal.subspace import Subspace
 from interp.core.boundary import Count, Seed, describe, nearest, public
 from interp.core.results import Score, scored
 from interp.core.stats import Moments, over, wide
+from interp.core.transfers import Checks, check, checks_together, fetched, sent
 from interp.data.batch import Answers, Batch, Prompts
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -137,7 +139,8 @@ def align(
     pairs = pairs_of(subject, base, source, answer, wrong, prepend_bos=prepend_bos)
     search = Search(method, rank, descent or Descent(), seed, given, _labels(labels, pairs.own), nulls)
     cells = Cells.of(subject.transformer.config, pairs, site, by, layers, pos)
-    return search.answered(Runs.of(subject.transformer, cells, pairs, batch_size), held_out)
+    with checks_together() as checks:
+        return search.answered(Runs.of(subject.transformer, cells, pairs, batch_size), held_out, checks)
 
 
 Directions = Float[Tensor, "layer cell k d"]
@@ -207,11 +210,11 @@ class Cells:
         return list(product(*self.labels.values()))
 
     def into(
-        self, places: Sequence[tuple[int, ...]], rows: int, first: int = 0
+        self, places: Sequence[tuple[int, ...]], rows: int, device: torch.device, first: int = 0
     ) -> tuple[Tensor | slice, ...]:
         """What indexes one of these cells in each of as many groups of rows: `[g b *axes]` -> `[g b .. d]`.
 
-        first: the first column that is there.
+        device: where the rows are. first: the first column that is there.
         """
         index = torch.tensor(places, dtype=torch.long).reshape(len(places), 1, -1)
         group, row = torch.arange(len(places))[:, None], torch.arange(rows)
@@ -221,7 +224,8 @@ class Cells:
             along["pos"] = torch.tensor(self.together) - first
         along |= {dim: index[..., i] - first * (dim == "pos") for i, dim in enumerate(self.dims)}
         inner = (DIMS.get(letter) for letter in sites.axes_of(self.names[0]).split()[1:-1])
-        return group, row, *(along.get(dim, slice(None)) for dim in inner)
+        every = (group, row, *(along.get(dim, slice(None)) for dim in inner))
+        return tuple(sent(each, device) if isinstance(each, Tensor) else each for each in every)
 
     def at(self, place: tuple[int, ...]) -> dict[str, int | tuple[int, ...]]:
         """The cell as an edit names it."""
@@ -271,22 +275,26 @@ class Runs:
         common = placed(Variant(model.edits), config, 1, columns)
         bases = [base_run(model.unedited, part, touched, common) for part in pairs.own.split(batch_size)]
         base, source = Base.joined(bases), _recorded(model, pairs.other, cells.names, batch_size)
-        if not all(bool(value.isfinite().all()) for value in (*base.values.values(), *source.values())):
-            raise NotFiniteError("finite states are required, got NaN or infinity in some prompt")
+        fine = torch.stack([value.isfinite().all() for value in (*base.values.values(), *source.values())])
+        unlike = "finite states are required, got NaN or infinity in some prompt"
+        check(fine.all(), partial(NotFiniteError, unlike))
         return cls(model, cells, pairs, batch_size, base, source)
 
     def states(
-        self, name: str, place: tuple[int, ...], rows: Int[Tensor, "n"]
-    ) -> tuple[Float[Tensor, "n ... d"], Float[Tensor, "n ... d"]]:
-        """What a cell holds in these rows' base and source runs, in float32 at least."""
-        into = self.cells.into([place], len(rows))
-        base, source = (wide(found[name][rows][None][into])[0] for found in (self.base.values, self.source))
+        self, name: str, places: Sequence[tuple[int, ...]], rows: Int[Tensor, "n"]
+    ) -> tuple[Float[Tensor, "g n ... d"], Float[Tensor, "g n ... d"]]:
+        """What each of these cells holds in these rows' base and source runs, in float32 at least."""
+        device, groups = self.model.device, len(places)
+        into, here = self.cells.into(places, len(rows), device), sent(rows, device)
+        every = (found[name][here] for found in (self.base.values, self.source))
+        base, source = (wide(each.expand(groups, *each.shape)[into]) for each in every)
         return base, source
 
-    def differ(self, name: str, place: tuple[int, ...], rows: Int[Tensor, "n"]) -> bool:
-        """Whether a cell holds something else in any of these rows' source runs."""
-        base, source = self.states(name, place, rows)
-        return not torch.equal(base, source)
+    def unlike(self, rows: Int[Tensor, "n"]) -> dict[str, list[int]]:
+        """The cells at each site that hold something else in any of these rows' source runs."""
+        every = {name: self.states(name, self.cells.places, rows) for name in self.cells.names}
+        flags = fetched({name: (base != source).flatten(1).any(1) for name, (base, source) in every.items()})
+        return {name: each.nonzero()[:, 0].tolist() for name, each in flags.items()}
 
     def loss(
         self,
@@ -298,16 +306,17 @@ class Runs:
     ) -> Float[Tensor, "g b"]:
         """-log p(answer) in nats of these rows after the exchange at each place, differentiable in the bases."""
         model, groups, start, c = self.model, len(places), _start(self.model, name), self.first(places)
-        source = wide(self.source[name][rows].expand(groups, *[-1] * self.source[name].ndim))
-        into = self.cells.into(places, len(rows))
-        exchange = Exchange(self.cells.into(places, len(rows), c), source[into], basis)
+        here = sent(rows, model.device)
+        source = wide(self.source[name][here].expand(groups, *[-1] * self.source[name].ndim))
+        into = self.cells.into(places, len(rows), model.device)
+        exchange = Exchange(self.cells.into(places, len(rows), model.device, c), source[into], basis)
         own = self.pairs.own.rows(rows)
         batch = own.rows(torch.arange(len(rows)).repeat(groups)).to(model.device)
-        entering = self.base.entering[start][rows].repeat(groups, 1, 1) if start else batch.tokens
+        entering = self.base.entering[start][here].repeat(groups, 1, 1) if start else batch.tokens
         cache = None
         if c:
             assert self.base.cache is not None
-            cache = Prefix(self.base.cache.of_rows(rows), c, groups, keep=own.keep)
+            cache = Prefix(self.base.cache.of_rows(here), c, groups, keep=own.keep)
         tap = Tap([], [Edit(name, exchange)])
         stream = model(
             entering[:, c:], tap, start, model.config.n_layers, keep=None if batch.keep is None else batch.keep[:, c:],
@@ -316,7 +325,7 @@ class Runs:
         )  # fmt: skip
         tap.close()
         logits = wide(model.read_out(stream[:, 0]))
-        loss = F.cross_entropy(logits, answers.flatten().to(logits.device), reduction="none")
+        loss = F.cross_entropy(logits, sent(answers.flatten(), logits.device), reduction="none")
         return loss.unflatten(0, (groups, -1))
 
     def first(self, places: Sequence[tuple[int, ...]]) -> int:
@@ -339,10 +348,13 @@ class Runs:
         places, metrics = self.cells.places, metrics_of(self.pairs.own)
         shape = len(swapped), len(self.cells.names), len(places)
         values, without = [], []
+        bases = fetched({name: each for name, each in swapped.items() if each is not None})
         for rows in test.split(self.batch_size):
+            here = sent(rows, self.model.device)
+            held = {name: self.source[name][here] for name in self.cells.names}
             variants = [
-                Variant([Edit(name, self._change(name, rows, directions, layer, cell), self.cells.at(place))])
-                for directions in swapped.values()
+                Variant([Edit(name, _change(held[name], directions, layer, cell), self.cells.at(place))])
+                for directions in map(bases.get, swapped)
                 for layer, name in enumerate(self.cells.names)
                 for cell, place in enumerate(places)
             ]
@@ -350,13 +362,14 @@ class Runs:
             swept = [sweep.run(metric) for metric in metrics.values()]
             values.append(torch.stack([found.values.mT.unflatten(1, shape) for found in swept], -1))
             without.append(torch.stack([found.base for found in swept], -1))
-        return Scores(tuple(swapped), torch.cat(values).cpu(), torch.cat(without).cpu())
+        return Scores(tuple(swapped), torch.cat(values), torch.cat(without))
 
-    def _change(
-        self, name: str, rows: Int[Tensor, "b"], directions: Directions | None, layer: int, cell: int
-    ) -> Set | Swap:
-        values = self.source[name][rows]
-        return Set(values) if directions is None else Swap(directions[layer, cell], values)
+
+def _change(
+    values: Float[Tensor, "b *axes d"], directions: Directions | None, layer: int, cell: int
+) -> Set | Swap:
+    """The source run's values put at a cell, along its directions or whole; directions: on the host."""
+    return Set(values) if directions is None else Swap(directions[layer, cell], values)
 
 
 @dataclass(frozen=True, eq=False)
@@ -397,8 +410,8 @@ class Search:
                     f"{self._name!r} has the nulls {', '.join(self._known)}, not {null!r}; {nearest(null, self._known)}"
                 )
 
-    def answered(self, runs: Runs, held_out: float | Sequence[bool]) -> xr.Dataset:
-        """The result of `align`."""
+    def answered(self, runs: Runs, held_out: float | Sequence[bool], checks: Checks) -> xr.Dataset:
+        """The result of `align`; checks: what is looked at with the scores."""
         train, test = _split(held_out, len(runs.pairs.own), self.seed, trained=self.subspace is None)
         wanted = [null for null in self._known if self.nulls is None or null in self.nulls]
         found, permuted = self.found(runs, train, permuted="permuted variable" in wanted)
@@ -418,7 +431,16 @@ class Search:
         }
         if self._name == "das":
             about |= asdict(self.descent)
-        return _result(runs, scores, found, test, about)
+        here = {("directions", 0): found, **{("fine", i): fine for i, fine in checks.flags.items()}}
+        for i, each in enumerate(scores):
+            here |= {("values", i): each.values, ("without", i): each.without}
+        here = fetched(here)
+        checks.settle({i: here["fine", i] for i in checks.flags})
+        scores = [
+            replace(each, values=here["values", i], without=here["without", i])
+            for i, each in enumerate(scores)
+        ]
+        return _result(runs, scores, here["directions", 0], test, about)
 
     @property
     def _name(self) -> str:
@@ -436,7 +458,10 @@ class Search:
         if permuted:
             orders.append(torch.randperm(len(train), generator=torch.Generator().manual_seed(self.seed)))
         bar = tqdm(runs.cells.names, desc=f"align: {self._name}", delay=1, leave=False)
-        layers = [self._of_layer(runs, i, name, train, orders) for i, name in enumerate(bar)]
+        unlike = runs.unlike(train) if self._name == "das" else {}
+        layers = [
+            self._of_layer(runs, i, name, train, orders, unlike.get(name, ())) for i, name in enumerate(bar)
+        ]
         both = torch.stack(layers, 1)
         return both[0], both[1] if permuted else None
 
@@ -446,7 +471,13 @@ class Search:
         return _rows(torch.stack(drawn))
 
     def _of_layer(
-        self, runs: Runs, layer: int, name: str, train: Int[Tensor, "n"], orders: Sequence[Int[Tensor, "n"]]
+        self,
+        runs: Runs,
+        layer: int,
+        name: str,
+        train: Int[Tensor, "n"],
+        orders: Sequence[Int[Tensor, "n"]],
+        unlike: Sequence[int],
     ) -> Float[Tensor, "order cell k d"]:
         width, places = runs.source[name].shape[-1], runs.cells.places
         if self.subspace is not None:
@@ -457,7 +488,7 @@ class Search:
         if self.rank > width:
             raise ValueError(f"a rank of at most {width} is required at {name}, got {self.rank}")
         if self.method == "das":
-            return self._learned(runs, layer, train, orders)
+            return self._learned(runs, layer, train, orders, unlike)
         return torch.stack(
             [
                 torch.stack([self._direct(runs, name, place, train, order) for place in places])
@@ -469,7 +500,7 @@ class Search:
         self, runs: Runs, name: str, place: tuple[int, ...], train: Int[Tensor, "n"], order: Int[Tensor, "n"]
     ) -> Float[Tensor, "k d"]:
         """The directions of one cell that no gradient finds."""
-        states = [found.double() for found in runs.states(name, place, train.to(runs.model.device))]
+        states = [found[0].double() for found in runs.states(name, [place], train)]
         if self.method == "pca":
             return principal(torch.cat(states).flatten(0, -2), self.rank)
         assert self.labels is not None
@@ -480,15 +511,19 @@ class Search:
         return principal(class_means(x.flatten(0, -2), each.flatten()), self.rank)
 
     def _learned(
-        self, runs: Runs, layer: int, train: Int[Tensor, "n"], orders: Sequence[Int[Tensor, "n"]]
+        self,
+        runs: Runs,
+        layer: int,
+        train: Int[Tensor, "n"],
+        orders: Sequence[Int[Tensor, "n"]],
+        unlike: Sequence[int],
     ) -> Float[Tensor, "order cell k d"]:
-        """Gradient descent in all cells of a layer, under each order of the answers, as many at once as fit."""
-        name, places = runs.cells.names[layer], runs.cells.places
-        answers = runs.pairs.own.answer
+        """Gradient descent in all cells of a layer that differ, under each order of the answers, many at once."""
+        name, places, device = runs.cells.names[layer], runs.cells.places, runs.model.device
+        answers = runs.pairs.own.host().answer
         assert answers is not None
-        theirs = torch.stack([answers[train][order.to(answers.device)] for order in orders])
+        theirs = torch.stack([answers[train][order] for order in orders])
         start = self._drawn(runs, layer, self.rank, _FOUND)
-        unlike = [cell for cell, place in enumerate(places) if runs.differ(name, place, train)]
         work = [(cell, order) for cell in unlike for order in range(len(orders))]
         found = (
             _rows(start).expand(len(orders), -1, -1, -1).clone()
@@ -498,9 +533,9 @@ class Search:
                 name, places[work[0][0]], min(self.descent.pairs, runs.batch_size, len(train))
             )
             cell, order = (list(each) for each in zip(*work[:size], strict=True))
-            found[order, cell] = self._descent(
-                runs, name, [places[i] for i in cell], start[cell], train, theirs[order]
-            )
+            mine = start[sent(cell, device)]
+            made = self._descent(runs, name, [places[i] for i in cell], mine, train, theirs[order])
+            found[sent(order, device), sent(cell, device)] = made
             work = work[size:]
         return found
 
@@ -527,8 +562,8 @@ class Search:
             weight.grad = grad
             optimise.step()
             schedule.step()
-        if not bool(weight.isfinite().all()):
-            raise NotFiniteError(f"finite directions are required, those at {name} became NaN or infinite")
+        unlike = f"finite directions are required, those at {name} became NaN or infinite"
+        check(weight.isfinite().all(), partial(NotFiniteError, unlike))
         return _rows(weight.detach())
 
     def _drawn(self, runs: Runs, layer: int, rank: int, purpose: int) -> Float[Tensor, "cell d k"]:
@@ -540,9 +575,8 @@ class Search:
             )
             for place in runs.cells.places
         ]
-        return torch.from_numpy(np.stack(drawn)).to(
-            model.device, torch.promote_types(model.dtype, torch.float32)
-        )
+        wanted = torch.promote_types(model.dtype, torch.float32)
+        return sent(torch.from_numpy(np.stack(drawn)).to(wanted), model.device)
 
 
 def principal(x: Float[Tensor, "n d"], rank: int) -> Float[Tensor, "k d"]:
@@ -582,7 +616,7 @@ def shuffled(model: Transformer, seed: int = 0) -> Transformer:
     generator = torch.Generator().manual_seed(seed)
     found = {}
     for name, parameter in model.named_parameters():
-        order = torch.randperm(parameter.numel(), generator=generator).to(parameter.device)
+        order = sent(torch.randperm(parameter.numel(), generator=generator), parameter.device)
         found[name] = parameter.flatten()[order].reshape(parameter.shape)
     return model.with_parameters(found)
 
@@ -641,7 +675,7 @@ def pairs_of(
 
 def _columns(pos: Sequence[int] | None, batch: Batch) -> list[int]:
     """Different columns that every row has, counted from the front. IndexError otherwise."""
-    n = batch.tokens.shape[1]
+    n, batch = batch.tokens.shape[1], batch.host()
     columns = list(range(n)) if pos is None else [i + n if i < 0 else i for i in pos]
     lacking = [i for i in columns if not 0 <= i < n or not bool(batch.real[:, i].all())]
     if lacking or not columns or len(set(columns)) < len(columns):
@@ -656,9 +690,8 @@ def _labels(
 ) -> tuple[Int[Tensor, "n"], Int[Tensor, "n"]] | None:
     """The classes of base and source prompts: those given, else their answers; None where the base's are unknown."""
     if labels is None:
-        return (
-            None if batch.wrong is None or batch.answer is None else (batch.wrong.cpu(), batch.answer.cpu())
-        )
+        wrong, answer = batch.host().wrong, batch.host().answer
+        return None if wrong is None or answer is None else (wrong, answer)
     base, source = (torch.tensor(list(each)) for each in labels)
     if len(base) != len(batch) or len(source) != len(batch):
         raise ValueError(

@@ -24,7 +24,7 @@ from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Partial, Rows
-from interp.core.transfers import sent
+from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 WHOLE = "none"
 """The label of the whole model, in which no part is short-circuited."""
+NOT_FINITE = "the whole model predicts some prompt with NaN or infinity"
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +127,7 @@ def _compute(
     values, changes = {}, {}
     for name, measure in MEASURES.items():
         found = sweep.run(measure.metric(mine))
-        if not bool(found.base.isfinite().all()):
-            raise NotFiniteError("the whole model predicts some prompt with NaN or infinity")
+        check(found.base.isfinite().all(), partial(NotFiniteError, NOT_FINITE))
         changes[f"{name}_change"] = torch.cat(
             (torch.zeros_like(found.base)[None], found.values - found.base)
         ).mT

@@ -24,6 +24,7 @@ from interp.causal.subspace import Subspace
 from interp.core.boundary import Count, Seed, describe, public
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
+from interp.core.transfers import check
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.data.pairs import Pairs
@@ -552,8 +553,8 @@ def _compute(
     found = {}
     for name, metric in measures.items():
         swept = sweep.run(metric)
-        if not bool(swept.base.isfinite().all()):
-            raise NotFiniteError(f"{metric.name} is NaN or infinite in the base run of some prompt")
+        unlike = f"{metric.name} is NaN or infinite in the base run of some prompt"
+        check(swept.base.isfinite().all(), partial(NotFiniteError, unlike))
         change = (swept.values - swept.base).mT.unflatten(1, shape)
         found[name], found[f"{name} random"] = change[..., 0], change[..., 1:]
     return found

@@ -6,6 +6,7 @@ own, or a closer look, it is `Annotated` with a `Required`.
 """
 
 import ast
+import collections
 import dataclasses
 import functools
 import inspect
@@ -126,30 +127,60 @@ def public(
             return function
         signature, name = inspect.signature(function), _name(function)
         looked_at = set(signature.parameters) - {"self", "cls", *unchecked}
+        bind = _binding(signature)
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             _known_keywords(name, kwargs, signature, renamed)
             if not looked_at:
                 return function(*args, **kwargs)
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError:
+            bound, plain = bind(args, kwargs), True
+            if bound is None:
                 return function(*args, **kwargs)  # which says what is missing
-            hints = hints_of(function)
+            hints, of_one_kind = hints_of(function), _kinds_of(function)
             for argument, value in bound.arguments.items():
                 if argument not in hints or argument not in looked_at:
                     continue
-                if isinstance(value, str):
-                    bound.arguments[argument] = value = _dtype(value, hints[argument])
+                if type(value) in of_one_kind[argument]:
+                    continue
+                if isinstance(value, str) and (meant := _dtype(value, hints[argument])) is not value:
+                    bound.arguments[argument] = value = meant
+                    plain = False
                 for each in _each(value, signature.parameters[argument]):
                     check(f"{name}: {argument}", each, hints[argument])
-            return function(*bound.args, **bound.kwargs)
+            return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
 
         checked.__dict__["public"] = True
         return checked
 
     return decorated
+
+
+def _binding(
+    signature: inspect.Signature,
+) -> Callable[[Sequence[object], Mapping[str, object]], inspect.BoundArguments | None]:
+    """From the arguments of a call to those by name; None where they do not fit.
+
+    Where every parameter has a name, names are given here: `Signature.bind` takes six times as long.
+    """
+    kinds = {each.kind for each in signature.parameters.values()}
+    by_place = [n for n, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD]
+    needed = {n for n, each in signature.parameters.items() if each.default is each.empty}
+
+    def bound(args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments | None:
+        try:
+            return signature.bind(*args, **kwargs)
+        except TypeError:
+            return None
+
+    def named(args: Sequence[object], kwargs: Mapping[str, object]) -> inspect.BoundArguments | None:
+        found = {**dict(zip(by_place, args, strict=False)), **kwargs}
+        if len(found) < len(args) + len(kwargs) or not needed <= found.keys():
+            return None
+        return inspect.BoundArguments(signature, collections.OrderedDict(found))
+
+    usual = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+    return named if kinds <= usual else bound
 
 
 def _dtype(value: object, hint: object) -> object:
@@ -252,6 +283,21 @@ def hints_of(owner: object, *, imported: bool = True) -> Mapping[str, object]:
             except NameError:
                 found.pop(name, None)
     return found
+
+
+@functools.cache
+def _kinds_of(function: Callable[..., object]) -> Mapping[str, frozenset[type]]:
+    """By parameter, the classes whose every object fits, as far as they are known; most arguments are of one."""
+    parameters = inspect.signature(function).parameters
+    several = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    return {
+        name: frozenset(
+            each
+            for each in _allowed(hint).types
+            if parameters[name].kind not in several and not issubclass(each, torch.Tensor | str)
+        )
+        for name, hint in hints_of(function).items()
+    }
 
 
 def said(hint: object) -> str:
@@ -435,6 +481,8 @@ def _known_keywords(
     name: str, given: Mapping[str, object], signature: inspect.Signature, renamed: Mapping[str, str]
 ) -> None:
     parameters = signature.parameters
+    if given.keys() <= parameters.keys():
+        return
     open_ended = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters.values())
     for word in given:
         if word in parameters:

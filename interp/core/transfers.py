@@ -19,6 +19,8 @@ Whole = int | Sequence["Whole"]
 """A whole number, or lists of them."""
 Failure = Callable[[], Exception | None]
 """What to raise where a check failed; None where a closer look finds nothing wrong."""
+LOOK = 8
+"""Steps of a search after which a device is asked whether it is over."""
 
 
 def sent(values: Tensor | Whole, device: torch.device) -> Tensor:
@@ -62,6 +64,16 @@ def _bytes(value: Tensor) -> Tensor:
     flat = value.reshape(-1)
     dense = flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
     return dense.view(torch.uint8)
+
+
+def ended(done: Bool[Tensor, ""], step: int) -> bool:
+    """Whether a search is over; a device is asked after every `LOOK` steps, and goes on until then without effect.
+
+    Example:
+        >>> ended(torch.tensor(True), 0)
+        True
+    """
+    return (done.is_cpu or step % LOOK == LOOK - 1) and bool(done)
 
 
 class Checks:

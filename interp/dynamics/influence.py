@@ -21,6 +21,7 @@ from torch import Tensor
 from interp.core.boundary import Count, public
 from interp.core.results import labelled
 from interp.core.stats import Means, Reduction, Rows, uniforms, wide
+from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.data.stream import prompt_source
 from interp.dynamics.kronecker import Kronecker, along, products
@@ -144,7 +145,7 @@ def here(examples: Examples, batch: Batch) -> Examples:
         return Examples(batch)
     assert batch.row is not None
     known = examples.determined[batch.row.to(examples.determined.device)]
-    return Examples(batch, known[:, : batch.tokens.shape[1] - 1].to(batch.tokens.device))
+    return Examples(batch, sent(known[:, : batch.tokens.shape[1] - 1], batch.tokens.device))
 
 
 def drawn(
@@ -152,7 +153,7 @@ def drawn(
 ) -> Int[Tensor, "b p"]:
     """A token for every position, drawn from what the model predicts there; the row's number decides the draw."""
     p = logits.shape[1]
-    levels = uniforms(row, p, seed, start=sample * width).T.to(logits.device)
+    levels = sent(uniforms(row, p, seed, start=sample * width).T, logits.device)
     cumulative = logits.detach().double().softmax(-1).cumsum(-1)
     return torch.searchsorted(cumulative, levels[..., None].contiguous(), right=True)[..., 0].clamp_max(
         logits.shape[-1] - 1
@@ -175,14 +176,19 @@ def _solved(
     assert isinstance(kept, Rows)
     device = asked.subject.transformer.device
     names = [name.removesuffix(" x") for name in kept.rows if name.endswith(" x")]
-    pairs = {name: tuple(kept.rows[f"{name} {side}"].to(device) for side in ("x", "delta")) for name in names}
+    pairs = {
+        name: tuple(sent(kept.rows[f"{name} {side}"], device) for side in ("x", "delta")) for name in names
+    }
     if method == "dot":
         return {name: (x, delta) for name, (x, delta) in pairs.items()}
     curvature = fisher(asked, rows, method)
     solved = {}
     for name, (x, delta) in pairs.items():
         matrix = curvature[name].to(x)
-        solved[name] = matrix.solved(x, delta, damping * float(matrix.eigenvalues.mean()))
+        mean = (
+            curvature[name].eigenvalues.to(matrix.eigenvalues.dtype).mean()
+        )  # of the host, which has them already
+        solved[name] = matrix.solved(x, delta, damping * float(mean))
     return solved
 
 

@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.stats import wide
+from interp.core.transfers import sent
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +41,7 @@ class Kronecker:
         """The same where `like` is, in its dtype (float32 at least)."""
         dtype = wide(like).dtype
         parts = (self.basis_in, self.basis_out, self.eigenvalues)
-        return Kronecker(*(each.to(like.device, dtype) for each in parts))
+        return Kronecker(*(sent(each.to(dtype), like.device) for each in parts))
 
     def in_basis(self, x: Float[Tensor, "b p i"], delta: Float[Tensor, "b p o"]) -> Float[Tensor, "b i o"]:
         """The gradient of each row, sum x^T delta over positions, in the eigenbasis."""

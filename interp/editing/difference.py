@@ -21,15 +21,17 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, ratio
+from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.editing.exchange import (
     WITHIN_ATTENTION,
+    Change,
     Grain,
     Other,
     Piece,
-    differ,
+    changes,
     exchanged,
     first_block,
     moved,
@@ -256,14 +258,17 @@ class Cells:
             )
         for group in groups:
             _check_apart(group)
+        asked = {part: owned[part] for group in groups for part in group}
+        changed = changes(base, tuned, _every(asked))
         found = cls(
             tuple(
-                _cell(label, {part: owned[part] for part in group}, base, tuned)
+                _cell(label, {part: owned[part] for part in group}, changed, base.config)
                 for label, group in zip(labels, groups, strict=True)
             )
         )
-        whole = [piece for pieces in pieces_of(base, "sublayer").values() for piece in pieces]
-        if not differ(base, tuned, whole):
+        if not _any_differs(changed) and not _any_differs(
+            changes(base, tuned, _every(pieces_of(base, "sublayer")))
+        ):
             raise ValueError("the two models have the same weights: there is no change to look for")
         return found
 
@@ -286,9 +291,21 @@ def _check_apart(group: Sequence[Part]) -> None:
         )
 
 
-def _cell(label: str, owned: Mapping[Part, Sequence[Piece]], base: Transformer, tuned: Transformer) -> Cell:
-    config = base.config
-    changed = [part for part, pieces in owned.items() if differ(base, tuned, pieces)]
+def _any_differs(found: Mapping[Piece, Change]) -> bool:
+    return any(each.differs for each in found.values())
+
+
+def _every(owned: Mapping[Part, Sequence[Piece]]) -> list[Piece]:
+    return [piece for pieces in owned.values() for piece in pieces]
+
+
+def _cell(
+    label: str,
+    owned: Mapping[Part, Sequence[Piece]],
+    found: Mapping[Piece, Change],
+    config: ModelConfig,
+) -> Cell:
+    changed = [part for part, pieces in owned.items() if any(found[piece].differs for piece in pieces)]
     written = [written_at(part, config) for part in owned]
     return Cell(
         label,
@@ -296,7 +313,7 @@ def _cell(label: str, owned: Mapping[Part, Sequence[Piece]], base: Transformer, 
         tuple(piece for part in changed for piece in owned[part]),
         min((first_block(part, config) for part in changed), default=config.n_layers),
         bool(changed),
-        moved(base, tuned, [piece for pieces in owned.values() for piece in pieces]),
+        moved(found[piece] for piece in _every(owned)),
         tuple(each for each in written if each is not None) if None not in written else (),
     )
 
@@ -421,7 +438,7 @@ class _Pair:
         """The effect of every cell's weights, and whether they differ `[b c]`."""
         cells = self.asked.cells.every
         effect = [self.with_weights(c) - without if c.changed else torch.zeros_like(without) for c in cells]
-        changed = torch.tensor([cell.changed for cell in cells], device=without.device)
+        changed = sent(torch.tensor([cell.changed for cell in cells]), without.device)
         return torch.stack(effect, 1), changed.expand(len(without), -1)
 
     def by_activations(self) -> tuple[Tensor, Tensor]:
@@ -448,10 +465,10 @@ def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _Exchange) -
     other = pair.value(pair.source, pair.seen(pair.given.output))
     base, tuned = (own, other) if asked.direction == "denoise" else (other, own)
     for name, value in (("base", base), ("tuned", tuned)):
-        if not bool(value.isfinite().all()):
-            raise NotFiniteError(f"{asked.metric.name} is NaN or infinite in the {name} model on some prompt")
+        unlike = f"{asked.metric.name} is NaN or infinite in the {name} model on some prompt"
+        check(value.isfinite().all(), partial(NotFiniteError, unlike))
     found = [pair.by_weights(own) if what == "weights" else pair.by_activations() for what in asked.what]
-    combined = asked.combined.to(own.device)
+    combined = sent(asked.combined, own.device)
     effect = torch.stack([each.double() for each, _ in found], 1) @ combined
     changed = torch.stack([each.double() for _, each in found], 1) @ combined.abs()
     whole = (other - own).double()

@@ -7,12 +7,13 @@ Where queries, keys and values are rows of one matrix, attention is cut into hea
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Literal
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from interp.core.boundary import nearest
@@ -63,7 +64,14 @@ class Piece:
         )
 
 
-Pieces = Mapping[Part, Sequence[Piece]]
+@dataclass(frozen=True, eq=False)
+class Change:
+    """How a piece of one model differs from another's, on the host."""
+
+    differs: bool
+    """Whether any number does."""
+    squares: Float[Tensor, "2"]
+    """The summed squares of the change, and of the one's numbers, float64."""
 
 
 @dataclass(frozen=True)
@@ -170,26 +178,24 @@ def written_at(part: Part, config: ModelConfig) -> tuple[str, dict[str, int]] | 
     return name, {} if axis is None or part.index is None else {WORDS[axis]: part.index}
 
 
-def differ(one: Transformer, other: Transformer, pieces: Sequence[Piece]) -> bool:
-    """Whether any number of these pieces differs."""
-    both = [
-        [piece.of(net.get_parameter(piece.parameter)).detach() for net in (one, other)] for piece in pieces
-    ]
-    if any(mine.shape != its.shape for mine, its in both):
-        return True
-    unlike = {i: (mine != its.to(mine.device)).any() for i, (mine, its) in enumerate(both)}
-    return any(bool(each) for each in fetched(unlike).values())
+def changes(one: Transformer, other: Transformer, pieces: Iterable[Piece]) -> dict[Piece, Change]:
+    """How each of these pieces of the one differs from the other's; a device is waited for once."""
+    found: dict[tuple[Piece, bool], Tensor] = {}
+    for piece in pieces:
+        mine, its = (piece.of(net.get_parameter(piece.parameter)).detach() for net in (one, other))
+        its = its.to(mine.device)
+        found[piece, False] = (mine != its).any()
+        mine, its = mine.double(), its.double()
+        found[piece, True] = torch.stack(((its - mine).square().sum(), mine.square().sum()))
+    here = fetched(found)
+    return {piece: Change(bool(here[piece, False]), here[piece, True]) for piece, squares in here if squares}
 
 
-def moved(one: Transformer, other: Transformer, pieces: Sequence[Piece]) -> float:
+def moved(changed: Iterable[Change]) -> float:
     """The length of the change from one to the other, by the length that these pieces have in the one; 0 for none."""
-    every: dict[int, Tensor] = {}
-    for i, piece in enumerate(pieces):
-        mine, its = (piece.of(net.get_parameter(piece.parameter)).detach().double() for net in (one, other))
-        every[i] = torch.stack(((its.to(mine.device) - mine).square().sum(), mine.square().sum()))
     squares = torch.zeros(2, dtype=torch.float64)
-    for each in fetched(every).values():
-        squares += each
+    for each in changed:
+        squares += each.squares
     return float((squares[0] / squares[1]).sqrt()) if squares[0] else 0.0
 
 

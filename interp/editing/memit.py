@@ -20,7 +20,7 @@ from interp.core.factored import FactoredMatrix
 from interp.data.batch import Batch
 from interp.editing.edit_scores import EditCase
 from interp.editing.editors import posed
-from interp.editing.rome import Keys, Rome, Search, mentions, reaching, sought
+from interp.editing.rome import Keys, Rome, Search, mentioned, mentions, reaching, sought
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -119,7 +119,7 @@ class Asked:
         """What a site holds at the subject, the mean over the prompts; float64."""
         read = Read(site)
         seen = observe(model, self.batch, [read], stop=layer + 1, answers_only=True).trace[read]
-        return seen[self.where][: self.prompts].double().mean(0)
+        return mentioned(seen, self.where)[: self.prompts].double().mean(0)
 
 
 def _checked(model: Transformer, facts: Sequence[EditCase], keys: Sequence[Keys], weight: float) -> list[str]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.core.boundary import Count, public, shape_text
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
+from interp.core.transfers import ended, sent
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
@@ -165,12 +166,12 @@ def rome_edit(
     reaching(network, batch, where, keys.layer)
     read = Read(f"blocks.{keys.layer}.mlp.hook_post")
     posts = observe(network, batch, [read], stop=keys.layer + 1, answers_only=True).trace[read]
-    key = posts[where][: len(texts)].double().mean(0)
+    key = mentioned(posts, where)[: len(texts)].double().mean(0)
     bias = Weights(network).layer(keys.layer).b_out
     assert bias is not None
     value = key @ weight.to(key) + bias.to(key)
     delta = sought(network, batch, where, Search(keys.layer, len(texts), value.norm(), rome))
-    solved = keys.solved(key, rome.ridge).to(key)
+    solved = sent(keys.solved(key, rome.ridge), key.device)
     return WeightEdit(name, FactoredMatrix((solved / (key @ solved))[:, None], delta[None].to(key)))
 
 
@@ -192,26 +193,33 @@ class Search:
 def sought(
     model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: Search
 ) -> Float[Tensor, "d"]:
-    """delta, added to what W_out writes where `where` holds, that makes the rows' answers likely (see `rome_edit`)."""
+    """delta, added to what W_out writes where `where` holds, that makes the rows' answers likely (see `rome_edit`).
+
+    where: on the host. Once the loss is low enough, no step changes delta; the loop ends when that is seen.
+    """
     rome, route = search.rome, ends(model.config, f"blocks.{search.layer}.mlp.W_out")
     wide = torch.promote_types(model.dtype, torch.float32)
     delta = torch.zeros(model.config.d_model, dtype=wide, device=model.device, requires_grad=True)
-    size = search.size.to(delta)
+    size, where = search.size.to(delta), sent(where, model.device)
     optimiser = torch.optim.Adam([delta], lr=rome.rate)
     edit = Edit(route.writes, lambda y: y + route.factor * (where[..., None] * delta).to(y.device))
     stream, last = entering(model, batch, search.layer), batch.last()[:, None]
     original: Tensor | None = None
-    for _ in range(rome.steps):
+    done = torch.zeros((), dtype=torch.bool, device=model.device)
+    for step in range(rome.steps):
         logits = model(stream, Tap(edits=[edit]), search.layer, keep=batch.keep, logits_at=last)
         logp = logits[:, 0].to(wide).log_softmax(-1)
         original = logp.detach() if original is None else original  # delta is still 0
         loss = _loss(logp, original, batch, search) + rome.decay * delta.norm() / size.square()
-        if float(loss.detach()) < rome.enough:
+        done = done | (loss.detach().double() < rome.enough)
+        if ended(done, step):
             break
+        before = delta.detach().clone()
         delta.grad = torch.autograd.grad(loss, delta)[0]
         optimiser.step()
         with torch.no_grad():
             delta.mul_((rome.reach * size / delta.norm()).clamp(max=1))
+            delta.copy_(torch.where(done, before, delta))
     return delta.detach()
 
 
@@ -230,7 +238,7 @@ def _loss(
 
 def reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer: int) -> None:
     """ValueError where nothing written at the subject can reach the prompt's logits."""
-    subject, last = int(where[0].int().argmax()), int(batch.last()[0])
+    subject, last = int(where[0].int().argmax()), int(batch.host().last()[0])
     if layer == model.config.n_layers - 1 and subject < last:
         raise ValueError(
             f"in the last block only the last token ({last}) reaches the logits, and the subject ends at token "
@@ -239,11 +247,12 @@ def reaching(model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], layer
 
 
 def mentions(text: Text, batch: Batch, subject: str) -> Bool[Tensor, "b p"]:
-    """True at the last token of each row's last mention of the subject; ValueError for a row that has none."""
+    """True at the last token of each row's last mention of the subject, on the host; ValueError for a row with none."""
+    batch = batch.host()
     found = torch.zeros_like(batch.tokens, dtype=torch.bool)
     for row in range(len(batch)):
         kept = slice(None) if batch.keep is None else batch.keep[row]
-        columns = torch.arange(found.shape[1], device=found.device)[kept]
+        columns = torch.arange(found.shape[1])[kept]
         pieces = text.pieces(batch.tokens[row, columns])
         written = "".join(pieces)
         start = written.rfind(subject)
@@ -252,3 +261,9 @@ def mentions(text: Text, batch: Batch, subject: str) -> Bool[Tensor, "b p"]:
         reached = torch.tensor([len(piece) for piece in pieces]).cumsum(0) >= start + len(subject)
         found[row, columns[int(reached.int().argmax())]] = True
     return found
+
+
+def mentioned(value: Float[Tensor, "b p m"], where: Bool[Tensor, "b p"]) -> Float[Tensor, "b m"]:
+    """What stands at the mention of each row; where: on the host, one cell of each row."""
+    rows, columns = (sent(index, value.device) for index in where.nonzero().T)
+    return value[rows, columns]

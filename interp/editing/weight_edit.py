@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from interp.core.boundary import public, shape_text
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import wide
+from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
@@ -52,7 +53,7 @@ class WeightEdit(Brief):
     def __post_init__(self) -> None:
         """ValueError for a change that is NaN or infinite."""
         parts = (self.change.A, self.change.B) if isinstance(self.change, FactoredMatrix) else (self.change,)
-        if not all(bool(part.isfinite().all()) for part in parts):
+        if not all(map(bool, fetched({i: part.isfinite().all() for i, part in enumerate(parts)}).values())):
             raise ValueError(f"a finite change of {self.name} is required, got NaN or inf")
 
     @property

@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.core.boundary import Count, Seed, describe, public
 from interp.core.results import Score, scored
 from interp.core.stats import Partial, Rows, upper_p, wilson
+from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -208,16 +209,17 @@ def pooled(
         >>> pooled(model.transformer, model.text.batch(prompt), [site], -1)[site].shape
         torch.Size([1, 24])
     """
-    share = _shares(batch, pos).to(model.device)
+    share = sent(_shares(batch, pos), model.device)
     reads = [Read(site, partial(_weighted, share_bp=share)) for site in sites]
     trace = observe(model, batch, reads, stop=deepest(sites, model.config), answers_only=True).trace
     return {read.site: trace[read] for read in reads}
 
 
 def _shares(batch: Batch, pos: Position) -> Float[Tensor, "b p"]:
-    """How much each token counts in the vector of its text."""
+    """How much each token counts in the vector of its text; on the host."""
     if batch.documents is not None:
         raise ValueError("one vector per prompt requires one text per row, this batch is packed")
+    batch = batch.host()
     real, length, place = batch.real, batch.lengths[:, None], batch.places
     if isinstance(pos, str):
         counted = real & (place > 0) if batch.bos else real

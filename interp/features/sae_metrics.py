@@ -20,6 +20,7 @@ from interp.core.covariance import Covariance, Covariances
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Partial, t95
+from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -405,10 +406,11 @@ class _Sums:
         return cls(asked.sae, site, model.text.bos_id, asked.skip_bos)
 
     def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-        vectors, text = self.sae.vectors(trace[Read(self.site)]), batch.text_numbers
-        counted = counted_tokens(batch, self.bos_id, self.skip_bos)
+        vectors, home = self.sae.vectors(trace[Read(self.site)]), batch.host()
+        counted, text = counted_tokens(home, self.bos_id, self.skip_bos), home.text_numbers
         row = text[counted].repeat_interleave(vectors[0, 0].numel() // self.sae.d_in)
-        return fitted(self.sae, vectors[counted].flatten(0, -2), row, int(text.max()) + 1)
+        place, row = (sent(x, vectors.device) for x in (counted.flatten().nonzero()[:, 0], row))
+        return fitted(self.sae, vectors.flatten(0, 1)[place].flatten(0, -2), row, int(text.max()) + 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -427,10 +429,8 @@ class _Quality:
         found = sums(trace, batch, model)
         counted = counted_tokens(texts, sums.bos_id, sums.skip_bos)
         losses = self._losses(model, texts, counted)
-        if not bool(losses.isfinite().all()):
-            raise NotFiniteError(
-                f"finite losses are required, some are NaN or infinite with {sums.site} replaced"
-            )
+        unlike = f"finite losses are required, some are NaN or infinite with {sums.site} replaced"
+        check(losses.isfinite().all(), partial(NotFiniteError, unlike))
         known = predicted(texts.keep, texts.documents)
         tokens = torch.ones_like(texts.tokens[:, 1:]) if known is None else known
         number = tokens.sum(1) if self.metric == SUMMED_LOSS else torch.ones(len(texts), dtype=torch.long)
@@ -446,7 +446,7 @@ class _Quality:
 
         def with_mean(value: Tensor) -> Tensor:
             assert mean is not None
-            return placed(value, mean.to(value.device).expand_as(sae.vectors(value)).reshape(value.shape))
+            return placed(value, sent(mean, value.device).expand_as(sae.vectors(value)).reshape(value.shape))
 
         changes = [
             lambda value: placed(value, sae.reconstruct(value)),
@@ -464,9 +464,11 @@ def _unpacked(batch: Batch) -> Batch:
     """The same texts, one per row, in the order in which they stand."""
     if batch.documents is None:
         return batch
-    tokens = batch.by_text(batch.tokens, batch.real, -1)
+    home = batch.host()
+    tokens = home.by_text(home.tokens, home.real, -1)
     keep = tokens >= 0
-    return Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos, row=batch.row)
+    found = Batch(tokens.clamp_min(0), None if bool(keep.all()) else keep, batch.bos, row=batch.row)
+    return found.to(batch.tokens.device)
 
 
 def _finish(merged: Partial, name: str) -> xr.Dataset:

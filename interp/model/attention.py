@@ -143,10 +143,9 @@ def attention_mask(
             return Mask(causal=False, allowed=None)
         if past == 0:
             return Mask(causal=True, allowed=None)
-    columns = torch.arange(total, device=device)
     allowed = torch.ones(1, n, total, dtype=torch.bool, device=device)
     if config.causal:
-        allowed = allowed & (columns[None, None, :] <= columns[None, past:, None])
+        allowed = allowed.tril(past)  # columns up to the query's own
     if windowed:
         place = layout.positions(total, 0, device)
         distance = place[:, past:, None] - place[:, None, :]

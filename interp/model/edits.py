@@ -459,7 +459,7 @@ def orthonormal(directions: Float[Tensor, "*k d"]) -> Float[Tensor, "r d"]:
 
 def onto(x: Float[Tensor, "... d"], basis: Float[Tensor, "r d"]) -> Float[Tensor, "... d"]:
     """The part of x in the span of an orthonormal basis, computed in float32 at least."""
-    q = basis.to(wide(x))
+    q = sent(basis, x.device).to(wide(x))
     return ((wide(x) @ q.mT) @ q).to(x)
 
 

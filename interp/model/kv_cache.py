@@ -176,11 +176,8 @@ class Prefix:
         return self._joined(self._run.keys[layer], k), self._joined(self._run.values[layer], v)
 
     def _joined(self, before: Float[Tensor, "run p g e"], new: Float[Tensor, "b n g e"]) -> Tensor:
-        rows, n, *rest = new.shape
-        out = new.new_empty(self.copies, rows // self.copies, self.length + n, *rest)
-        out[:, :, : self.length] = before[:, : self.length]
-        out[:, :, self.length :] = new.unflatten(0, (self.copies, -1))
-        return out.flatten(0, 1)
+        known = before[:, : self.length].expand(self.copies, -1, -1, -1, -1)
+        return torch.cat((known, new.unflatten(0, (self.copies, -1))), 2).flatten(0, 1)
 
     def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
         """Nothing: the next pass begins at the same column."""

@@ -54,10 +54,11 @@ class Outcome:
         reader = self.model if self.reference_model is None else self.reference_model
         return wide(reader.read_out(self.reference))
 
-    def logits_of(self, tokens: Int[Tensor, "r"]) -> Float[Tensor, "r n"]:
-        """The logits of one token per row, in float32 at least; no others are computed."""
-        columns = tokens[:, None, None].expand(-1, self.stream.shape[1], 1)
-        return wide(self.model.read_out(self.stream, columns=columns))[..., 0]
+    def logits_of(self, tokens: Int[Tensor, "r *k"]) -> Float[Tensor, "r n *k"]:
+        """The logits of one token per row, or of several, in float32 at least; no others are computed."""
+        columns = tokens.reshape(len(tokens), 1, -1).expand(-1, self.stream.shape[1], -1)
+        found = wide(self.model.read_out(self.stream, columns=columns))
+        return found.reshape(*found.shape[:2], *tokens.shape[1:])
 
 
 Value = Callable[[Outcome], Float[Tensor, "r"]]
@@ -239,9 +240,11 @@ def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
 
 
 def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
-    right = outcome.logits_of(_answers(outcome))[:, -1]
-    wrong = outcome.batch.wrong
-    return right if wrong is None else right - outcome.logits_of(wrong.to(right.device))[:, -1]
+    right, wrong = _answers(outcome), outcome.batch.wrong
+    if wrong is None:
+        return outcome.logits_of(right)[:, -1]
+    both = outcome.logits_of(torch.stack((right, wrong.to(right.device)), 1))[:, -1]
+    return both[:, 0] - both[:, 1]
 
 
 def _probability(outcome: Outcome) -> Float[Tensor, "r"]:
@@ -290,10 +293,10 @@ def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
 
 def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
     outcome.model.config.require_tokens("a next-token loss")
-    tokens, real = outcome.batch.tokens, outcome.batch.real
-    logits = outcome.logits()
-    counted = (real[:, 1:] & real[:, :-1]).to(logits)
-    if bool((counted.sum(1) == 0).any()):
+    home = outcome.batch.host().real
+    if not bool((home[:, 1:] & home[:, :-1]).any(1).all()):
         raise ValueError("a next-token loss requires prompts of at least two tokens")
+    tokens, real, logits = outcome.batch.tokens, outcome.batch.real, outcome.logits()
+    counted = (real[:, 1:] & real[:, :-1]).to(logits)
     losses = F.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
     return (losses * counted).sum(1) / counted.sum(1)

@@ -488,7 +488,7 @@ class Sweep:
             stream = one.final(None if everywhere else self._columns)
             values[sent(one.pack.variants, values.device)] = judge.value(stream, len(one.pack.variants))
 
-        where = self._departures(base, everywhere=everywhere)
+        where = self._where(everywhere=everywhere)
         self._run(base, self._planned(where, everywhere=everywhere), metric.name, measure)
         reaches = sent(where.reaches, values.device)
         return Swept(torch.where(reaches, values, base_value), base_value, reaches)
@@ -524,7 +524,7 @@ class Sweep:
                 0, (-1, len(home))
             )
 
-        where = self._departures(base, everywhere=False)
+        where = self._where(everywhere=False)
         self._run(base, self._planned(where, everywhere=False), "final stream", keep)
         return found
 
@@ -533,7 +533,7 @@ class Sweep:
 
         everywhere: for a metric that looks at every column.
         """
-        return self._planned(self._departures(self.base, everywhere=everywhere), everywhere=everywhere)
+        return self._planned(self._where(everywhere=everywhere), everywhere=everywhere)
 
     def _planned(self, where: Departures, *, everywhere: bool) -> Plan:
         config, columns = self._network.config, self._batch.tokens.shape[1]
@@ -623,6 +623,16 @@ class Sweep:
     def _plain(self) -> Transformer:
         """The model without its own edits, which are among the common ones."""
         return self._network.unedited
+
+    def _where(self, *, everywhere: bool) -> Departures:
+        """Where the variants leave the base run, looked up once for all metrics."""
+        if everywhere not in self._departed:
+            self._departed[everywhere] = self._departures(self.base, everywhere=everywhere)
+        return self._departed[everywhere]
+
+    @cached_property
+    def _departed(self) -> dict[bool, Departures]:
+        return {}
 
     def _departures(self, base: Base, *, everywhere: bool) -> Departures:
         watched = None if everywhere else self._watched

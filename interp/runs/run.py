@@ -166,9 +166,11 @@ def _found(
     given = _by_name(questions)
     if of_weights := [each.name for each in asked if getattr(given[each.name], "of_weights", False)]:
         _check_finite(subject.transformer, ", ".join(of_weights))
-    found = Results({}, 0, 0, 0, True, _rejected_table([]))
-    if data is not None:
-        found = _over_data(asked, subject, data, place, devices, engine)
+    found = (
+        Results({}, 0, 0, 0, True, _rejected_table([]))
+        if data is None
+        else _over_data(asked, subject, data, place, devices, engine)
+    )
     answered = {name: _alone(subject, given[name], each) for name, each in alone.items()}
     return replace(found, datasets={**found.datasets, **answered})
 

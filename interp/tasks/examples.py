@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
+from interp.core.transfers import check
 from interp.data.batch import Batch
 from interp.model.loss import next_token_loss, predicted
 
@@ -107,8 +109,8 @@ class Examples:
         batch = self.batch
         if batch.answer is None:
             asked = self.asked(determined_only=determined_only)
-            if not bool(asked.any(1).all()):
-                raise ValueError("rows with a token to predict are required, some have none that is asked")
+            unlike = "rows with a token to predict are required, some have none that is asked"
+            check(asked.any(1).all(), partial(ValueError, unlike))
             losses = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
             return (losses * asked).sum(1) / asked.sum(1)
         last = wide(logits[torch.arange(len(batch), device=logits.device), batch.last()])

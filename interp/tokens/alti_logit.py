@@ -7,13 +7,14 @@ r_s = sum_l sum_j Delta_l(j) M_(l-1)[j, s], with M_0 = I.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.transfers import sent
+from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -65,8 +66,9 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[s
     Errors: ValueError for a column before the last token of a bidirectional model, and for edits of positions where the
     cut moves the columns; IncompleteSumError if the parts do not sum.
     """
-    every = batch.real
-    before = torch.arange(batch.tokens.shape[1], device=at.device) <= at[:, None]
+    home = batch.host()
+    every = home.real
+    before = torch.arange(every.shape[1]) <= at[:, None]
     keep = every & before
     if not model.config.causal and not bool((before | ~every).all()):
         raise ValueError("ALTI-Logit requires the last position in a bidirectional model: use pos=-1")
@@ -75,13 +77,13 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[s
             f"ALTI-Logit moves the tokens asked about to the last column, away from the positions of the edit of "
             f"{edits[0].name}: ask about the last token of prompts of one length"
         )
-    aligned = replace(batch, keep=keep).left_aligned()
+    there = replace(home, keep=keep).left_aligned().to(model.device)
     by_source = attribution(model.config, "source")
     reads = (*by_source.reads, *layers_read(model, "alti", range(model.config.n_layers - 1)))
-    where = aligned.last()[:, None]
-    trace = observe(model, aligned, reads, logits_at=where, answers_only=True).trace
-    found = credited(model, aligned, trace, by_source)
-    order = keep.int().argsort(dim=1, stable=True).to(found["value"].device)
+    where = there.host().last()[:, None]
+    trace = observe(model, there, reads, logits_at=where, answers_only=True).trace
+    found = credited(model, there, trace, by_source)
+    order = sent(keep.int().argsort(dim=1, stable=True), found["value"].device)
     return {**found, "value": torch.zeros_like(found["value"]).scatter(1, order, found["value"])}
 
 
@@ -99,10 +101,13 @@ def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Analysis
     score, total = rolled_back(moved, mixing), parts["total"]
     missed = (score.sum(1) + torch.stack(list(rest.values())).sum(0) - total).abs()
     error = missed / torch.maximum(columns.abs().amax(1), total.abs()) + parts["error"]
-    if not bool((error <= 2 * TOLERANCE[model.dtype]).all()):
-        worst = float(error.max())
-        raise IncompleteSumError(f"ALTI-Logit: the parts miss the logits by {worst:.2e} relative", worst)
+    check((error <= 2 * TOLERANCE[model.dtype]).all(), partial(_incomplete, error))
     return {"value": score, **rest, "total": total, "error": error}
+
+
+def _incomplete(error: Float[Tensor, "b"]) -> IncompleteSumError:
+    worst = float(error.max())
+    return IncompleteSumError(f"ALTI-Logit: the parts miss the logits by {worst:.2e} relative", worst)
 
 
 def rolled_back(

@@ -22,7 +22,7 @@ from torch import Tensor
 from interp.core.boundary import Count, nearest, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
-from interp.core.transfers import sent
+from interp.core.transfers import check, sent
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
@@ -250,6 +250,9 @@ def compare_methods(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+NO_SCORE = "a score for every removable token is required, got NaN"
+
+
 def comprehensiveness(whole: Float[Tensor, "b"], without_top: Float[Tensor, "s b"]) -> Float[Tensor, "b"]:
     """AOPC: the mean over shares of how far the answer falls without the highest tokens."""
     return (whole - without_top).mean(0)
@@ -271,8 +274,9 @@ def erased(
 ) -> Float[Tensor, "b 2"]:
     """Both AOPC for tokens ranked by these values; all removals of all prompts are rows, `batch_size` at a time."""
     value = sent(value, batch.tokens.device)
-    removable = _removable(batch)
-    top = [top_share(value, removable, share) for share in how.shares]
+    home = _removable(batch.host())
+    removable = sent(home, value.device)
+    top = [top_share(value, home, share) for share in how.shares]
     nothing = torch.zeros_like(removable)
     holes = torch.stack([nothing, *top, *(removable & ~kept for kept in top)])
     answers = _answers(model, batch, holes, at, how, batch_size)
@@ -288,13 +292,13 @@ def top_share(
 ) -> Bool[Tensor, "b p"]:
     """The highest `share` of each row's removable tokens, rounded up; earlier ones first among equals.
 
-    Errors: ValueError for a removable token without a score.
+    removable: on the host, where the tokens are counted. Errors: ValueError for a removable token without a score.
     """
-    if bool((score.isnan() & removable).any()):
-        raise ValueError("a score for every removable token is required, got NaN")
+    count = sent([ceil(share * n - 1e-9) for n in removable.sum(1).tolist()], score.device)
+    removable = sent(removable, score.device)
+    check(~(score.isnan() & removable).any(), partial(ValueError, NO_SCORE))
     order = score.masked_fill(~removable, -torch.inf).argsort(dim=1, descending=True, stable=True)
     rank = order.argsort(1)
-    count = sent([ceil(share * n - 1e-9) for n in removable.sum(1).tolist()], score.device)
     return (rank < count[:, None]) & removable
 
 
@@ -366,7 +370,7 @@ def _answers(
         raise ValueError("erasing tokens requires an answer to watch: name it, or bring it with the data")
     base = baseline_embedding(model, how.replacement)
     flat = rearrange(holes, "n b p -> (n b) p").to(model.device)
-    at = at.to(model.device)
+    at = sent(at, model.device)
     found = []
     for rows in torch.arange(len(flat)).split(batch_size):
         prompt = rows % len(batch)

@@ -239,11 +239,11 @@ def as_method(method: str | Method) -> Method:
 
 
 def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
-    """The column of each row's real token number `pos`, negative from its end.
+    """The column of each row's real token number `pos`, negative from its end; on the host.
 
     Errors: IndexError for a row that is too short, ValueError for packed rows.
     """
-    there, batch = batch.tokens.device, batch.host()
+    batch = batch.host()
     batch.last()
     lengths = batch.lengths
     place = lengths + pos if pos < 0 else torch.full_like(lengths, pos)
@@ -254,11 +254,11 @@ def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
         )
     if batch.keep is not None:
         place = ((batch.keep.cumsum(1) == place[:, None] + 1) & batch.keep).int().argmax(1)
-    return sent(place, there)
+    return place
 
 
 Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], dict[str, Tensor]]
-"""From what was recorded of some rows to their values at one column of each."""
+"""From what was recorded of some rows to their values at one column of each, which the host names."""
 
 
 def _computed(model: Transformer, how: Method, batch_size: int) -> tuple[tuple[Read, ...], Inner, str]:
@@ -303,10 +303,10 @@ def _mixed(
     if how.kernel == "attention" and isinstance(how.across, str):
         layers = [with_residual(layer) for layer in layers]
     if how.across != "flow":
-        return {"value": rolled_row(layers, at)}
+        return {"value": rolled_row(layers, sent(at, layers[0].device))}
     stacked = torch.stack(layers, 1)
-    here = fetched({"layers": stacked, "at": at})  # the search goes from edge to edge
-    flows = [flow(row, i) for row, i in zip(here["layers"], here["at"].tolist(), strict=True)]
+    here = fetched({"layers": stacked})["layers"]  # the search goes from edge to edge
+    flows = [flow(row, i) for row, i in zip(here, at.tolist(), strict=True)]
     return {"value": shares(sent(torch.stack(flows), stacked.device))}
 
 
@@ -322,7 +322,7 @@ def _gradient(
     how: GradientTimesInput,
     batch_size: int,
 ) -> dict[str, Tensor]:
-    return gradient_x_input(model, batch, at, rules=how.rules, batch_size=batch_size)
+    return gradient_x_input(model, batch, sent(at, model.device), rules=how.rules, batch_size=batch_size)
 
 
 def _integrated(
@@ -333,7 +333,7 @@ def _integrated(
     how: IntegratedGradients,
     batch_size: int,
 ) -> dict[str, Tensor]:
-    found = integrated_gradients(model, batch, at, how, batch_size=batch_size)
+    found = integrated_gradients(model, batch, sent(at, model.device), how, batch_size=batch_size)
     return {"value": found.score, "total": found.total, "error": found.error}
 
 

@@ -6,9 +6,10 @@ signal is another question.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
@@ -31,6 +32,9 @@ from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
+
+AT_ONCE = 2**26
+"""Numbers of the matrices that are decomposed together: 256 MiB in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,8 +102,8 @@ def spectra(model: Model, *, top: int = 10) -> xr.Dataset:
 def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
     names, kinds, parts, layers, values = [], [], [], [], []
     matrices = list(_matrices(network))
-    spectra = fetched({i: singular_values(each.matrix) for i, each in enumerate(matrices)})
-    for each, found in zip(matrices, spectra.values(), strict=True):
+    spectra = singular_values([each.matrix for each in matrices])
+    for each, found in zip(matrices, spectra, strict=True):
         rows = found.reshape(-1, found.shape[-1])
         prefix = each.kind if each.layer is None else f"blocks.{each.layer}.{each.inside}.{each.kind}"
         for i, row in enumerate(rows):
@@ -127,20 +131,52 @@ def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
     )  # fmt: skip
 
 
-def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n r"]:
-    """The singular values, descending, in float32 at least; of a product from its factors, the product never formed.
+def singular_values(
+    matrices: Sequence[Float[Tensor, "..."] | FactoredMatrix], at_once: int = AT_ONCE
+) -> list[Float[Tensor, "..."]]:
+    """The singular values of each, descending, in float32 at least, on the host.
 
-    A B = Q_A (R_A R_B^T) Q_B^T with thin QR factors, so only the small middle is decomposed.
+    Of a product from its factors, the product never formed: A B = Q_A (R_A R_B^T) Q_B^T with thin QR factors, so only
+    the small middle is decomposed. Matrices of one shape, a wide one transposed, are decomposed together, as many as
+    have `at_once` numbers: a device looks after each decomposition whether it converged.
 
     Example:
-        >>> singular_values(FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]])))
-        tensor([10.])
+        >>> singular_values([FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]]))])
+        [tensor([10.])]
     """
-    if not isinstance(matrix, FactoredMatrix):
-        return torch.linalg.svdvals(wide(matrix.detach()))
-    left, right = wide(matrix.A.detach()), wide(matrix.B.detach()).mT
-    middle = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right, mode="r").R.mT
-    return torch.linalg.svdvals(middle)
+    alike: dict[tuple[tuple[int, ...], torch.dtype], list[int]] = {}
+    for i, matrix in enumerate(matrices):
+        alike.setdefault((_shape(matrix), _outer(matrix).dtype), []).append(i)
+    found: dict[int, Tensor] = {}
+    for (shape, _), numbers in alike.items():
+        leads = {i: matrices[i].shape[:-2] for i in numbers}
+        size = max(1, at_once // (max(lead.numel() for lead in leads.values()) * prod(shape)))
+        for first in range(0, len(numbers), size):
+            some = numbers[first : first + size]
+            stack = torch.cat([_tall(matrices[i]).reshape(-1, *shape) for i in some])
+            values = torch.linalg.svdvals(stack).split([leads[i].numel() for i in some])
+            found |= {i: value.reshape(*leads[i], -1) for i, value in zip(some, values, strict=True)}
+    return [value for _, value in sorted(fetched(found).items())]
+
+
+def _outer(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
+    return matrix.A if isinstance(matrix, FactoredMatrix) else matrix
+
+
+def _shape(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> tuple[int, ...]:
+    """The shape of `_tall` of each matrix of a stack."""
+    middle = _outer(matrix).shape[-1] if isinstance(matrix, FactoredMatrix) else max(matrix.shape[-2:])
+    return tuple(sorted((min(side, middle) for side in matrix.shape[-2:]), reverse=True))
+
+
+def _tall(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n _ _"]:
+    """A matrix of the same singular values with no more columns than rows, in float32 at least."""
+    if isinstance(matrix, FactoredMatrix):
+        left, right = wide(matrix.A.detach()), wide(matrix.B.detach()).mT
+        found = torch.linalg.qr(left, mode="r").R @ torch.linalg.qr(right, mode="r").R.mT
+    else:
+        found = wide(matrix.detach())
+    return found.mT if found.shape[-2] < found.shape[-1] else found
 
 
 def summary(singular: Float[Tensor, "n r"], top: int) -> dict[str, Float[Tensor, "n"] | Tensor]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from interp.core.transfers import check, checks_together, fetched, sent
+from interp.core.transfers import LOOK, check, checks_together, ended, fetched, sent
 from interp.data.batch import Batch
 from interp.runs import kept
 from tests.configs import build
@@ -35,6 +35,14 @@ def _fetched() -> tuple[int, bool]:
         torch.equal(back[name], value) and back[name].dtype == value.dtype for name, value in here.items()
     ]
     return asked.waits, all(same) and back["host"] is not None and asked.sent == len(here)
+
+
+def test_a_device_is_asked_now_and_then_whether_a_search_is_over() -> None:
+    here, there = torch.tensor(True), torch.ones((), dtype=torch.bool, device="meta")
+    assert ended(here, 0) and not ended(~here, LOOK - 1)
+    assert not any(ended(there, step) for step in range(LOOK - 1))
+    with pytest.raises(RuntimeError):  # it is looked at, and has no number
+        ended(there, LOOK - 1)
 
 
 def test_on_the_host_nothing_is_copied() -> None:

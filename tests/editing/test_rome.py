@@ -2,11 +2,13 @@
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
+import interp
 from interp import Batch, HookedTransformer
 from interp.editing import Rome, key_moment, rome_edit
 from interp.editing.rome import Keys, mentions
@@ -135,6 +137,26 @@ def test_the_value_stays_within_its_reach_and_the_search_ends_when_it_may() -> N
     held = length(Rome(rate=5.0, reach=0.25, ridge=0.01))
     assert held == pytest.approx(0.25 * float(value.norm()), rel=1e-9)
     assert length(Rome(enough=math.inf)) == 0
+
+
+def test_steps_after_the_search_is_over_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device is asked late whether the loss is low enough."""
+    model = hooked()
+    keys, steps = keys_of(model), []
+
+    def delta(rome: Rome) -> Tensor:
+        return factors(rome_edit(model, PROMPT, answer=ANSWER, subject=SUBJECT, keys=keys, rome=rome))[1]
+
+    def asked(done: Tensor, step: int) -> bool:
+        steps.append(bool(done))
+        return False
+
+    early = Rome(enough=6.0, rate=0.5, decay=0.0, reach=1e3, steps=12, ridge=0.01)
+    ended = delta(early)
+    monkeypatch.setattr(interp.editing.rome, "ended", asked)
+    assert torch.equal(delta(early), ended)
+    assert len(steps) == 12 and 1 <= sum(steps) < 12
+    assert not torch.equal(delta(replace(early, enough=0.0)), ended)
 
 
 def slow_search(model: HookedTransformer, rome: Rome, subject: str) -> Tensor:
