@@ -45,19 +45,19 @@ class Outcome:
 
     def logits(self) -> Float[Tensor, "r n v"]:
         """All logits, soft cap included, in float32 at least."""
-        return wide(self.model.read_out(self.stream))
+        return wide(self.model.read_out(wide(self.stream)))
 
     def reference_logits(self) -> Float[Tensor, "b n v"]:
         """All logits of the run that a metric compares with. ValueError where there is none."""
         if self.reference is None:
             raise ValueError("a metric that compares requires a reference run, got none")
         reader = self.model if self.reference_model is None else self.reference_model
-        return wide(reader.read_out(self.reference))
+        return wide(reader.read_out(wide(self.reference)))
 
     def logits_of(self, tokens: Int[Tensor, "r"]) -> Float[Tensor, "r n"]:
         """The logits of one token per row, in float32 at least; no others are computed."""
         columns = tokens[:, None, None].expand(-1, self.stream.shape[1], 1)
-        return wide(self.model.read_out(self.stream, columns=columns))[..., 0]
+        return wide(self.model.read_out(wide(self.stream), columns=columns))[..., 0]
 
 
 Value = Callable[[Outcome], Float[Tensor, "r"]]
