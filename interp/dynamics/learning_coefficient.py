@@ -157,7 +157,9 @@ def learning_coefficient_of(loss: Loss, at: Point, rows: int, sampler: Langevin)
 def _wide(network: Transformer) -> Transformer:
     """The model in float32 at least: in half precision a step of a chain is less than a weight's last digit."""
     narrow = {name: x for name, x in network.named_parameters() if x.dtype != wide(x).dtype}
-    return network.with_parameters({name: nn.Parameter(wide(x.detach())) for name, x in narrow.items()})
+    return network.with_parameters(
+        {name: nn.Parameter(wide(x.detach()), requires_grad=False) for name, x in narrow.items()}
+    )
 
 
 def _moving(network: Transformer, names: Sequence[str] | None) -> Point:
