@@ -45,7 +45,7 @@ def main(repeats: int = 9) -> None:
         report(
             "cache", "interp", f"record {what}", timing(seconds, what, "hf"), work(call), taken,
             entries=entries, returned_mib=returned, extra_allocated_mib=round(taken.allocated_mib - returned, 1),
-            extra_resident_mib=round(taken.resident_mib - returned, 1),
+            extra_resident_mib=None if taken.resident_mib is None else round(taken.resident_mib - returned, 1),
             claim=CLAIMS[what], claim_extra_mib=CLAIM_EXTRA_MIB,
         )  # fmt: skip
 

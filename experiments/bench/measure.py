@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import gc
 import json
+import os
 import platform
 import statistics
 import time
@@ -23,6 +24,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 Calls = Mapping[str, Callable[[], object]]
 MIB = 2**20
+NARROW = bool(os.environ.get("BENCH_NARROW"))
+"""Whether little time is to be spent: GPT-2 has half its width and a fifth of its vocabulary, the same operators in a
+quarter of the time (`subjects.py`)."""
 MMAP_THRESHOLD = -3  # the number of this parameter in mallopt(3)
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
@@ -40,8 +44,9 @@ class Work:
 class Memory:
     """What one call takes above the state before it, in MiB."""
 
-    resident_mib: float
-    """High-water mark of the process's resident memory, every large tensor mapped on its own."""
+    resident_mib: float | None
+    """High-water mark of the process's resident memory, every large tensor mapped on its own; None at the narrow shape,
+    where a call is not made again for it."""
     allocated_mib: float
     """High-water mark of the tensors alive, operators' own buffers included: exact."""
     kept_mib: float
@@ -97,7 +102,7 @@ def memory(call: Callable[[], object]) -> Memory:
     Measure times first: from here on the process maps every tensor of a mebibyte separately, which makes resident
     memory exact, and allocation slower.
     """
-    resident = _resident_peak(call)
+    resident = None if NARROW else round(_resident_peak(call), 1)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
         result = call()
     events = profiler.profiler.kineto_results.events()
@@ -107,7 +112,7 @@ def memory(call: Callable[[], object]) -> Memory:
         alive += change
         peak = max(peak, alive)
     del result
-    return Memory(round(resident, 1), round(peak / MIB, 1), round(alive / MIB, 1))
+    return Memory(resident, round(peak / MIB, 1), round(alive / MIB, 1))
 
 
 def distinct_mib(tensors: Iterable[Tensor]) -> float:

@@ -1,16 +1,14 @@
 """The random models every claim is measured on: a Hugging Face model, and ours with the same weights."""
 
-import os
 from dataclasses import dataclass
 
 import torch
 import transformers
+from measure import NARROW
 from torch import Tensor
 
 import interp
 
-NARROW = bool(os.environ.get("BENCH_NARROW"))
-"""Whether GPT-2 has half its width and a fifth of its vocabulary: the same operators in a quarter of the time."""
 D_MODEL, D_VOCAB = (384, 10_000) if NARROW else (768, 50_257)
 
 

@@ -1,6 +1,6 @@
 """Every speed claim and what every question costs, in two tables: runs the scripts and writes them into README.md.
 
-`make bench` takes one round of each, GPT-2 narrower than it is (`subjects.NARROW`; some half an hour):
+`make bench` takes one round of each, GPT-2 narrower than it is (`measure.NARROW`; some half an hour):
 counts are exact, a ratio is that of one round. `--whole` takes the full shape and as many rounds as the scripts think
 right, for hours. Lines are kept in a file (`--lines`); `--only forward heads` runs some scripts and takes the others'
 lines from there.
@@ -25,19 +25,19 @@ ONE = ("--repeats", "1")
 QUICK: dict[str, tuple[str, ...]] = {
     "forward": (*ONE, "--rows", "2"),
     "cache": ONE,
-    "heads": (*ONE, "--taxonomy-repeats", "1"),
-    "generate": (*ONE, "--no-uncached"),
-    "load": (*ONE, "--layers", "3"),
+    "heads": (*ONE, "--taxonomy-repeats", "0"),
+    "generate": (*ONE, "--few"),
+    "load": (*ONE, "--layers", "2"),
     "composition": ONE,
     "copying": ONE,
     "backward_lens": (*ONE, "--batch-repeats", "1"),
-    "attribution": (*ONE, "--rows", "8"),
+    "attribution": (*ONE, "--rows", "4"),
     "attribution_patching": ONE,
     "lens": ONE,
     "jacobian_lens": ONE,
     "patching": ONE,
     "circuit_passes": ONE,
-    "stream": ("--claims", "taxonomy", "five", "--rounds", "1"),
+    "stream": ("--claims", "taxonomy", "five", "text", "--rounds", "1"),
     "causal_stream": ("--pairs", "200"),
     "sparse_attention": (*ONE, "--lengths", "8192"),
     "linear_attention": ONE,
@@ -96,7 +96,9 @@ def _ran(script: str, arguments: Sequence[str]) -> list[Line]:
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, HERE / f"{script}.py", *arguments], stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": str(ROOT)} | ({"BENCH_NARROW": "1"} if arguments else {}),
+        env=os.environ
+        | {"PYTHONPATH": str(ROOT), "TQDM_DISABLE": "1"}
+        | ({"BENCH_NARROW": "1"} if arguments else {}),
     )  # fmt: skip
     sys.stdout.write(done.stdout)
     sys.stderr.write(f"{script}: {time.monotonic() - begun:.0f} s\n")
