@@ -131,7 +131,7 @@ def wide_product(x: Float[Tensor, "*n d"], weight: Float[Tensor, "m d"]) -> Floa
     """
     if torch.is_grad_enabled() and weight.requires_grad:
         return x @ weight.to(x.dtype).mT
-    return _WideProduct.apply(x, weight)  # type: ignore[no-any-return, no-untyped-call]
+    return _WideProduct.apply(x, weight)  # type: ignore[no-untyped-call]
 
 
 class _WideProduct(torch.autograd.Function):
@@ -139,14 +139,14 @@ class _WideProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(weight)  # type: ignore[attr-defined]
+        ctx.save_for_backward(weight)
         rows, found = x.reshape(-1, x.shape[-1]), x.new_empty(*x.shape[:-1], len(weight))
         for part in _blocks_of_rows(weight):
             torch.mm(rows, weight[part].to(x.dtype).mT, out=found.view(-1, len(weight))[:, part])
         return found
 
     @staticmethod
-    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
         (weight,) = ctx.saved_tensors  # type: ignore[attr-defined]
         found = grad.new_zeros(*grad.shape[:-1], weight.shape[1])
         for part in _blocks_of_rows(weight):

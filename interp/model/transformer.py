@@ -509,7 +509,7 @@ def unembedded(
 ) -> Float[Tensor, "*b v"]:
     """x W_U + b_U for consecutive tokens, in the dtype of x: narrower weights are widened a block at a time."""
     if unembed.weight.dtype == x.dtype and tokens == slice(None):
-        return unembed(x)  # type: ignore[no-any-return]
+        return unembed(x)
     weight, bias = unembed.weight[tokens], None if unembed.bias is None else unembed.bias[tokens]
     if weight.dtype == x.dtype:
         return F.linear(x, weight, bias)
