@@ -324,7 +324,7 @@ class Runs:
             logits_at=batch.last()[:, None] - c,
         )  # fmt: skip
         tap.close()
-        logits = wide(model.read_out(stream[:, 0]))
+        logits = model.read_out(wide(stream[:, 0]))
         loss = F.cross_entropy(logits, sent(answers.flatten(), logits.device), reduction="none")
         return loss.unflatten(0, (groups, -1))
 

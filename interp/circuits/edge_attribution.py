@@ -22,6 +22,7 @@ from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
 from interp.core.boundary import Count, public
+from interp.core.stats import wide
 from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
@@ -307,6 +308,6 @@ def _between(
     points: Float[Tensor, "k"],
 ) -> Float[Tensor, "r p d"]:
     """Every example at every point."""
-    share = sent(points.to(value.dtype), value.device)[:, None, None]
-    start, end = (x.to(value)[:, None] for x in (corrupt, clean))
-    return torch.lerp(start, end, share).flatten(0, 1)
+    start, end = (wide(x.to(value.device))[:, None] for x in (corrupt, clean))
+    share = sent(points.to(start.dtype), value.device)[:, None, None]
+    return torch.lerp(start, end, share).flatten(0, 1).to(value.dtype)

@@ -1,7 +1,7 @@
-"""Questions about the entries of `a @ b` that never hold more than one tile of it.
+"""Questions about the entries of `a @ b` that never hold more than one tile of it, and of narrow weights, widened.
 
 a: `[rows mid]`, b: `[mid columns]`. Tiles are computed in float32 at least, one after the other in the same memory; the
-answers carry no gradient.
+answers carry no gradient, but for those of `wide_product`.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 
 from interp.core.boundary import shape_text
 from interp.core.stats import wide
@@ -116,3 +117,43 @@ def _count(k: int, most: int) -> int:
     if not 1 <= k <= most:
         raise ValueError(f"1 to {most} entries are required, got {k}")
     return k
+
+
+def wide_product(x: Float[Tensor, "*n d"], weight: Float[Tensor, "m d"]) -> Float[Tensor, "*n m"]:
+    """x W^T in the dtype of x, for weights in a narrower one: a block of their rows is widened at a time.
+
+    In half precision the product itself would be rounded; so it is exact to the dtype of x, and neither the pass nor
+    its gradient keeps a widened copy of the weights. The weights get a gradient only where they require one.
+
+    Example:
+        >>> float(wide_product(torch.ones(1, 3), torch.tensor([[20.0, 0.0625, 0.0]]).bfloat16()))
+        20.0625
+    """
+    if torch.is_grad_enabled() and weight.requires_grad:
+        return x @ weight.to(x.dtype).mT
+    return _WideProduct.apply(x, weight)  # type: ignore[no-untyped-call]
+
+
+class _WideProduct(torch.autograd.Function):
+    """Whose backward pass widens the weights again instead of keeping them."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(weight)
+        rows, found = x.reshape(-1, x.shape[-1]), x.new_empty(*x.shape[:-1], len(weight))
+        for part in _blocks_of_rows(weight):
+            torch.mm(rows, weight[part].to(x.dtype).mT, out=found.view(-1, len(weight))[:, part])
+        return found
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:
+        (weight,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        found = grad.new_zeros(*grad.shape[:-1], weight.shape[1])
+        for part in _blocks_of_rows(weight):
+            found += grad[..., part] @ weight[part].to(grad.dtype)
+        return found, None
+
+
+def _blocks_of_rows(weight: Tensor) -> list[slice]:
+    step = max(1, TILE // max(1, weight.shape[1]))
+    return [slice(first, first + step) for first in range(0, len(weight), step)]

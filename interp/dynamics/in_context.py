@@ -277,7 +277,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Float[Tensor, "t 
     known = torch.ones_like(target, dtype=torch.bool) if counted is None else counted
     wide = torch.promote_types(stream.dtype, torch.float32)
     parts = zip(stream[known].split(CHUNK), target[known].split(CHUNK), strict=True)
-    each = [F.cross_entropy(model.read_out(x).to(wide), t, reduction="none") for x, t in parts]
+    each = [F.cross_entropy(model.read_out(x.to(wide)), t, reduction="none") for x, t in parts]
     found = torch.full(target.shape, torch.nan, dtype=wide, device=stream.device)
     found[known] = torch.cat(each)
     if not bool(found[known].isfinite().all()):

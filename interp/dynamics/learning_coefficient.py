@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from interp.core.boundary import Count, nearest, public
 from interp.core.results import labelled
+from interp.core.stats import wide
 from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
 from interp.passes.analysis import NotFiniteError
@@ -92,11 +93,12 @@ def learning_coefficient(
 ) -> xr.Dataset:
     """The local learning coefficient of a trained model on its training rows.
 
-    The loss of a row is the sum of its tokens' nats (of determined tokens alone, if so asked), L_n their mean over the
-    n rows: rows are independent draws, tokens are not. parameters: names of those that move, such as
-    "blocks.0.mlp.out.weight", the others held (Wang et al. 2024); None = all. rows_per_step: rows drawn for each step
-    instead of all; differences of losses are then those of the same rows. Returns what `learning_coefficient_of` does,
-    whose caveats hold: compare models under one sampler, and do not read one number as a dimension.
+    A model in half precision is sampled as a copy in float32. The loss of a row is the sum of its tokens' nats (of
+    determined tokens alone, if so asked), L_n their mean over the n rows: rows are independent draws, tokens are not.
+    parameters: names of those that move, such as "blocks.0.mlp.out.weight", the others held (Wang et al. 2024); None
+    = all. rows_per_step: rows drawn for each step instead of all; differences of losses are then those of the same
+    rows. Returns what `learning_coefficient_of` does, whose caveats hold: compare models under one sampler, and do
+    not read one number as a dimension.
     Errors: those of `learning_coefficient_of`; ValueError for unknown parameters, packed rows, rows_per_step out of
     range, an encoder-decoder.
 
@@ -106,7 +108,7 @@ def learning_coefficient(
         >>> found.loss.shape
         (2, 3)
     """
-    network = as_network(model)
+    network = _wide(as_network(model))
     examples = rows.to(network.device)
     count = len(examples.batch)
     if examples.batch.documents is not None:
@@ -150,6 +152,14 @@ def learning_coefficient_of(loss: Loss, at: Point, rows: int, sampler: Langevin)
         True
     """
     return _sampled(lambda generator: loss, at, rows, sampler)
+
+
+def _wide(network: Transformer) -> Transformer:
+    """The model in float32 at least: in half precision a step of a chain is less than a weight's last digit."""
+    narrow = {name: x for name, x in network.named_parameters() if x.dtype != wide(x).dtype}
+    return network.with_parameters(
+        {name: nn.Parameter(wide(x.detach()), requires_grad=False) for name, x in narrow.items()}
+    )
 
 
 def _moving(network: Transformer, names: Sequence[str] | None) -> Point:

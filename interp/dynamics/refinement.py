@@ -133,7 +133,7 @@ def _divergence(
     total = torch.zeros(len(real), dtype=torch.float64, device=final.device)
     parts = (final[real].split(CHUNK), other[real].split(CHUNK), rows.split(CHUNK))
     for mine, theirs, row in zip(*parts, strict=True):
-        p, q = (wide(model.read_out(stream)).log_softmax(-1) for stream in (mine, theirs))
+        p, q = (model.read_out(wide(stream)).log_softmax(-1) for stream in (mine, theirs))
         total.index_add_(0, row, (p.exp() * (p - q)).sum(-1).double())
     return total / real.sum(1)
 

@@ -167,7 +167,7 @@ def _of_rows(
     batch: Batch, base: tuple[Transformer, Tensor], tuned: tuple[Transformer, Tensor]
 ) -> tuple[Float[Tensor, "b p"], Float[Tensor, "b p"], Float[Tensor, "b p"]]:
     """KL(tuned || base) after every token, and the loss of the next one in both."""
-    logits = [wide(model.read_out(stream)) for model, stream in (base, tuned)]
+    logits = [model.read_out(wide(stream)) for model, stream in (base, tuned)]
     mine, its = (x.log_softmax(-1) for x in logits)
     kl = (its.exp() * (its - mine)).sum(-1)
     losses = [torch.zeros_like(kl) for _ in logits]

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.results import labelled
-from interp.core.stats import Moments, Rows, wilson
+from interp.core.stats import Moments, Rows, wide, wilson
 from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
 from interp.editing.weight_edit import WeightEdit
@@ -203,7 +203,9 @@ def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
 
 def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """The summed loss of every text, NaN and all, and over how many tokens."""
-    loss = next_token_loss(observe(model, batch).output, batch.tokens, batch.keep, batch.documents)
+    stream = observe(model, batch, stop=model.config.n_layers).output
+    logits = model.read_out(wide(stream))
+    loss = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
     counted = predicted(batch.keep, batch.documents)
     counted = torch.ones_like(loss, dtype=torch.bool) if counted is None else counted
     loss, real = (torch.nn.functional.pad(x, (1, 0)) for x in (loss.double(), counted))

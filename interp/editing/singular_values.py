@@ -134,8 +134,8 @@ def train_z(
     """One vector z per matrix, trained from z = 1 by gradient descent on a loss; and the loss before every step.
 
     z are the only leaves: the model's parameters are neither written nor given gradients. data: prompts, all in one
-    pass. loss: from their logits to a number. names: the matrices, as `WeightEdit` names them. Apply the result with
-    `SingularValues.edit`. Every step of `tuning` is taken.
+    pass. loss: from their logits, in float32 at least, to a number. names: the matrices, as `WeightEdit` names them.
+    Apply the result with `SingularValues.edit`. Every step of `tuning` is taken.
     Differs from the paper: plain gradients where it has REINFORCE (`reinforce_z`), and z itself where the released code
     trains sigmoid(p) times a largest value. Errors: as `SingularValues.of`; ValueError for no or repeated
     names, a model without logits, a loss that is not one finite number.
@@ -162,7 +162,7 @@ def train_z(
     losses = []
     for _ in range(tuning.steps):
         changes = {name: each.change(z[name], rescale=rescale).AB for name, each in parts.items()}
-        value = loss(network.with_parameters(changed(network, changes))(batch.tokens, **inputs))
+        value = loss(wide(network.with_parameters(changed(network, changes))(batch.tokens, **inputs)))
         if not isinstance(value, Tensor):
             raise ValueError(f"loss must be one number, a tensor, got {shown(value)}")
         if value.numel() != 1 or not bool(value.isfinite().all()):

@@ -23,7 +23,7 @@ from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
-from interp.core.stats import Means, Partial, Reduction, ratio
+from interp.core.stats import Means, Partial, Reduction, ratio, wide
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -212,7 +212,7 @@ class _Activation:
                     "an autoencoder of the whole site is required, got one that reads head by head"
                 )
         else:
-            found = value.norm(dim=-1) if len(self.axes.split()) == 4 else value
+            found = wide(value).norm(dim=-1) if len(self.axes.split()) == 4 else value
         return _chosen(found, self.cells)
 
 

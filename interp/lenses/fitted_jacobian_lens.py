@@ -424,7 +424,7 @@ def lens_ranks(
     found = []
     size = max(1, CHUNK // len(weights))
     for some, listed in zip(mixed.split(size), tokens.split(size), strict=True):
-        logits = wide(model.read_out(some.to(state.dtype)))
+        logits = model.read_out(wide(some))
         own = logits.gather(-1, listed[:, None].expand(-1, len(weights), -1))
         found.append(torch.stack([(logits > own[..., [i]]).sum(-1) for i in range(own.shape[-1])], -1))
     return torch.cat(found).double()

@@ -189,7 +189,7 @@ def _predicted(trace: Trace, batch: Batch, model: Transformer, read: Read) -> Ma
     state = trace[read][batch.real]
     total = torch.zeros(len(batch), model.config.n_outputs, dtype=torch.float64, device=state.device)
     for rows, where in zip(state.split(CHUNK), cells[:, 0].split(CHUNK), strict=True):
-        total.index_add_(0, where, wide(model.read_out(rows)).softmax(-1).double())
+        total.index_add_(0, where, model.read_out(wide(rows)).softmax(-1).double())
     return {"sum": total, "count": batch.lengths.double()}
 
 
@@ -271,7 +271,7 @@ def _compute(
     unembedding = wide(Weights(model).W_U)
     towards = (unembedding.mT[batch.answer] - unembedding.mean(1)) * config.logit_scale
     states = torch.stack([trace[Read(site)][:, -1] for site in _states(config)], 1)
-    log_prob, rank = _said(model.read_out(states), batch.answer)
+    log_prob, rank = _said(model.read_out(wide(states)), batch.answer)
     generator = torch.Generator().manual_seed(0)
     orders = torch.rand(PERMUTATIONS, len(share), generator=generator).argsort(1).to(share.device)
     axis, null = (average_token(model, p.to(model.device), words) for p in (share, share[orders]))
@@ -295,7 +295,9 @@ def _without(batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]])
     assert batch.answer is not None
     sweep = Sweep(model, batch, [Variant([Edit(part, Zero()) for part in group]) for group in groups])
     streams = torch.cat((sweep.base.final[None, :, -1], sweep.final()))
-    said = [_said(model.read_out(stream[:, None]), batch.answer.to(stream.device)) for stream in streams]
+    said = [
+        _said(model.read_out(wide(stream[:, None])), batch.answer.to(stream.device)) for stream in streams
+    ]
     log_prob, rank = (torch.cat(each, 1) for each in zip(*said, strict=True))
     return {
         "log_prob_change": log_prob[:, 1:] - log_prob[:, :1],

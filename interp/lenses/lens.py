@@ -17,13 +17,12 @@ from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import listed, public
 from interp.core.results import Score, check_result, labelled, scored
-from interp.core.stats import FEWEST, FEWEST_PROBABILITIES, Moments, Partial, Rows, finite
+from interp.core.stats import FEWEST, FEWEST_PROBABILITIES, Moments, Partial, Rows, finite, wide
 from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
@@ -34,7 +33,7 @@ from interp.model.loss import predicted
 from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
 from interp.model.tap import Read, Trace
-from interp.model.transformer import Transformer
+from interp.model.transformer import Transformer, called, unembedded
 from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
@@ -50,7 +49,7 @@ COLUMNS = 1024
 class LogitTiles:
     """The logits of up to `rows` states: `values[t, r, c]` is that of token `t * width + c`, in float32 at least.
 
-    Exactly the model's own arithmetic after the stream: final norm, masked-LM head, factor, soft cap, in its dtype.
+    Exactly what the model does after the stream: final norm, masked-LM head, factor, soft cap, of the widened state.
     After the last token stands -inf.
     """
 
@@ -103,12 +102,11 @@ class LogitTiles:
         """From some tokens to their logits; those of another output layer than an unembedding come all at once."""
         model = self.model
         if model.unembed is None:
-            logits = model.read_out(state)
+            logits = model.read_out(wide(state))
             return lambda part: logits[:, part]
-        x = model.ln_final(state)
-        x = x if model.mlm_head is None else model.mlm_head(x)
-        weight, bias = model.unembed.weight, model.unembed.bias
-        return lambda part: self._finished(F.linear(x, weight[part], None if bias is None else bias[part]))
+        x, unembed = model.ln_final(wide(state)), model.unembed
+        x = x if model.mlm_head is None else called(model.mlm_head, x)
+        return lambda part: self._finished(unembedded(unembed, x, part))
 
     def _finished(self, logits: Float[Tensor, "r c"]) -> Float[Tensor, "r c"]:
         config = self.model.config

@@ -203,7 +203,7 @@ def loss_and_gradients(
 
 
 def _log_probs(model: Transformer, state: Float[Tensor, "r d"]) -> Float[Tensor, "r v"]:
-    return wide(model.read_out(state)).log_softmax(-1)
+    return model.read_out(wide(state)).log_softmax(-1)
 
 
 def _adam(parameters: list[Tensor]) -> torch.optim.Optimizer:

@@ -60,7 +60,8 @@ class Normalize(nn.Module):
     Under the norm rule it has the derivative of `linear` at its scale.
 
     Formula: LayerNorm `(x - mean x) / sqrt(var x + eps) * gamma + beta` (biased variance, eps inside the root);
-    RMSNorm `x / sqrt(mean x^2 + eps) * gamma`. Statistics are computed in float32 for half precision inputs.
+    RMSNorm `x / sqrt(mean x^2 + eps) * gamma`. Statistics are computed in float32 for half precision inputs; an input
+    in float32 at weights of half precision is normed in float32.
     """
 
     rules = NO_RULES
@@ -111,9 +112,11 @@ class Normalize(nn.Module):
         gamma, each = self.gamma, self.heads is not None
         fused = None if each else gamma  # the kernel takes one gamma for all heads
         if isinstance(self.kind, LayerNorm):
-            normed = F.layer_norm(x, (self.width,), fused, self.bias, self.kind.eps)
+            fused, beta = (None if each is None else each.to(x.dtype) for each in (fused, self.bias))
+            normed = F.layer_norm(x, (self.width,), fused, beta, self.kind.eps)
         else:
-            wide = x if gamma is None else x.to(gamma.dtype)
+            wide = x if gamma is None else x.to(torch.promote_types(x.dtype, gamma.dtype))
+            fused = None if fused is None else fused.to(wide.dtype)
             normed = F.rms_norm(wide, (self.width,), fused, self.kind.eps)
         normed = (normed * gamma if each and gamma is not None else normed).to(x.dtype)
         if "norm" not in self.rules or not x.requires_grad:

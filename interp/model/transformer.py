@@ -10,11 +10,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from interp.core.boundary import public, shape_text, shown
+from interp.core.tiles import wide_product
 from interp.core.transfers import sent
 from interp.model import sites
 from interp.model.attention import Layout, Memory, Pass, View, attention_mask, picked
@@ -329,6 +331,8 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "*b v"]:
         """Logits of a residual stream: final norm (recomputed), unembedding, scale and soft cap.
 
+        In the dtype of the stream: one in float32 has logits in float32 where the model is in half precision, whose own
+        logits are rounded (those near 20 to eighths in bfloat16). Weights are widened a block at a time.
         columns: the tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed.
         For a model without an unembedding: the normed stream; with another output layer than the full softmax
         log-probabilities, and `columns` saves nothing.
@@ -357,15 +361,15 @@ class Transformer(nn.Module):
         *,
         columns: Int[Tensor, "*b k"] | None = None,
     ) -> Float[Tensor, "*b v"]:
-        """Logits of a residual stream before their soft cap (where the model has one)."""
+        """Logits of a residual stream before their soft cap (where the model has one), in the dtype of the stream."""
         x = self.ln_final(resid, tap)
         if self.output is not None:
-            found = self.output(x)
+            found = called(self.output, x)
             return found if columns is None else found.gather(-1, columns)
         if self.unembed is None:
             return x
-        x = x if self.mlm_head is None else self.mlm_head(x)
-        logits = self.unembed(x) if columns is None else _some_logits(self.unembed, x, columns)
+        x = x if self.mlm_head is None else called(self.mlm_head, x)
+        logits = unembedded(self.unembed, x) if columns is None else _some_logits(self.unembed, x, columns)
         return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
 
     def new_cache(self, rows: int, n_max: int) -> Past:
@@ -489,11 +493,35 @@ def layer_devices(n_layers: int, devices: Sequence[torch.device]) -> tuple[torch
     return tuple(devices[layer * len(devices) // n_layers] for layer in range(n_layers))
 
 
+def called(module: nn.Module, x: Float[Tensor, "*b d"]) -> Tensor:
+    """What a module after the blocks makes of x, its parameters in the dtype of x."""
+    parameters = dict(module.named_parameters())
+    if all(p.dtype == x.dtype for p in parameters.values()):
+        found = module(x)
+    else:
+        found = torch.func.functional_call(module, {name: p.to(x.dtype) for name, p in parameters.items()}, x)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def unembedded(
+    unembed: nn.Linear, x: Float[Tensor, "*b d"], tokens: slice = slice(None)
+) -> Float[Tensor, "*b v"]:
+    """x W_U + b_U for consecutive tokens, in the dtype of x: narrower weights are widened a block at a time."""
+    if unembed.weight.dtype == x.dtype and tokens == slice(None):
+        return unembed(x)
+    weight, bias = unembed.weight[tokens], None if unembed.bias is None else unembed.bias[tokens]
+    if weight.dtype == x.dtype:
+        return F.linear(x, weight, bias)
+    logits = wide_product(x, weight)
+    return logits if bias is None else logits.add_(bias)
+
+
 def _some_logits(
     unembed: nn.Linear, x: Float[Tensor, "*b d"], columns: Int[Tensor, "*b k"]
 ) -> Float[Tensor, "*b k"]:
     """x W_U + b_U for these tokens only."""
-    logits = (unembed.weight[columns] @ x[..., None])[..., 0]
+    logits = (unembed.weight[columns].to(x.dtype) @ x[..., None])[..., 0]
     return logits if unembed.bias is None else logits + unembed.bias[columns]
 
 

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.core.stats import wide
 from interp.model.config import ModelConfig, NoNorm
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
@@ -58,8 +59,11 @@ class FrozenNorm:
         return self.norm.pull_back(direction, direction.new_ones(1) if self.scale is None else self.scale)
 
     def reading(self, matrix: Float[Tensor, "*n d e"]) -> Float[Tensor, "*n d e"]:
-        """A matrix that reads what comes out (`x @ matrix`) as one that reads what goes in, beta apart."""
-        return self.back(matrix.mT).mT.to(matrix.dtype)
+        """A matrix that reads what comes out (`x @ matrix`) as one that reads what goes in, beta apart.
+
+        In float32 at least.
+        """
+        return self.back(wide(matrix.mT)).mT
 
     @property
     def beta(self) -> Float[Tensor, "d"] | None:

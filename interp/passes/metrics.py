@@ -45,19 +45,19 @@ class Outcome:
 
     def logits(self) -> Float[Tensor, "r n v"]:
         """All logits, soft cap included, in float32 at least."""
-        return wide(self.model.read_out(self.stream))
+        return wide(self.model.read_out(wide(self.stream)))
 
     def reference_logits(self) -> Float[Tensor, "b n v"]:
         """All logits of the run that a metric compares with. ValueError where there is none."""
         if self.reference is None:
             raise ValueError("a metric that compares requires a reference run, got none")
         reader = self.model if self.reference_model is None else self.reference_model
-        return wide(reader.read_out(self.reference))
+        return wide(reader.read_out(wide(self.reference)))
 
     def logits_of(self, tokens: Int[Tensor, "r *k"]) -> Float[Tensor, "r n *k"]:
         """The logits of one token per row, or of several, in float32 at least; no others are computed."""
         columns = tokens.reshape(len(tokens), 1, -1).expand(-1, self.stream.shape[1], -1)
-        found = wide(self.model.read_out(self.stream, columns=columns))
+        found = wide(self.model.read_out(wide(self.stream), columns=columns))
         return found.reshape(*found.shape[:2], *tokens.shape[1:])
 
 

@@ -135,7 +135,7 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         whole_stack = torch.cat((values, bias[None].to(wide)))
         if stack.complete:
             tokens = answer[None] if wrong is None else torch.stack((answer, wrong))
-            terms = model.uncapped(final).gather(1, tokens.mT).to(wide)
+            terms = model.uncapped(final.to(wide)).gather(1, tokens.mT)
             whole = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
             decomposition.check_sum(whole_stack, whole, "logit attribution", model.dtype, terms=terms)
         return Decomposition(whole_stack, (*stack.parts, str(Part("final_bias"))), complete=stack.complete)

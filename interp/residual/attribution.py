@@ -133,7 +133,7 @@ def attribution(
         )
     return Analysis(
         name="attribute",
-        reads=_reads(config, parts, logits=directions is None),
+        reads=_reads(config, parts),
         compute=partial(_compute, parts=parts, directions=directions, summed=summed),
         reduction=Rows,
         finish=partial(_finish, config=config, parts=parts, top=top, projected=directions is not None),
@@ -397,17 +397,11 @@ def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read
         yield from (Read(scale, _last) for scale in sum_scale(config, layer, sublayer))
 
 
-def _reads(config: ModelConfig, parts: Grain, logits: bool = True) -> tuple[Read, ...]:
+def _reads(config: ModelConfig, parts: Grain) -> tuple[Read, ...]:
     reads = [Read(site, _last) for site in (*embedding_parts(config), *embedding_scale(config))]
     for layer in range(config.n_layers):
         reads += _layer_reads(config, parts, layer)
-    reads.append(Read(final_stream(config), _last))
-    return (*reads, Read(_logits(config), _last)) if logits else tuple(reads)
-
-
-def _logits(config: ModelConfig) -> str:
-    """The logits as a sum of parts sees them: before their soft cap."""
-    return "unembed.hook_out" if config.logit_softcap is None else "unembed.hook_uncapped"
+    return (*reads, Read(final_stream(config), _last))
 
 
 def _compute(
@@ -426,7 +420,7 @@ def _compute(
     if batch.keep is not None and not bool(batch.host().real[:, -1].all()):
         raise ValueError("attribution requires rows that end in the last column (padding on the left)")
     wide = torch.promote_types(model.dtype, torch.float32)
-    last = {read.site: trace[read].to(wide) for read in _reads(model.config, parts, directions is None)}
+    last = {read.site: trace[read].to(wide) for read in _reads(model.config, parts)}
     target = (
         _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
     )
@@ -469,15 +463,14 @@ class _Target:
 
 
 def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> _Target:
-    """The logit (difference) of each row."""
+    """The logit (difference) of each row, before a soft cap."""
     assert batch.answer is not None
-    logits = last[_logits(model.config)]
     direction, constant = logit_direction(model, batch.answer, batch.wrong)
-    answer = logits.gather(1, batch.answer[:, None])[:, 0]
-    if batch.wrong is None:
-        return _Target(direction, constant, answer, answer.abs())
-    wrong = logits.gather(1, batch.wrong[:, None])[:, 0]
-    return _Target(direction, constant, answer - wrong, torch.maximum(answer.abs(), wrong.abs()))
+    asked = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
+    stream = last[final_stream(model.config)]
+    logits = model.uncapped(stream.to(model.device), columns=asked).to(stream.device)
+    total = logits[:, 0] if batch.wrong is None else logits[:, 0] - logits[:, 1]
+    return _Target(direction, constant, total, logits.abs().amax(1))
 
 
 def _of_rows(
@@ -490,7 +483,7 @@ def _of_rows(
     )
     direction = directions.to(stream)[whose.to(stream.device)]
     gamma, beta = model.ln_final.weight, model.ln_final.bias
-    normed = model.ln_final(stream.to(stream.device if gamma is None else gamma.device, model.dtype))
+    normed = model.ln_final(stream.to(stream.device if gamma is None else gamma.device))
     terms = normed.to(stream) * direction
     constant = torch.zeros_like(terms[:, 0]) if beta is None else direction @ beta.to(direction)
     return _Target(direction, constant, terms.sum(1), terms.abs().amax(1))

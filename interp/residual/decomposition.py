@@ -12,6 +12,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.stats import wide
 from interp.core.transfers import check
 from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
 from interp.model.parts import Named, Part
@@ -83,14 +84,14 @@ def sum_error(
 def _sum_error(
     parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."], terms: Float[Tensor, "..."] | None
 ) -> Float[Tensor, ""]:
-    wide = torch.promote_types(parts.dtype, torch.float32)
-    error = (parts.sum(0, dtype=wide) - whole).abs()
-    scale = torch.maximum(parts.abs().amax(0), whole.abs()).to(wide)
+    dtype = torch.promote_types(parts.dtype, torch.float32)
+    error = (parts.sum(0, dtype=dtype) - whole).abs()
+    scale = torch.maximum(parts.abs().amax(0), whole.abs()).to(dtype)
     if terms is not None:
-        scale = torch.maximum(scale, terms.to(wide).abs().max())
+        scale = torch.maximum(scale, terms.to(dtype).abs().max())
     if whole.ndim > 1:
         error, scale = error.amax(-1), scale.amax(-1)
-    return (error / scale.clamp_min(torch.finfo(wide).tiny)).max()
+    return (error / scale.clamp_min(torch.finfo(dtype).tiny)).max()
 
 
 def check_sum(
@@ -322,7 +323,8 @@ def _added(
     model: Transformer, layer: int, sublayer: str, parts: Float[Tensor, "c *n d"]
 ) -> Float[Tensor, "c *n d"]:
     """All parts of a sublayer's output as what they add to the stream; the last, its bias, takes the norm's beta."""
-    return output_norm(model, layer, sublayer).of(parts.sum(0)).split(parts, -1)
+    whole = parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
+    return output_norm(model, layer, sublayer).of(whole).split(parts, -1)
 
 
 def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Part, Tensor]:
@@ -360,9 +362,9 @@ def logit_direction(
     if what := not_linear(model.config):
         raise ValueError(f"this model {what}: parts of its stream have no logits of their own")
     weights, factor = Weights(model), model.config.logit_scale
-    direction, constant = weights.W_U.mT[answer], weights.b_U[answer]
+    direction, constant = wide(weights.W_U.mT[answer]), wide(weights.b_U[answer])
     if wrong is not None:
-        direction = direction - weights.W_U.mT[wrong]
-        constant = constant - weights.b_U[wrong]
-    constant = constant + einsum(direction, weights.final_beta, "b d, d -> b")
+        direction = direction - wide(weights.W_U.mT[wrong])
+        constant = constant - wide(weights.b_U[wrong])
+    constant = constant + einsum(direction, wide(weights.final_beta), "b d, d -> b")
     return direction * factor, constant * factor

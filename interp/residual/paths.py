@@ -239,12 +239,12 @@ def path_matrix(circuits: Model | HeadCircuits, *heads: Named) -> FactoredMatrix
         raise ValueError(f"heads in the order of strictly rising layers are required, got {named}")
     if not chosen:
         return circuits.direct()
-    width, path = circuits.config.d_model, circuits.ov(chosen[0])
+    width, path = circuits.config.d_model, circuits.ov(chosen[0]).wide()
     for place in chosen[1:]:
-        joined = path @ circuits.ov(place).rows(slice(width))  # what a head wrote carries no constant
+        joined = path @ circuits.ov(place).wide().rows(slice(width))  # what a head wrote carries no constant
         assert isinstance(joined, FactoredMatrix)
         path = joined
-    return FactoredMatrix(circuits.embedded @ path.A, path.B @ circuits.unembedding)
+    return FactoredMatrix(wide(circuits.embedded) @ path.A, path.B @ wide(circuits.unembedding))
 
 
 def _place(part: Part) -> tuple[int, int]:
@@ -274,7 +274,7 @@ def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], Float[Te
     """Logits by order, and by how much their sum misses the model's (relative); IncompleteSumError if too much."""
     parts = frozen.part_logits(frozen.orders)
     parts = torch.cat((parts[:1] + frozen.constant, parts[1:]))
-    whole = frozen.model.uncapped(frozen.final)
+    whole = frozen.model.uncapped(wide(frozen.final))
     return parts, check_sum(parts, whole, "logits by order", frozen.model.dtype)
 
 
@@ -370,7 +370,7 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
     parts = path_logits(frozen, end)
     parts[()][:, 1] += constant.to(last)
     values = torch.cat([parts[key] for key in _grid(model.config)], 1)
-    logits = model.uncapped(frozen.final[:, -1:])[:, 0].to(last)
+    logits = model.uncapped(wide(frozen.final[:, -1:]))[:, 0].to(last)
     whole = terms = logits.gather(1, batch.answer[:, None])[:, 0]
     if batch.wrong is not None:
         foil = logits.gather(1, batch.wrong[:, None])[:, 0]

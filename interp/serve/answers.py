@@ -13,6 +13,7 @@ from torch import Tensor
 
 from interp.attention.heads import same_token, signed_shares, without_shares
 from interp.core.patterns import SCORES, copy_keys, copy_scores
+from interp.core.stats import wide
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -293,7 +294,7 @@ def _lens(session: Session, rows: Sequence[Seen], answer: int) -> list[dict[str,
     names, model = session.streams, session.model.transformer
     states = torch.cat([torch.cat([row.at[name] for name in names]) for row in rows])
     with torch.no_grad():
-        probabilities = model.read_out(states).double().softmax(-1).cpu()
+        probabilities = model.read_out(wide(states)).double().softmax(-1).cpu()
     best = probabilities.max(-1)
     runs = [
         [
@@ -384,9 +385,9 @@ def _added(
     ids = torch.tensor([answer] * 2, device=model.device)
     foils = None if wrong is None else torch.full_like(ids, wrong)
     direction, _ = logit_direction(model, ids, foils)
-    wide = {site: value.to(torch.promote_types(value.dtype, torch.float32)) for site, value in last.items()}
-    end = wide[sites.final_stream(model.config)]
-    columns, _ = Folded(model, wide, direction.to(end)).block(layer, "neuron")
+    widened = {site: wide(value) for site, value in last.items()}
+    end = widened[sites.final_stream(model.config)]
+    columns, _ = Folded(model, widened, direction.to(end)).block(layer, "neuron")
     return [column for column in columns if column.shape[1] == session.neurons][-1].cpu().double()
 
 

@@ -399,7 +399,7 @@ def _measured(
         return answer_logits(model, stream, batch, at)
     assert batch.answer is not None
     place = torch.arange(len(stream), device=stream.device)
-    return wide(model.read_out(stream[place, at])).softmax(-1)[place, batch.answer]
+    return model.read_out(wide(stream[place, at])).softmax(-1)[place, batch.answer]
 
 
 def _named(methods: Sequence[str] | Mapping[str, Method]) -> Mapping[str, Method]:

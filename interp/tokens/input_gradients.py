@@ -110,9 +110,9 @@ def answer_logits(
             "gradients of an answer's logit require batches with answers and a model with logits"
         )
     place = torch.arange(len(stream), device=stream.device)
-    logits = model.uncapped(stream[place, at])
-    answer = logits[place, batch.answer]
-    return wide(answer if batch.wrong is None else answer - logits[place, batch.wrong])
+    asked = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
+    logits = model.uncapped(wide(stream[place, at]), columns=asked)
+    return logits[:, 0] if batch.wrong is None else logits[:, 0] - logits[:, 1]
 
 
 def gradient_x_input(
@@ -165,7 +165,7 @@ def integrated_gradients(
         edit = Edit(_EMBED, partial(_towards, base=base, share=share))
         seen = _differentiated(model, some, where, (Read(_EMBED, grad=True),), (edit,))
         gradient = wide(seen.trace[_EMBED])
-        products.append((wide(embedded[mine] - base) * gradient).sum(-1))
+        products.append(((wide(embedded[mine]) - wide(base)) * gradient).sum(-1))
         with torch.no_grad():
             moved = some.to(model.device)
             values.append(answer_logits(model, seen.output, moved, where.to(model.device)))
@@ -199,7 +199,8 @@ def _differentiated(
 def _towards(
     value: Float[Tensor, "b p d"], base: Float[Tensor, "d"], share: Float[Tensor, "b"]
 ) -> Float[Tensor, "b p d"]:
-    return base + (value - base) * share[:, None, None].to(value)
+    start = wide(base)
+    return (start + (wide(value) - start) * share[:, None, None].to(start)).to(value.dtype)
 
 
 def _chunks(n: int, size: int) -> Iterator[Int[Tensor, "r"]]:

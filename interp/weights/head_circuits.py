@@ -151,8 +151,8 @@ class HeadCircuits:
 
     def direct(self) -> FactoredMatrix:
         """W_E W_U `[token, output token]`: the path past every layer, a bigram table (zero-layer transformer)."""
-        rows = self.embedded[:, : self.config.d_model]
-        return FactoredMatrix(rows, self.unembedding)
+        rows, unembedding = self.embedded[:, : self.config.d_model], self.unembedding
+        return FactoredMatrix(rows.to(unembedding.dtype), unembedding)
 
     @cached_property
     def embedded(self) -> Float[Tensor, "v d"]:
@@ -256,13 +256,13 @@ class HeadCircuits:
     # one layer, all heads
 
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
-        out = self.writing(layer, cross=cross)
-        return FactoredMatrix(self.reading(layer, "v", cross=cross), out)
+        value, out = self.reading(layer, "v", cross=cross), self.writing(layer, cross=cross)
+        return FactoredMatrix(wide(value) if self.folded else value, out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
         if not cross:
             Weights(self.network).require("bilinear", "QK circuit", [layer])
-        query, key = (self.reading(layer, part, cross=cross) for part in "qk")
+        query, key = (wide(self.reading(layer, part, cross=cross)) for part in "qk")
         rotary, back = self.rotary(layer, cross=cross), torch.tensor(0) if offsets is None else offsets
         if rotary is None:  # of a layer that is not rotated, the same at every offset
             query, key = (each.expand(*back.shape, *each.shape) for each in (query, key))
@@ -279,7 +279,7 @@ class HeadCircuits:
         if not cross:
             weights.require("moves", "OV circuit", [layer])
         out = weights.layer(layer, cross=cross).W_O
-        return output_norm(self.network, layer, _sublayer(cross)).through(out) if self.folded else out
+        return output_norm(self.network, layer, _sublayer(cross)).through(wide(out)) if self.folded else out
 
     def reading(self, layer: int, part: str, *, cross: bool = False) -> Float[Tensor, "h d e"]:
         """What maps the stream to the queries, keys or values of each query head; with `biases` a last row."""
@@ -287,14 +287,15 @@ class HeadCircuits:
         matrix, bias = getattr(weights, f"W_{part.upper()}"), getattr(weights, f"b_{part.upper()}")
         if self.folded and (part == "q" or not cross):  # the memory is read as it is
             norm = input_norm(self.network, layer, _sublayer(cross))
+            matrix, bias = wide(matrix), wide(bias)
             if norm.beta is not None:
-                bias = bias + norm.beta.to(matrix.device) @ matrix
+                bias = bias + norm.beta.to(matrix) @ matrix
             matrix = norm.reading(matrix)
         if self.biases:
             matrix = torch.cat((matrix, bias[:, None]), 1)
         head_norm = {"q": mixer.q_norm, "k": mixer.k_norm}.get(part)
         if self.folded and head_norm is not None:
-            matrix = _head_normed(head_norm, matrix)
+            matrix = _head_normed(head_norm, wide(matrix))
         return matrix if part == "q" else matrix[Weights(self.network).kv_head()]
 
     def _mixer(self, layer: int, *, cross: bool) -> Attention | CrossAttention:

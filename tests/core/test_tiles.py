@@ -155,3 +155,22 @@ def test_questions_about_entries_are_asked_of_one_product() -> None:
     for ask in (lambda: several.top_entries(1), lambda: several.row_top(1), several.diagonal_ranks):
         with pytest.raises(ValueError, match=r"one product is required \(select it first\), got \[2, 5, 5\]"):
             ask()
+
+
+@over("dtype", [torch.bfloat16, torch.float16])
+@over("rows", [1, 13, 50])
+def test_a_product_with_narrow_weights_is_that_of_their_copies_in_float32(
+    dtype: torch.dtype, rows: int
+) -> None:
+    """And so is the gradient; the weights get one where they ask for it, and no copy of them is kept."""
+    dice = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5, 6, generator=dice).requires_grad_()
+    weight, towards = torch.randn(rows, 6, generator=dice).to(dtype), torch.randn(2, 5, rows, generator=dice)
+    found, expected = tiles.wide_product(x, weight), x @ weight.float().mT
+    assert found.dtype == torch.float32
+    assert_close(found, expected)
+    assert [kept.dtype for kept in found.grad_fn.saved_tensors] == [dtype]  # type: ignore[union-attr]
+    assert_close(*(torch.autograd.grad(y, x, towards)[0] for y in (found, expected)))
+    trained = weight.clone().requires_grad_()
+    (own,) = torch.autograd.grad(tiles.wide_product(x, trained), trained, towards)
+    assert_close(own.float(), torch.einsum("bpm,bpd->md", towards, x).to(dtype).float())

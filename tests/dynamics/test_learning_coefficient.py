@@ -1,5 +1,6 @@
 """The local learning coefficient where it is known: bowls, monomials, reduced-rank regression; and on a model."""
 
+import copy
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 
 from interp.data.batch import Batch
@@ -185,6 +187,17 @@ def test_chains_are_their_own_and_leave_the_model_alone() -> None:
     assert math.isnan(float(one.spread))
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("parameters", [None, ["blocks.0.mlp.out.weight"]])
+def test_a_model_in_half_precision_is_sampled_as_its_copy_in_float32(parameters: list[str] | None) -> None:
+    """Whose steps its own digits would not hold."""
+    half = network().bfloat16()
+    wide, sampler = copy.deepcopy(half).float(), Langevin(chains=1, steps=4, burn_in=1, step=1e-7)
+    found, expected = (learning_coefficient(x, ROWS, sampler, parameters=parameters) for x in (half, wide))
+    xr.testing.assert_identical(found, expected)
+    assert len(np.unique(found.loss)) == 4
+    assert half.dtype == torch.bfloat16
 
 
 def test_rows_of_a_step_are_compared_with_themselves() -> None:

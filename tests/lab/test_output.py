@@ -1,5 +1,6 @@
 """Adaptive and hierarchical softmax against their definitions, and what the rest of the toolkit makes of them."""
 
+import copy
 import functools
 import json
 import math
@@ -238,6 +239,11 @@ def test_logits_are_a_site_and_half_precision_is_near(name: str) -> None:
     low = built(name, torch.bfloat16)(some_tokens())
     assert low.dtype == torch.bfloat16
     assert_close(low.double(), model(some_tokens()), torch.bfloat16)
+    narrow = built(name, torch.bfloat16)
+    stream, columns = narrow(some_tokens(), stop=2).float(), torch.tensor([3, 30, 0]).expand(3, 9, -1)
+    exact = copy.deepcopy(narrow).float().read_out(stream)
+    assert_close(narrow.read_out(stream), exact)
+    assert_close(narrow.read_out(stream, columns=columns), exact.gather(-1, columns))
 
 
 @EVERY

@@ -94,6 +94,23 @@ def test_read_out_of_the_last_residual_gives_the_logits(name: str) -> None:
     assert_close(model.read_out(model(tokens, stop=2)), model(tokens))
 
 
+@over("name", CONFIGS)
+@over("dtype", [torch.bfloat16, torch.float16])
+def test_weights_in_half_precision_read_a_stream_in_float32_out_as_their_copies_in_float32_do(
+    name: str, dtype: torch.dtype
+) -> None:
+    """All logits, some of them, and the gradient; the narrow stream has the narrow logits of the pass."""
+    half = build(name, dtype)
+    wide, narrow = copy.deepcopy(half).float(), half(some_tokens(), stop=2)
+    assert torch.equal(half.read_out(narrow), half(some_tokens()))
+    stream, columns = narrow.float().requires_grad_(), torch.tensor([3, 30, 0]).expand(3, 9, -1)
+    for asked in (None, columns):
+        found, expected = (model.read_out(stream, columns=asked) for model in (half, wide))
+        assert found.dtype == torch.float32
+        assert_close(found, expected)
+        assert_close(*(torch.autograd.grad(x.square().sum(), stream)[0] for x in (found, expected)))
+
+
 @over("name", CAUSAL)
 def test_a_causal_model_does_not_see_what_comes_later(name: str) -> None:
     tokens = some_tokens(n=10)
