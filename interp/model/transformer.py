@@ -508,8 +508,8 @@ def unembedded(
     unembed: nn.Linear, x: Float[Tensor, "*b d"], tokens: slice = slice(None)
 ) -> Float[Tensor, "*b v"]:
     """x W_U + b_U for consecutive tokens, in the dtype of x: narrower weights are widened a block at a time."""
-    if unembed.weight.dtype == x.dtype and tokens == slice(None):
-        return unembed(x)
+    if tokens == slice(None) and all(p.dtype == x.dtype for p in unembed.parameters()):
+        return unembed(x)  # or what compat has put in its place
     weight, bias = unembed.weight[tokens], None if unembed.bias is None else unembed.bias[tokens]
     if weight.dtype == x.dtype:
         return F.linear(x, weight, bias)

@@ -256,7 +256,8 @@ class HeadCircuits:
     # one layer, all heads
 
     def _ov(self, layer: int, *, cross: bool) -> FactoredMatrix:
-        value, out = self.reading(layer, "v", cross=cross), self.writing(layer, cross=cross)
+        out = self.writing(layer, cross=cross)  # it refuses what is no map
+        value = self.reading(layer, "v", cross=cross)
         return FactoredMatrix(wide(value) if self.folded else value, out)
 
     def _qk(self, layer: int, offsets: Tensor | None, *, cross: bool) -> FactoredMatrix:
