@@ -188,8 +188,10 @@ class Splitting(Question):
         if list(config.sublayers) != ["attn_out", "mlp_out"] or not config.pointwise:
             raise ValueError("splitting requires blocks of attention and one MLP of single positions")
         steps = _ascending("steps", self.steps)
-        if any(self.fine % each for each in steps):
-            raise ValueError(f"fine must be a multiple of every number of steps, {steps}, got {self.fine}")
+        if self.fine < 1 or any(self.fine % each for each in steps):
+            raise ValueError(
+                f"fine must be a multiple of every number of steps, {steps}, and at least 1, got {self.fine}"
+            )
         return Analysis(
             self.name,
             partial(_splits, layer=self.layer, steps=steps, fine=self.fine),

@@ -183,8 +183,9 @@ def test_what_is_no_step_is_refused() -> None:
         refinement(plain, tokens, times=(2, 1))
     with pytest.raises(IndexError, match="layers are 0 to 1 in this model, got 2"):
         splitting(plain, tokens, 2)
-    with pytest.raises(ValueError, match="fine must be a multiple of every number of steps"):
-        splitting(plain, tokens, 0, fine=12)
+    for fine in (12, 0, -8):
+        with pytest.raises(ValueError, match="fine must be a multiple of every number of steps"):
+            splitting(plain, tokens, 0, fine=fine)
     with pytest.raises(ValueError, match="attention and one MLP"):
         splitting(HookedTransformer(build("attention-only")), tokens, 0)
     with pytest.raises(ValueError, match="one text per row"):
