@@ -102,7 +102,7 @@ def spectra(model: Model, *, top: int = 10) -> xr.Dataset:
 def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
     names, kinds, parts, layers, values = [], [], [], [], []
     matrices = list(_matrices(network))
-    spectra = singular_values([each.matrix for each in matrices])
+    spectra = all_singular_values([each.matrix for each in matrices])
     for each, found in zip(matrices, spectra, strict=True):
         rows = found.reshape(-1, found.shape[-1])
         prefix = each.kind if each.layer is None else f"blocks.{each.layer}.{each.inside}.{each.kind}"
@@ -131,18 +131,25 @@ def _spectra(network: Transformer, asked: Spectra) -> xr.Dataset:
     )  # fmt: skip
 
 
-def singular_values(
-    matrices: Sequence[Float[Tensor, "..."] | FactoredMatrix], at_once: int = AT_ONCE
-) -> list[Float[Tensor, "..."]]:
-    """The singular values of each, descending, in float32 at least, on the host.
+def singular_values(matrix: Float[Tensor, "*n i o"] | FactoredMatrix) -> Float[Tensor, "*n r"]:
+    """The singular values, descending, in float32 at least; of a product from its factors, the product never formed.
 
-    Of a product from its factors, the product never formed: A B = Q_A (R_A R_B^T) Q_B^T with thin QR factors, so only
-    the small middle is decomposed. Matrices of one shape, a wide one transposed, are decomposed together, as many as
-    have `at_once` numbers: a device looks after each decomposition whether it converged.
+    A B = Q_A (R_A R_B^T) Q_B^T with thin QR factors, so only the small middle is decomposed.
 
     Example:
-        >>> singular_values([FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]]))])
-        [tensor([10.])]
+        >>> singular_values(FactoredMatrix(torch.tensor([[3.0], [4.0]]), torch.tensor([[2.0, 0.0]])))
+        tensor([10.])
+    """
+    return torch.linalg.svdvals(_tall(matrix))
+
+
+def all_singular_values(
+    matrices: Sequence[Float[Tensor, "..."] | FactoredMatrix], at_once: int = AT_ONCE
+) -> list[Float[Tensor, "..."]]:
+    """The singular values of each matrix, on the host.
+
+    Matrices of one shape, a wide one transposed, are decomposed together, as many as have `at_once` numbers: a device
+    looks after each decomposition whether it converged.
     """
     alike: dict[tuple[tuple[int, ...], torch.dtype], list[int]] = {}
     for i, matrix in enumerate(matrices):

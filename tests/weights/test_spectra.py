@@ -13,7 +13,7 @@ from interp.core.factored import FactoredMatrix
 from interp.model import MoE
 from interp.model.weights import Weights
 from interp.weights import Spectra, spectra
-from interp.weights.spectra import _matrices, singular_values, summary
+from interp.weights.spectra import _matrices, all_singular_values, singular_values, summary
 from tests.configs import CONFIGS, build
 from tests.loops import over
 from tests.tolerances import assert_close
@@ -52,7 +52,7 @@ def test_products_of_a_head_have_the_singular_values_of_the_dense_matrix(name: s
 def test_matrices_decomposed_together_have_the_bits_of_each_alone(name: str) -> None:
     matrices = [each.matrix for each in _matrices(build(name))]
     together, apart, alone = (
-        singular_values(matrices), singular_values(matrices, at_once=1), [singular_values([m])[0] for m in matrices]
+        all_singular_values(matrices), all_singular_values(matrices, at_once=1), [singular_values(m) for m in matrices]
     )  # fmt: skip
     for matrix, *found in zip(matrices, together, apart, alone, strict=True):
         assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
@@ -64,8 +64,8 @@ def test_matrices_decomposed_together_have_the_bits_of_each_alone(name: str) -> 
 def test_the_dense_product_is_never_formed() -> None:
     wide = 60_000  # a dense product would take 27 GiB
     g = torch.Generator().manual_seed(0)
-    (found,) = singular_values(
-        [FactoredMatrix(torch.randn(wide, 4, generator=g), torch.randn(4, wide, generator=g))]
+    found = singular_values(
+        FactoredMatrix(torch.randn(wide, 4, generator=g), torch.randn(4, wide, generator=g))
     )
     assert found.shape == (4,) and abs(float(found.mean()) / wide - 1) < 0.1
 
