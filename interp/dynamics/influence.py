@@ -185,10 +185,9 @@ def _solved(
     solved = {}
     for name, (x, delta) in pairs.items():
         matrix = curvature[name].to(x)
-        mean = (
-            curvature[name].eigenvalues.to(matrix.eigenvalues.dtype).mean()
-        )  # of the host, which has them already
-        solved[name] = matrix.solved(x, delta, damping * float(mean))
+        # of the host, which has them already
+        here = curvature[name].eigenvalues.to(matrix.eigenvalues.dtype)
+        solved[name] = matrix.solved(x, delta, damping * float(here.mean()))
     return solved
 
 

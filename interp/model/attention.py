@@ -342,7 +342,7 @@ def _by_steps(
     """The same for a plain causal pattern that is only read: some heads of a row at a time, from scaled queries."""
     n_query, n_key = q.shape[2], k.shape[2]
     heads = max(1, STEP // (n_query * n_key))
-    hidden = q.new_full((n_query, n_key), -torch.inf).triu(1)
+    hidden = _ahead(q, n_query, n_key)
     z = v.new_empty(*q.shape[:3], v.shape[3])
     pattern = v.new_empty(min(size, len(q)), *q.shape[1:3], n_key)
     scores = q.new_empty(min(heads, q.shape[1]), n_query, n_key)
@@ -386,9 +386,17 @@ def hidden_scores(
     if mask.bias is not None:
         scores_bhqk = scores_bhqk + mask.bias
     n_query, n_key = scores_bhqk.shape[2:]
-    if mask.causal:  # zeros, then -inf: the same numbers as a filled mask in a third of the time on a CPU
-        return scores_bhqk.tril_().add_(scores_bhqk.new_full((n_query, n_key), -torch.inf).triu(1))
+    if mask.causal:
+        return scores_bhqk.tril_().add_(_ahead(scores_bhqk, n_query, n_key))
     return scores_bhqk if mask.allowed is None else scores_bhqk.masked_fill_(~mask.allowed, -torch.inf)
+
+
+def _ahead(like: Tensor, n_query: int, n_key: int) -> Float[Tensor, "q k"]:
+    """-inf for keys after the query, else 0.
+
+    Added to scores that are 0 there it gives the numbers of a filled mask in a third of the time on a CPU.
+    """
+    return like.new_full((n_query, n_key), -torch.inf).triu(1)
 
 
 def row_softmax(

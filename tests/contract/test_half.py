@@ -108,7 +108,7 @@ def apart(name: object, found: xr.Dataset, exact: xr.Dataset, explained: list[xr
     return None if error <= allowed else f"{name}: off by {error:.1e}, rounding explains {allowed:.1e}"
 
 
-def _whole(values: "ndarray[tuple[int, ...], np.dtype[np.float64]]") -> bool:
+def _whole(values: np.ndarray) -> bool:
     known = values[np.isfinite(values)]
     return bool((known == known.round()).all())
 
