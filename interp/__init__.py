@@ -172,7 +172,11 @@ WINGS = (
 )
 """Where everything else lives, one level down; imported at first use where that is slow."""
 
-late.MODULES |= {"pictures": "interp.plot", "records": "interp.lab", "parts": "interp.model.parts"}
+late.MODULES |= {
+    "pictures": ("interp.plot",),
+    "records": ("interp.lab", "interp.wrapped"),
+    "parts": ("interp.model.parts",),
+}
 """Who draws a result, at the first look at one, what else config files may hold, and what names of parts say."""
 
 _EARLIER = {

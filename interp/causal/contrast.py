@@ -184,7 +184,7 @@ def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:
     final stream.
     """
     name = site if "hook_" in site else sites.full_name(site)
-    if name in {row.name for row in sites.block_rows()}:
+    if sites.is_of_block(name):
         names = tuple(f"blocks.{layer}.{name}" for layer in range(config.n_layers))
         sites.find(names[0], config)
         return names

@@ -3,14 +3,14 @@
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
-MODULES: dict[str, str] = {}
-"""By what needs it, the module that fills a table of `core` or `model`, which may not import it: `interp` says them."""
+MODULES: dict[str, tuple[str, ...]] = {}
+"""By what needs it, the modules that fill a table of `core` or `model`, which may not import them itself."""
 
 
 def fill(table: str) -> None:
     """Import what fills a table, if anything was named."""
-    if table in MODULES:
-        import_module(MODULES[table])
+    for module in MODULES.get(table, ()):
+        import_module(module)
 
 
 def names_of(package: str, homes: Mapping[str, str]) -> Callable[[str], object]:

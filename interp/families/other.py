@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from interp.families.quantised import KEYS, method_of, ordinary
 from interp.families.stored import StoredTensors, weight_files
-from interp.wrapped import Wrapped, wrap
+
+if TYPE_CHECKING:
+    from interp.wrapped import Wrapped
 
 
 def can_wrap(values: Mapping[str, object]) -> bool:
@@ -48,6 +51,8 @@ def wrapped_folder(
     """The wrapped model of a local folder. Errors: ValueError for what cannot be opened or is not understood."""
     import transformers
 
+    from interp.wrapped import wrap
+
     opener = getattr(transformers, _opener(values))
     if method_of(values) is None:
         opened = opener.from_pretrained(str(folder), dtype=dtype or "auto", trust_remote_code=False)
@@ -84,4 +89,6 @@ def wrapped_model(
             f"{values.get('model_type')}: a live model with quantised weights ({method}) is not wrapped, since its "
             "matrices are no linear maps; give the folder of its checkpoint, whose weights are dequantised at load"
         )
+    from interp.wrapped import wrap
+
     return wrap(network, dtype=dtype, device=device)

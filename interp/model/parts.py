@@ -326,10 +326,8 @@ def _parsed(name: str) -> Part:
             return Part(kind, 0 if name == "input" else layer, index)
     if name in _OUTSIDE:
         return Part(_WHOLE.get(name, name))
-    if found := _ANY_SITE.fullmatch(name):
-        inner = found[2] if _of_block(found[2]) else _inner(found[2])
-        if inner is not None:
-            return Part(_WHOLE.get(inner, inner), int(found[1]))
+    if (found := _ANY_SITE.fullmatch(name)) and (inner := _inner(found[2])) is not None:
+        return Part(_WHOLE.get(inner, inner), int(found[1]))
     layer, index, *_ = [*re.findall(r"\d+", name), 0, 0]
     known = [kind.form.format(layer=layer, index=index) for kind in KINDS.values()]
     raise KeyError(f"no part {name!r}: parts are written {EXAMPLES}; {nearest(name, known)}")
@@ -341,11 +339,7 @@ def _inner(short: str) -> str | None:
         inner = sites.full_name(short)
     except KeyError:
         return None
-    return inner if _of_block(inner) else None
-
-
-def _of_block(inner: str) -> bool:
-    return any(site.name == inner for site in sites.block_rows())
+    return inner if sites.is_of_block(inner) else None
 
 
 def _short(inner: str) -> str:

@@ -7,7 +7,7 @@ that it builds. A record is known to config files from its class statement on; t
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
@@ -279,8 +279,13 @@ def not_negative(record: object, *names: str) -> None:
 
 
 def known() -> dict[str, type[Record]]:
-    """Every record that has been defined, by the name under which a config file keeps it."""
+    """Every record that there is, by the name under which a config file keeps it."""
     late.fill("records")
+    return _defined()
+
+
+def _defined() -> dict[str, type[Record]]:
+    """Those whose modules are imported: all that the config of a usual model holds."""
     found: dict[str, type[Record]] = {}
     todo: list[type[Record]] = [Record]
     while todo:
@@ -301,10 +306,6 @@ def from_json(cls: type[R], values: Json) -> R:
 
     Errors: ValueError for a key that the record has not, for one that is missing, and for an unknown record.
     """
-    return _from_json(cls, values, known())
-
-
-def _from_json(cls: type[R], values: Json, kinds: Mapping[str, type[Record]]) -> R:
     values = cls.today(values)
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     if unknown := set(values) - fields:
@@ -313,7 +314,7 @@ def _from_json(cls: type[R], values: Json, kinds: Mapping[str, type[Record]]) ->
     needed = [f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING]  # type: ignore[arg-type]
     if missing := [name for name in needed if name not in values]:
         raise ValueError(f"{cls.__name__} requires {', '.join(missing)}")
-    return cls(**{name: _record(f"{cls.__name__}: {name}", value, kinds) for name, value in values.items()})
+    return cls(**{name: _record(f"{cls.__name__}: {name}", value) for name, value in values.items()})
 
 
 def _plain(value: object) -> object:
@@ -324,12 +325,13 @@ def _plain(value: object) -> object:
     return {"kind": type(value).__name__, **fields_as_json(value)}
 
 
-def _record(where: str, value: object, kinds: Mapping[str, type[Record]]) -> object:
+def _record(where: str, value: object) -> object:
     if isinstance(value, list):
-        return tuple(_record(where, item, kinds) for item in value)
+        return tuple(_record(where, item) for item in value)
     if not isinstance(value, dict):
         return value
-    kind = value.get("kind")
-    if not isinstance(kind, str) or kind not in kinds:
-        raise ValueError(f"{where}: unknown record {kind!r}; {nearest(str(kind), kinds)}")
-    return _from_json(kinds[str(kind)], {k: v for k, v in value.items() if k != "kind"}, kinds)
+    kind = str(value.get("kind"))
+    found = _defined().get(kind) or known().get(kind)
+    if found is None:
+        raise ValueError(f"{where}: unknown record {value.get('kind')!r}; {nearest(kind, known())}")
+    return from_json(found, {k: v for k, v in value.items() if k != "kind"})

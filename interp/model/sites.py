@@ -261,14 +261,14 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     match = _BLOCK_NAME.fullmatch(name)
     layer, short = (int(match[1]), match[2]) if match else (None, name)
     there = layer is not None and 0 <= layer < config.n_layers
-    any_row = _found(MODEL_SITES if layer is None else block_rows(), short)
-    if any_row is not None and layer is not None and not there:
-        raise KeyError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
     if layer is None:
-        site = any_row if any_row is not None and _there(any_row, config) else None
+        site = _found((row for row in MODEL_SITES if _there(row, config)), short)
     else:
-        site = _found(block_rows(config.at_layer(layer) if there else config), short)
+        site = _found(block_rows(config.at_layer(layer)), short) if there else None
     if site is None:
+        any_row = _found(MODEL_SITES, short) if layer is None else _of_any_block(short)
+        if any_row is not None and layer is not None and not there:
+            raise KeyError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
         hint = nearest(name, names(config, on_demand=True))
         if any_row is None:
             raise KeyError(f"unknown site {name!r}; {hint}")
@@ -282,13 +282,23 @@ def is_late(name: str) -> bool:
     return _BLOCK_NAME.fullmatch(name) is None and name not in EMBEDDING_SITES
 
 
+def is_of_block(name: str) -> bool:
+    """Whether the blocks of any model have a site of this name: `attn.hook_q`."""
+    return _of_any_block(name) is not None
+
+
+def _of_any_block(name: str) -> Site | None:
+    """The row of a block's site in any model; the usual ones are found without those of `interp.lab`."""
+    return _found(BLOCK_SITES, name) or _found(block_rows(), name)
+
+
 @functools.cache
 def axes_of(name: str) -> str:
     """The axes of a full site name, whatever the model; KeyError for a name that no model has."""
     match = _BLOCK_NAME.fullmatch(name)
-    table, short = (block_rows(), match[2]) if match else (MODEL_SITES, name)
-    found = _found(table, short)
+    found = _of_any_block(match[2]) if match else _found(MODEL_SITES, name)
     if found is None:
+        short, table = (match[2], block_rows()) if match else (name, MODEL_SITES)
         raise KeyError(f"no model has {name!r}; {nearest(short, [site.name for site in table])}")
     return found.axes
 
@@ -345,11 +355,19 @@ def full_name(short: str, layer: int | None = None, part: str | None = None) -> 
 
 @functools.cache
 def _inner(short: str) -> str:
-    known_shorts: dict[str, str] = {}
-    for site in (*block_rows(), *MODEL_SITES):
+    if (found := _by_shorthand(BLOCK_SITES).get(short)) is None:
+        known_shorts = _by_shorthand(block_rows())
+        if (found := known_shorts.get(short)) is None:
+            raise KeyError(f"unknown site shorthand {short!r}; {nearest(short, known_shorts)}")
+    return found
+
+
+@functools.lru_cache(2)
+def _by_shorthand(of_block: tuple[Site, ...]) -> dict[str, str]:
+    """The names of sites, of a block's and of the model's, by their shorthands: the first of a name."""
+    found: dict[str, str] = {}
+    for site in (*of_block, *MODEL_SITES):
         of_norm = "ln" in site.name or "norm." in site.name
         if not of_norm and not site.name.startswith(("cross_", "mlp_before.", "mlp.shared.")):
-            known_shorts.setdefault(site.name.rpartition("hook_")[2], site.name)
-    if short not in known_shorts:
-        raise KeyError(f"unknown site shorthand {short!r}; {nearest(short, known_shorts)}")
-    return known_shorts[short]
+            found.setdefault(site.name.rpartition("hook_")[2], site.name)
+    return found

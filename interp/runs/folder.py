@@ -14,8 +14,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from filelock import FileLock, Timeout
-
 from interp.core.boundary import check_fields
 from interp.core.files import explained, json_object, named_path, write_atomically
 from interp.model.config import Json
@@ -148,6 +146,8 @@ def locked(file: Path, taken: str, *, wait: float = 0.0) -> ExitStack:
     """A lock, held till the end of `with` or till it is closed; ValueError (`taken`) if another process holds it."""
     if file.is_symlink() or (file.exists() and not file.is_file()):
         raise ValueError(f"a regular file is required as a lock, {file} is none")
+    from filelock import FileLock, Timeout
+
     lock, held = FileLock(file), ExitStack()
     try:
         lock.acquire(timeout=wait, poll_interval=0.05)

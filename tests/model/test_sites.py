@@ -166,3 +166,13 @@ def test_shorthands_are_those_of_transformerlens() -> None:
     assert {short: sites.full_name(*short) for short in expected} == expected
     with pytest.raises(KeyError, match="nearest: pattern"):
         sites.full_name("patern", 0)
+
+
+def test_a_shorthand_is_that_of_the_first_site_of_all_kinds_of_blocks() -> None:
+    """Those of usual blocks are found without importing the others."""
+    first: dict[str, str] = {}
+    for name in (site.name for site in (*sites.block_rows(), *sites.MODEL_SITES)):
+        if not re.search(r"ln|norm\.|^cross_|^mlp_before\.|^mlp\.shared\.", name):
+            first.setdefault(name.rpartition("hook_")[2], name)
+    assert len(first) > len(sites.BLOCK_SITES)
+    assert {short: sites.full_name(short) for short in first} == first
