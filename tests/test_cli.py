@@ -1,5 +1,6 @@
 """The command line: what a user got wrong is one line and exit code 2, and nothing half-written stays behind."""
 
+import gc
 import inspect
 import json
 import os
@@ -14,7 +15,8 @@ from torch import Tensor
 import interp
 from interp import cli
 from interp.cli import COMMANDS, command, main, parsed
-from interp.cli.commands import ANSWER, PROMPT, WRONG, Models, Report, Verify
+from interp.cli.commands import ANSWER, CORRUPT, PROMPT, WRONG, Models, Report, Verify
+from interp.cli.opening import OfModel
 from interp.cli.runs import Run
 from interp.model import KVCache
 from interp.tasks import RepeatedTokens
@@ -301,6 +303,47 @@ def test_help_models_and_wrong_usage_need_no_torch() -> None:
             [sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stderr
+
+
+def test_a_command_collects_rarely_and_leaves_the_collector_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, seen = gc.get_threshold(), []
+
+    def opened(self: OfModel) -> None:
+        seen.append(gc.get_threshold())
+        raise ValueError("not here")
+
+    monkeypatch.setattr(OfModel, "opened", opened)
+    assert main(["heads"]) == 2
+    assert seen[0][0] > before[0] and seen[0][1:] == before[1:]
+    assert gc.get_threshold() == before
+
+
+def test_passes_leave_no_tensors_to_the_collector() -> None:
+    """Else a command that collects rarely would hold the memory of many passes."""
+    model, metric = (
+        interp.HookedTransformer.from_pretrained("demo-4l"),
+        interp.logit_difference(ANSWER, WRONG),
+    )
+
+    def asked() -> None:
+        interp.logit_lens(model, PROMPT)
+        interp.attribution_patch(model, PROMPT, CORRUPT, metric=metric)
+        interp.patch(model, PROMPT, CORRUPT, metric=metric)
+        interp.path_patch(model, PROMPT, CORRUPT, metric=metric)
+
+    asked()
+    gc.collect()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        asked()
+        gc.collect()
+        held = [each for each in gc.garbage if isinstance(each, torch.Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+    assert not held
 
 
 def test_a_command_that_there_is_not_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
