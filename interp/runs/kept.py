@@ -22,13 +22,13 @@ from interp.core.transfers import fetched
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
 from interp.runs.fingerprint import fingerprint, incomparable
-from interp.runs.provenance import bytes_of
+from interp.runs.provenance import in_memory
 
 T = TypeVar("T")
 MOST = 64
 """Answers that are kept, the last asked for."""
 GROUP = 2**26
-"""Bytes of weights that are looked at together on an accelerator."""
+"""Bytes of weights that are looked at together."""
 
 
 def once(model: Subject, what: object, make: Callable[[], T]) -> T:
@@ -94,10 +94,11 @@ def content(model: Transformer) -> str:
 
     In this process only: a CPU's bytes are hashed as Python hashes any bytes, in a third of the time of SHA-256.
     """
-    state = {name: value.detach() for name, value in model.state_dict().items()}
+    state = model.state_dict()
     shapes = json.dumps([[name, str(x.dtype), list(x.shape), str(x.device)] for name, x in state.items()])
     if model.device.type == "cpu":
-        sums = [hash(bytes_of(part)) for part in _bytes(state)]
+        held = map(in_memory, state.values())
+        sums = [hash(bytes(each[i : i + GROUP])) for each in held for i in range(0, len(each), GROUP)]
     else:
         here = fetched({i: _hashed(group) for i, group in enumerate(_groups(state))})
         sums = [int(each) for each in here.values()]
@@ -108,19 +109,14 @@ def content(model: Transformer) -> str:
 def _groups(state: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """The bytes of all tensors, in runs of one device of about `GROUP` bytes, each a whole number of int64."""
     run: list[Tensor] = []
-    for part in _bytes(state):
+    whole = (value.contiguous().reshape(-1).view(torch.uint8) for value in state.values())
+    for part in (part for value in whole for part in value.split(GROUP)):
         if run and (run[0].device != part.device or sum(map(len, run)) + len(part) > GROUP):
             yield _whole(run)
             run = []
         run.append(part)
     if run:
         yield _whole(run)
-
-
-def _bytes(state: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """The bytes of all tensors, at most `GROUP` at once."""
-    for value in state.values():
-        yield from value.contiguous().reshape(-1).view(torch.uint8).split(GROUP)
 
 
 def _whole(run: list[Tensor]) -> Tensor:

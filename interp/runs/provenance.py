@@ -34,7 +34,7 @@ def tensors_hash(tensors: Mapping[str, Tensor]) -> str:
     for some in _runs(tensors):
         for name, tensor in fetched(some).items():
             digest.update(f"{name}:{tensor.dtype}:{list(tensor.shape)}".encode())
-            digest.update(_row_by_row(tensor))
+            digest.update(in_memory(tensor))
     return digest.hexdigest()
 
 
@@ -51,10 +51,11 @@ def _runs(state: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
 
 def bytes_of(tensor: Tensor) -> bytes:
     """What a tensor holds, row by row, as it lies in memory."""
-    return _row_by_row(tensor).tobytes()
+    return in_memory(tensor).tobytes()
 
 
-def _row_by_row(tensor: Tensor) -> memoryview:
+def in_memory(tensor: Tensor) -> memoryview:
+    """The same where it lies, for a look; of an accelerator's or a strided tensor a copy."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 
