@@ -300,13 +300,15 @@ class PathRuns:
 
     def _differing(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Bool[Tensor, "v b"]:
         """Whether each variant puts anything new; rounding in later runs must not look like a change."""
-        cells = [_differs(part, *values[part.site]) for part in self.routes.senders]
-        if self.by_pos:
-            return torch.cat([cell.mT for cell in cells])
-        return torch.stack([cell.any(1) for cell in cells])
+        unlike = {}
+        for site in {part.site for part in self.routes.senders}:
+            here, there = values[site]
+            differs = (here != there).any(-1)
+            unlike[site] = differs if self.by_pos else differs.any(1)
+        each = [_of_part(part, unlike[part.site]) for part in self.routes.senders]
+        return torch.cat([cell.mT for cell in each]) if self.by_pos else torch.stack(each)
 
 
-def _differs(part: Part, one: Tensor, other: Tensor) -> Bool[Tensor, "b p"]:
-    """Where two values of a part's site differ in this part."""
-    unlike = (one != other).any(-1)
-    return unlike if part.index is None else unlike[..., part.index]
+def _of_part(part: Part, cells: Bool[Tensor, "b ..."]) -> Bool[Tensor, "b *p"]:
+    """The cells of a part among those of its site."""
+    return cells if part.index is None else cells[..., part.index]

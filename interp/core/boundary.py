@@ -377,7 +377,7 @@ def _allowed(hint: object) -> _Allowed:
         frozenset(types_ | ({int} if float in types_ else set())),
         frozenset(word for option in options for word in _words(option)),
         kinds,
-        tuple(get_args(option)[0] for option in others if get_origin(option) is Sequence),
+        tuple(get_args(option)[0] for option in others if get_origin(option) in _COLLECTIONS),
         tuple(
             get_args(option)[0] for option in rest if len(rest) == 1 and get_origin(option) in _COLLECTIONS
         ),

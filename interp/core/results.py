@@ -133,10 +133,13 @@ def labelled(
     variables = {
         name: (tuple(dims), host(here[name]), unit_of(name, value)) for name, (dims, value) in values.items()
     }
-    found = xr.Dataset(variables, attrs={**(attrs or {}), viewer.ANALYSIS: analysis})
     given = {name: _coordinate(value) for name, value in (coords or {}).items()}
-    counted = {str(dim): range(size) for dim, size in found.sizes.items() if dim not in IDENTIFIED}
-    return found.assign_coords({**counted, **given})
+    sizes = {
+        dim: size for dims, value in values.values() for dim, size in zip(dims, value.shape, strict=True)
+    }
+    counted = {dim: range(size) for dim, size in sizes.items() if dim not in IDENTIFIED}
+    about = {**(attrs or {}), viewer.ANALYSIS: analysis}
+    return xr.Dataset(variables, coords={**counted, **given}, attrs=about)
 
 
 def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str) -> None:

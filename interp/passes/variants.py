@@ -228,12 +228,13 @@ def _write(
     device = cells.device
     counted = zip(wave.slots, wave.firsts, wave.indices, strict=True)
     slots, firsts, *index = sent([[slot, first, *at] for slot, first, at in counted], device).mT[..., None]
-    into: list[Tensor | slice] = [slots, torch.arange(cells.shape[1], device=device)]
+    examples = torch.arange(cells.shape[1], device=device)
+    into: list[Tensor | slice] = [slots, examples]
     for letter in letters:
         place = index[wave.axes.index(letter)] if letter in wave.axes else None
         shifted = letter in COLUMNS and place is not None and start > 0
         into.append(slice(None) if place is None else place - start if shifted else place)
-    own = _own(cells, wave, letters, start, into, firsts)
+    own = _own(wave, letters, start, into[2:], firsts, examples)
     if isinstance(wave.change, Set):
         assert own is not None
         cells[tuple(into)] = sent(own, device).to(cells.dtype)
@@ -242,12 +243,12 @@ def _write(
 
 
 def _own(
-    cells: Shaped[Tensor, "copies examples ..."],
     wave: _Wave,
     letters: Sequence[str],
     start: int,
-    into: Sequence[Tensor | slice],
+    places: Sequence[Tensor | slice],
     firsts: Int[Tensor, "n 1"],
+    examples: Int[Tensor, "examples"],
 ) -> Tensor | None:
     """The values that a wave's change brings for its cells."""
     values = getattr(wave.change, "values", None)
@@ -258,10 +259,9 @@ def _own(
     if values.ndim <= len(letters):
         return values
     where = values.device
-    example = torch.arange(cells.shape[1], device=firsts.device)
-    rows = firsts + example if len(values) > 1 else torch.zeros_like(firsts)
+    rows = firsts + examples if len(values) > 1 else torch.zeros_like(firsts)
     out_of: list[Tensor | slice] = [sent(rows, where)]
-    for letter, place in zip(letters, into[2:], strict=True):
+    for letter, place in zip(letters, places, strict=True):
         skipped = start if letter in COLUMNS else 0
         if isinstance(place, slice):
             out_of.append(slice(skipped, None))
