@@ -266,7 +266,7 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
     else:
         site = _found(block_rows(config.at_layer(layer)), short) if there else None
     if site is None:
-        any_row = _found(MODEL_SITES, short) if layer is None else _of_any_block(short)
+        any_row = _found(MODEL_SITES if layer is None else block_rows(), short)
         if any_row is not None and layer is not None and not there:
             raise KeyError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
         hint = nearest(name, names(config, on_demand=True))
@@ -283,22 +283,17 @@ def is_late(name: str) -> bool:
 
 
 def is_of_block(name: str) -> bool:
-    """Whether the blocks of any model have a site of this name: `attn.hook_q`."""
-    return _of_any_block(name) is not None
-
-
-def _of_any_block(name: str) -> Site | None:
-    """The row of a block's site in any model; the usual ones are found without those of `interp.lab`."""
-    return _found(BLOCK_SITES, name) or _found(block_rows(), name)
+    """Whether the blocks of any model have a site of this name (`attn.hook_q`); the usual ones are looked at first."""
+    return (_found(BLOCK_SITES, name) or _found(block_rows(), name)) is not None
 
 
 @functools.cache
 def axes_of(name: str) -> str:
     """The axes of a full site name, whatever the model; KeyError for a name that no model has."""
     match = _BLOCK_NAME.fullmatch(name)
-    found = _of_any_block(match[2]) if match else _found(MODEL_SITES, name)
+    table, short = (block_rows(), match[2]) if match else (MODEL_SITES, name)
+    found = _found(table, short)
     if found is None:
-        short, table = (match[2], block_rows()) if match else (name, MODEL_SITES)
         raise KeyError(f"no model has {name!r}; {nearest(short, [site.name for site in table])}")
     return found.axes
 
