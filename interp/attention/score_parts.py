@@ -144,21 +144,27 @@ def score_parts(
     return _split(model, batch, head, places, _seen(model, batch, head[0], columns, by), by)
 
 
+def score_reads(model: Transformer, layers: Sequence[int]) -> list[Read]:
+    """What `every_score` reads of a pass."""
+    sites = [site for layer in layers for site in (*_sites(model, layer, "head"), _scores(layer))]
+    return [Read(site) for site in dict.fromkeys(sites)]
+
+
 @torch.no_grad()
 def every_score(
-    model: Transformer, batch: Batch, layers: Sequence[int]
+    model: Transformer, batch: Batch, layers: Sequence[int], trace: Trace | None = None
 ) -> Iterator[tuple[int, Sequence[int], ScoreParts]]:
     """All scores of some layers on one prompt: the layer, heads of it that see the same, and a row for each of them,
     query and key it sees.
 
     Rows are in the order of heads, queries within, keys within those. One pass, and the stream is split once for each
-    token, which the pairs then share; errors as in `score_parts`.
+    token, which the pairs then share; errors as in `score_parts`. trace: a pass that read `score_reads`, None = one of
+    its own.
     """
     if not layers:
         return
-    sites = [site for layer in layers for site in (*_sites(model, layer, "head"), _scores(layer))]
-    reads = [Read(site) for site in dict.fromkeys(sites)]
-    trace = observe(model, batch, reads, answers_only=True).trace
+    if trace is None:
+        trace = observe(model, batch, score_reads(model, layers), answers_only=True).trace
     masks = fetched({layer: trace[Read(_scores(layer))][0] > -torch.inf for layer in layers})
     for layer in layers:
         for heads, found in _of_layer(model, batch, layer, trace, masks[layer]):

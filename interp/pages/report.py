@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from types import MappingProxyType
@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from interp.attention import heads
 from interp.attention.heads import with_pattern
+from interp.attention.score_parts import score_reads
 from interp.core.boundary import public
 from interp.core.results import frame
 from interp.core.transfers import fetched
@@ -28,13 +29,13 @@ from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig
 from interp.model.records import require
 from interp.model.sites import names as sites
-from interp.model.tap import Read
+from interp.model.tap import Read, Trace
 from interp.pages import stages, tables
 from interp.pages.ablated import ablation
 from interp.pages.absent import why_absent, why_unsplit
 from interp.pages.corrupted import Pair, check_aligned
-from interp.pages.flow import about_flow
-from interp.pages.reasons import TOO_LONG, Reasons, reasons
+from interp.pages.flow import about_flow, flow_reads
+from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, Subject, as_model, observe
 from interp.residual import attribute
@@ -185,14 +186,15 @@ def report_of(
     _check_model(config, question)
     _check_size(config, batch.tokens.shape[1])
     data = fitting_repeats(config, seed)
-    output_p, pattern_lhqk = _pass(model, batch)
-    answered, absent = _answered(model, question, batch, output_p), why_absent(config)
+    absent = why_absent(config)
+    output_p, pattern_lhqk, trace = _pass(model, batch, absent)
+    answered = _answered(model, question, batch, output_p)
     scored = None if "heads" in absent else heads(model, data)
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
     work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)
     if answered is not None:
-        work |= _about_logits(model, batch, answered, names)
+        work |= _about_logits(model, batch, trace, answered, names)
         if lenses:
             work["fitted_lenses"] = lambda: _fitted(model, batch, answered.answer, lenses)
         work["ablation"] = lambda: ablation(
@@ -214,9 +216,9 @@ def report_of(
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
     record["absent"] = absent
     written = None if answered is None else answered.attributed
-    why = [] if why_unsplit(config) else reasons(model.transformer, batch, written)
+    why = [] if why_unsplit(config) else reasons(model.transformer, batch, written, trace)
     unsplit = why_unsplit(config) or (None if why else TOO_LONG)
-    steps = stages.payload(model.transformer, batch, [each.part for each in why])
+    steps = stages.payload(model.transformer, batch, [each.part for each in why], trace)
     return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit, steps)
 
 
@@ -253,7 +255,7 @@ def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor
 
 
 def _about_logits(
-    model: Subject, batch: Batch, answered: _Answered, names: list[str]
+    model: Subject, batch: Batch, trace: Trace, answered: _Answered, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables that only a model with logits has."""
     pieces, attributed, answer = model.text.pieces, answered.attributed, answered.answer
@@ -263,7 +265,7 @@ def _about_logits(
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
         "logit_lens": lambda: _lens(model, batch, answer),
         "backward_lens": lambda: _backward_lens(model, batch, answer),
-        **about_flow(model, batch, attributed, names),
+        **about_flow(model, batch, trace, attributed, names),
     }
 
 
@@ -354,13 +356,20 @@ def _check_size(config: ModelConfig, n: int) -> None:
         )
 
 
-def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None]:
-    """The logits (or the final stream, of a model without) and every pattern of the only row, if any; on the host."""
-    reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(model.transformer.config)]
-    seen = observe(model.transformer, batch, reads)
-    patterns = {"pattern": torch.stack([seen.trace[read][0] for read in reads])} if reads else {}
-    here = fetched({"output": seen.output[0], **patterns})
-    return here["output"], here.get("pattern")
+def _pass(
+    model: Subject, batch: Batch, absent: Collection[str]
+) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None, Trace]:
+    """The prompt's one pass: its logits (or the final stream, of a model without) and every pattern of the only row, if
+    any, on the host; and all that the page reads of it.
+    """
+    network = model.transformer
+    patterns = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(network.config)]
+    scores = score_reads(network, splitting(network.config))
+    steps = stages.stage_reads(network, stages.staged(network))
+    seen = observe(network, batch, [*patterns, *scores, *steps, *flow_reads(network, absent)])
+    every = {"pattern": torch.stack([seen.trace[read][0] for read in patterns])} if patterns else {}
+    here = fetched({"output": seen.output[0], **every})
+    return here["output"], here.get("pattern"), seen.trace
 
 
 def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
