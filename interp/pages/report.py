@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -41,8 +41,8 @@ from interp.passes.observe import Model, Subject, as_model, observe
 from interp.residual import attribute
 from interp.residual.attribution import Grain
 from interp.residual.decomposition import not_linear
-from interp.runs.kept import unchanged
-from interp.runs.provenance import provenance
+from interp.runs.kept import once, unchanged
+from interp.runs.provenance import model_hash, provenance
 from interp.runs.run import run
 from interp.tasks import RepeatedTokens
 from interp.weights import composition, copying
@@ -185,7 +185,20 @@ def report_of(
     config = model.transformer.config
     _check_model(config, question)
     _check_size(config, batch.tokens.shape[1])
-    data = fitting_repeats(config, seed)
+    with unchanged(model.transformer):
+        return _made(model, question, about, batch, fitting_repeats(config, seed), lenses)
+
+
+def _made(
+    model: Subject,
+    question: Question,
+    about: About,
+    batch: Batch,
+    data: RepeatedTokens,
+    lenses: Mapping[str, Fitted],
+) -> Report:
+    """The report of a question that was checked; data: what the head scores are measured on."""
+    config = model.transformer.config
     absent = why_absent(config)
     output_p, pattern_lhqk, trace = _pass(model, batch, absent)
     answered = _answered(model, question, batch, output_p)
@@ -204,15 +217,15 @@ def report_of(
         work["circuits"] = lambda: frame(copying(model, ranks=False, previous=previous))
         work |= _about_corrupted(model, question, answered, names)
     work = {name: make for name, make in work.items() if name not in absent}
-    with unchanged(model.transformer):
-        found = {name: make() for name, make in tqdm(work.items(), desc="report", delay=1, leave=False)}
+    found = {name: make() for name, make in tqdm(work.items(), desc="report", delay=1, leave=False)}
     contrast = None if answered is None else _contrast(model, question, answered)
     other = None if answered is None else _corrupted(model, question, answered, batch)
     asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
     parameters: Json = {
         **asdict(question), "contrast": asked, "corrupted": compared, "head_scores": asdict(data),
     }  # fmt: skip
-    record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
+    digest = once(model, "SHA-256 of the weights", partial(model_hash, model.transformer))
+    record = provenance(model.transformer, about.name, seed=data.seed, parameters=parameters, digest=digest)
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
     record["absent"] = absent
     written = None if answered is None else answered.attributed

@@ -22,7 +22,6 @@ from interp.core.transfers import fetched
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
 from interp.runs.fingerprint import fingerprint, incomparable
-from interp.runs.provenance import bytes_of
 
 T = TypeVar("T")
 MOST = 64
@@ -94,10 +93,10 @@ def content(model: Transformer) -> str:
 
     In this process only: a CPU's bytes are hashed as Python hashes any bytes, in a third of the time of SHA-256.
     """
-    state = {name: value.detach() for name, value in model.state_dict().items()}
+    state = model.state_dict()
     shapes = json.dumps([[name, str(x.dtype), list(x.shape), str(x.device)] for name, x in state.items()])
     if model.device.type == "cpu":
-        sums = [hash(bytes_of(part)) for part in _bytes(state)]
+        sums = [hash(part.cpu().numpy().tobytes()) for part in _bytes(state)]
     else:
         here = fetched({i: _hashed(group) for i, group in enumerate(_groups(state))})
         sums = [int(each) for each in here.values()]
