@@ -1,7 +1,6 @@
 """The tables of the residual lattice and the large head: shares of sums, lengths of values, tokens of heads."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
 
 import numpy as np
 import pandas as pd
@@ -23,7 +22,6 @@ from interp.model.weights import Weights
 from interp.pages.tables import head_names
 from interp.passes.frozen import output_norm, output_scale
 from interp.passes.observe import Subject
-from interp.tokens import flow_routes
 from interp.tokens.flow_routes import CHUNK
 from interp.tokens.mixing import SourceSplit, closer_, split_reads
 from interp.weights import head_tokens
@@ -43,16 +41,19 @@ MOST_LISTED = 30_000
 
 
 def about_flow(
-    model: Subject, batch: Batch, trace: Trace, attributed: xr.Dataset, names: Sequence[str]
+    model: Subject, batch: Batch, trace: Trace, found: Mapping[str, xr.Dataset], names: Sequence[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
-    """How to make the tables of this file; trace: a pass over the prompt that read `flow_reads`."""
+    """How to make the tables of this file.
+
+    trace: a pass over the prompt that read `flow_reads`; found: the prompt's `attribution`, and its flow `routes` if
+    the model has them.
+    """
     network = model.transformer
-    routed = cache(lambda: flow_routes(model, batch))
     return {
         "value_norms": lambda: value_norms(network, trace, names),
         "head_tokens": lambda: words_of_heads(model, batch),
-        "flow_routes": lambda: shares(routed(), attributed, names),
-        "flow_neurons": lambda: neurons(network, trace, routed(), names),
+        "flow_routes": lambda: shares(found["routes"], found["attribution"], names),
+        "flow_neurons": lambda: neurons(network, trace, found["routes"], names),
     }
 
 

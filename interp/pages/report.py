@@ -36,15 +36,17 @@ from interp.pages.absent import why_absent, why_unsplit
 from interp.pages.corrupted import Pair, check_aligned
 from interp.pages.flow import about_flow, flow_reads
 from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
+from interp.passes.analysis import Askable
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, Subject, as_model, observe
-from interp.residual import attribute
+from interp.residual import Attribute
 from interp.residual.attribution import Grain
 from interp.residual.decomposition import not_linear
 from interp.runs.kept import once, unchanged
 from interp.runs.provenance import model_hash, provenance
 from interp.runs.run import run
 from interp.tasks import RepeatedTokens
+from interp.tokens import FlowRoutes
 from interp.weights import composition, copying
 from interp.weights.composition import Kind
 
@@ -155,7 +157,14 @@ class _Answered:
     logits_pv: Float[Tensor, "p v"]
     answer: int
     wrong: int | None
-    attributed: xr.Dataset
+    found: Mapping[str, xr.Dataset]
+    """`attribution`, the logit lens of the `next` token and of the `answer`, and flow `routes` unless they are absent.
+    """
+
+    @property
+    def attributed(self) -> xr.Dataset:
+        """What the parts add."""
+        return self.found["attribution"]
 
 
 @public()
@@ -201,7 +210,7 @@ def _made(
     config = model.transformer.config
     absent = why_absent(config)
     output_p, pattern_lhqk, trace = _pass(model, batch, absent)
-    answered = _answered(model, question, batch, output_p)
+    answered = _answered(model, question, batch, output_p, absent)
     scored = None if "heads" in absent else heads(model, data)
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
@@ -253,7 +262,9 @@ def _about_model(
     return work
 
 
-def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor) -> _Answered | None:
+def _answered(
+    model: Subject, question: Question, batch: Batch, output_p: Tensor, absent: Collection[str]
+) -> _Answered | None:
     """What the model answers; None if it ends in its residual stream, ValueError if an answer was asked of that."""
     if not model.transformer.config.unembed:
         if question.answer is None:
@@ -264,21 +275,28 @@ def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor
     answer, wrong = _answers(model, question, output_p[-1])
     splits = any(mixer.traits.additive for mixer in model.transformer.config.mixers)
     parts: Grain = "source" if splits else "head"
-    return _Answered(output_p, answer, wrong, attribute(model, batch, answer, wrong, parts=parts))
+    asked: dict[str, Askable] = {
+        "attribution": Attribute(answer, wrong, parts),
+        "next": LogitLens(),
+        "answer": LogitLens(answer),
+        **({} if "flow_routes" in absent else {"routes": FlowRoutes()}),
+    }
+    source = prompt_source(batch, model.text, prepend_bos=True, batch_size=1)
+    return _Answered(output_p, answer, wrong, run(asked, model, source).datasets)
 
 
 def _about_logits(
     model: Subject, batch: Batch, trace: Trace, answered: _Answered, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables that only a model with logits has."""
-    pieces, attributed, answer = model.text.pieces, answered.attributed, answered.answer
+    pieces, attributed, found = model.text.pieces, answered.attributed, answered.found
     return {
         "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
         "attribution": lambda: tables.attribution(attributed),
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
-        "logit_lens": lambda: _lens(model, batch, answer),
-        "backward_lens": lambda: _backward_lens(model, batch, answer),
-        **about_flow(model, batch, trace, attributed, names),
+        "logit_lens": lambda: tables.logit_lens(found["next"], found["answer"]),
+        "backward_lens": lambda: _backward_lens(model, batch, answered.answer),
+        **about_flow(model, batch, trace, found, names),
     }
 
 
@@ -393,12 +411,6 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
     return model.text.single(question.answer), None if question.wrong is None else model.text.single(
         question.wrong
     )
-
-
-def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
-    both = {"next": LogitLens(), "answer": LogitLens(answer)}
-    found = run(both, model, prompt_source(batch, model.text, prepend_bos=True, batch_size=1))
-    return tables.logit_lens(found["next"], found["answer"])
 
 
 def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:
