@@ -161,7 +161,7 @@ def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> D
     beta is a part of its own (`L0.ln1_bias`).
     """
 
-    return _collected(cache, model, depth(model, layer), _whole(cache))
+    return _collected(cache, model, depth(model, layer), as_wholes(cache))
 
 
 def head_results(
@@ -201,7 +201,7 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     parts against the stream.
     """
 
-    every = _collected(cache, model, depth(model, layer), _by_head(cache, model))
+    every = _collected(cache, model, depth(model, layer), into_heads(cache, model))
     is_head = [Part.of(name).kind in ("head", "cross_head") for name in every.parts]
     names = [name for name, head in zip(every.parts, is_head, strict=True) if head]
     heads = torch.tensor(is_head, device=every.values.device)
@@ -210,13 +210,12 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     return Decomposition(values, (*names, REMAINDER), every.complete, every.miss)
 
 
-def before_attention(cache: Cache, model: Transformer, layer: int, *, heads: bool = False) -> Decomposition:
+def before_attention(cache: Cache, model: Transformer, layer: int, split: Split) -> Decomposition:
     """What was written to the stream that attention of block `layer` reads; checked to sum to it.
 
-    Embeddings and every sublayer, as in `by_sublayer`; with `heads` every head and its layer's bias in place of
-    attention. In Macaron blocks the MLP before attention is one of them.
+    Embeddings and every sublayer as `as_wholes` or `into_heads` split it. In Macaron blocks the MLP before attention is
+    one of them.
     """
-    split = _by_head(cache, model) if heads else _whole(cache)
     whole = cache[attention_input(model.config, layer)]
     return _collected(
         cache, model, layer, split, before=places_before_attention(model.config, layer), whole=whole
@@ -271,7 +270,7 @@ def by_neuron(
     return Decomposition(stacked, tuple(map(str, parts)))
 
 
-def _whole(cache: Cache) -> Split:
+def as_wholes(cache: Cache) -> Split:
     """Every sublayer as one part."""
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
@@ -281,12 +280,12 @@ def _whole(cache: Cache) -> Split:
     return split
 
 
-def _by_head(cache: Cache, model: Transformer) -> Split:
+def into_heads(cache: Cache, model: Transformer) -> Split:
     """Sublayers with heads as their heads and their bias, others as one part."""
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
         if sublayer not in WITH_HEADS:
-            return _whole(cache)(i, sublayer)
+            return as_wholes(cache)(i, sublayer)
         cross = sublayer == "cross_attn_out"
         found = head_parts(cache, model, i, cross=cross)
         return dict(zip(_heads(model.config, i, cross=cross), found.values, strict=True))
