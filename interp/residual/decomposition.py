@@ -240,8 +240,11 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     pattern = cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos]
     v = cache[f"blocks.{layer}.attn.hook_v"][:, :, weights.kv_head()]
     moved = einsum(v, w.W_O.to(v), "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
-    z = cache[f"blocks.{layer}.attn.hook_z"][:, pos]
-    output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+
+    def output() -> Tensor:
+        z = cache[f"blocks.{layer}.attn.hook_z"][:, pos]
+        return einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+
     moved = output_norm(model, layer, "attn_out").of(output).through(moved)
     heads = head_results(cache, model, layer)[:, :, pos]
     check_sum(rearrange(moved, "h k b d -> k h b d"), heads, f"sources of layer {layer}", model.dtype)
@@ -322,8 +325,8 @@ def _added(
     model: Transformer, layer: int, sublayer: str, parts: Float[Tensor, "c *n d"]
 ) -> Float[Tensor, "c *n d"]:
     """All parts of a sublayer's output as what they add to the stream; the last, its bias, takes the norm's beta."""
-    whole = parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
-    return output_norm(model, layer, sublayer).of(whole).split(parts, -1)
+    dtype = torch.promote_types(parts.dtype, torch.float32)
+    return output_norm(model, layer, sublayer).of(lambda: parts.sum(0, dtype=dtype)).split(parts, -1)
 
 
 def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Part, Tensor]:
