@@ -23,7 +23,7 @@ from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
-from interp.data.stream import prompt_source
+from interp.data.stream import DataSource, prompt_source
 from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig
@@ -158,8 +158,7 @@ class _Answered:
     answer: int
     wrong: int | None
     found: Mapping[str, xr.Dataset]
-    """`attribution`, the logit lens of the `next` token and of the `answer`, and flow `routes` unless they are absent.
-    """
+    """`attribution`, and flow `routes` unless they are absent."""
 
     @property
     def attributed(self) -> xr.Dataset:
@@ -275,14 +274,10 @@ def _answered(
     answer, wrong = _answers(model, question, output_p[-1])
     splits = any(mixer.traits.additive for mixer in model.transformer.config.mixers)
     parts: Grain = "source" if splits else "head"
-    asked: dict[str, Askable] = {
-        "attribution": Attribute(answer, wrong, parts),
-        "next": LogitLens(),
-        "answer": LogitLens(answer),
-        **({} if "flow_routes" in absent else {"routes": FlowRoutes()}),
-    }
-    source = prompt_source(batch, model.text, prepend_bos=True, batch_size=1)
-    return _Answered(output_p, answer, wrong, run(asked, model, source).datasets)
+    asked: dict[str, Askable] = {"attribution": Attribute(answer, wrong, parts)}
+    if "flow_routes" not in absent:
+        asked["routes"] = FlowRoutes()
+    return _Answered(output_p, answer, wrong, run(asked, model, _source(model, batch)).datasets)
 
 
 def _about_logits(
@@ -294,7 +289,7 @@ def _about_logits(
         "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
         "attribution": lambda: tables.attribution(attributed),
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
-        "logit_lens": lambda: tables.logit_lens(found["next"], found["answer"]),
+        "logit_lens": lambda: _lens(model, batch, answered.answer),
         "backward_lens": lambda: _backward_lens(model, batch, answered.answer),
         **about_flow(model, batch, trace, found, names),
     }
@@ -321,8 +316,7 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
         return None
     other = model.text.batch(question.corrupt)
     last = fetched({"last": observe(model.transformer, other, []).output[0, -1]})["last"]
-    answer = _candidate(answered.answer, last, model)
-    wrong = None if answered.wrong is None else _candidate(answered.wrong, last, model)
+    answer, wrong = _candidates(answered, last, model)
     logits = last.float()
     total = logits[answered.answer] - (0.0 if answered.wrong is None else logits[answered.wrong])
     places = (batch.tokens[0] != other.tokens[0]).nonzero().flatten().tolist()
@@ -332,10 +326,10 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
 
 
 def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:
-    last = answered.logits_pv[-1]
+    answer, wrong = _candidates(answered, answered.logits_pv[-1], model)
     return Contrast(
-        answer=_candidate(answered.answer, last, model),
-        wrong=None if answered.wrong is None else _candidate(answered.wrong, last, model),
+        answer=answer,
+        wrong=wrong,
         chosen_by_model=question.answer is None,
         total=float(answered.attributed.total[0]),
         completeness_error=float(answered.attributed.attrs["completeness_error"]),
@@ -413,6 +407,17 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
     )
 
 
+def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
+    both = {"next": LogitLens(), "answer": LogitLens(answer)}
+    found = run(both, model, _source(model, batch))
+    return tables.logit_lens(found["next"], found["answer"])
+
+
+def _source(model: Subject, batch: Batch) -> DataSource:
+    """The prompt as data of a run."""
+    return prompt_source(batch, model.text, prepend_bos=True, batch_size=1)
+
+
 def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:
     """What each lens says; of a Jacobian lens also how sure its words are."""
     found = {}
@@ -435,7 +440,12 @@ def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     return tables.backward_lens(found)
 
 
-def _candidate(token: int, logits: Float[Tensor, "v"], model: Subject) -> Candidate:
-    """The text, probability and rank of a token."""
-    prob = float(logits.float().softmax(-1)[token])
-    return Candidate(model.text.pieces([token])[0], prob, int((logits > logits[token]).sum()))
+def _candidates(
+    answered: _Answered, logits: Float[Tensor, "v"], model: Subject
+) -> tuple[Candidate, Candidate | None]:
+    """The text, probability and rank of the answer, and of the wrong answer if there is one."""
+    tokens = [token for token in (answered.answer, answered.wrong) if token is not None]
+    probs = logits.float().softmax(-1)[tokens].tolist()
+    ranks = (logits > logits[tokens][:, None]).sum(-1).tolist()
+    found = [Candidate(*each) for each in zip(model.text.pieces(tokens), probs, ranks, strict=True)]
+    return found[0], found[1] if len(found) > 1 else None
