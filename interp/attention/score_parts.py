@@ -240,9 +240,7 @@ def _split(
     recorded = scores[:, QUERY].gather(1, columns[:, KEY:].to(scores.device))[:, 0]
     _check_visible(recorded, places, head)
     factor = _attention(model, layer).score_factor((scores[:, QUERY] > -torch.inf).sum(-1)[:, None], recorded)
-    parts = before_attention(
-        seen, model, layer, as_wholes(seen) if by == "part" else into_heads(seen, model)
-    )
+    parts = before_attention(seen, model, layer, as_wholes(seen) if by == "part" else into_heads(seen, model))
     queries, keys, sides = _taken(
         model, batch, layer, slice(index, index + 1), columns, seen, parts, factor.T
     )

@@ -234,10 +234,9 @@ def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> Bool[Tensor, "c sender
     generator = np.random.default_rng(asked.seed)
     values = worth(asked.scores, asked.rank)
     sizes = [int(fraction * len(graph)) for fraction in asked.fractions]
-    if asked.greedy:
-        picked = torch.stack([backwards(graph, values, n) for n in sizes])
-    else:
-        picked = largest(values, sizes)
+    picked = (
+        torch.stack([backwards(graph, values, n) for n in sizes]) if asked.greedy else largest(values, sizes)
+    )
     found = connected(graph, picked)
     controls = [_controls(graph, found, generator) for _ in range(_count("draws", asked.draws))]
     return _with_ends(graph, [found, *controls])

@@ -137,8 +137,9 @@ def statistics(
 ) -> dict[str, Tensor]:
     """What the logits say, per row; they are overwritten on the way.
 
-    The rows are those of the reference, in its order, once or several times. `top_token`, `top_prob`, `entropy` and `kl` = KL(reference || these) in nats, `target_rank` and `target_prob` (-1
-    and NaN where the target is negative). With `is_reference` the reference is written instead of compared with.
+    The rows are those of the reference, in its order, once or several times. `top_token`, `top_prob`, `entropy` and
+    `kl` = KL(reference || these) in nats, `target_rank` and `target_prob` (-1 and NaN where the target is negative).
+    With `is_reference` the reference is written instead of compared with.
     Sums over the vocabulary: in the logits' dtype within a tile, in float64 over tiles.
     """
     known, of_target = target >= 0, tiles.of(target.clamp_min(0))[:, None]
@@ -380,12 +381,13 @@ def _read_out(
 
     Depths of few rows share the tiles.
     """
-    tiles.fill(states[-1])
+    *before, end = states
+    tiles.fill(end)
     reference = Reference.like(tiles)
     last = statistics(tiles, target, top, reference, is_reference=True)
     found, depths = [], tiles.rows // len(target)
-    for first in range(0, len(states) - 1, depths):
-        some = states[first : min(first + depths, len(states) - 1)]
+    for first in range(0, len(before), depths):
+        some = before[first : first + depths]
         tiles.fill(torch.cat(some))
         found.append(statistics(tiles, target.repeat(len(some)), top, reference))
     return {
