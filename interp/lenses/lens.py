@@ -142,6 +142,7 @@ def statistics(
     With `is_reference` the reference is written instead of compared with.
     Sums over the vocabulary: in the logits' dtype within a tile, in float64 over tiles.
     """
+    several = (-1, len(reference.total))
     known, of_target = target >= 0, tiles.of(target.clamp_min(0))[:, None]
     best, tokens = tiles.top(top)
     largest = best[:, :1]
@@ -157,7 +158,6 @@ def statistics(
         total += own.sum(-1)
         dot += torch.mul(own, logits, out=space).sum(-1)
         if not is_reference:
-            several = (len(logits) // len(other), len(other))
             products = torch.mul(other, logits.unflatten(0, several), out=space.unflatten(0, several))
             cross += products.sum(-1).flatten()
     entropy = total.log() - dot / total
@@ -166,9 +166,8 @@ def statistics(
         reference.entropy.copy_(entropy)
         kl = torch.zeros_like(entropy)
     else:
-        times = len(target) // len(reference.total)
-        beside, its_entropy = reference.total.repeat(times), reference.entropy.repeat(times)
-        kl = (total.log() - cross / beside - its_entropy).clamp_min(0.0)
+        own, shared = (x.unflatten(0, several) for x in (total.log(), cross))
+        kl = (own - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
     values = {
         "top_prob": (best - largest).exp() / total[:, None],
         "entropy": entropy,
