@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.profiler import ProfilerActivity, profile
+from torch.autograd.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -58,6 +58,11 @@ class _Operators(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.count = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's switch: with True, its default, every operator goes through the compiler's own bookkeeping."""
+        return False
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         self.count += 1
         return func(*args, **(kwargs or {}))
@@ -75,6 +80,7 @@ def cpu_seconds(calls: Calls, repeats: int) -> dict[str, list[float]]:
     Freeing what a call returned is not timed.
     """
     seconds: dict[str, list[float]] = {name: [] for name in calls}
+    gc.freeze()  # what was imported and built need not be looked through before every call
     for turn in range(repeats + 1):
         for name in list(calls) if turn % 2 else reversed(list(calls)):
             gc.collect()
@@ -103,9 +109,9 @@ def memory(call: Callable[[], object]) -> Memory:
     memory exact, and allocation slower.
     """
     resident = None if NARROW else round(_resident_peak(call), 1)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
+    with profile(profile_memory=True) as profiler:  # torch.profiler's makes a Python object of every event
         result = call()
-    events = profiler.profiler.kineto_results.events()
+    events = profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     alive = peak = 0
     for _, change in changes:

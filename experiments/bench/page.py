@@ -25,15 +25,14 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 import interp
 from interp.families.tokenizer import HuggingFaceTokenizer
-from interp.pages import About, Question, ablated, report as gathering, report_of, write_report
+from interp.pages import About, Question, report as gathering, report_of, write_report
 from interp.pages.corrupted import Pair
 
 COLUMNS, CHANGED = 64, 5
 CLAIM_TIME, CLAIM_MB, CLAIM_PAINT = 1.5, 3.0, 1.0
 FUNCTIONS = ("attribute", "backward_lens", "composition", "copying", "heads", "logit_lens", "observe", "run")
 ANALYSES: list[tuple[object, str]] = [
-    *((gathering, name) for name in FUNCTIONS), (ablated, "ablate"), (ablated, "attribute"),
-    (Pair, "patched"), (Pair, "edges"), (Pair, "curve"),
+    *((gathering, name) for name in FUNCTIONS), (Pair, "edges"), (Pair, "curve"),
 ]  # fmt: skip
 """Where the page calls an analysis."""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"

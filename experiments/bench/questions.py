@@ -18,8 +18,8 @@ import torch
 import tyro
 from measure import report, work
 
-from interp.passes.memory import LiveBytes
 from interp.runs import kept
+from interp.runs.memory import LiveBytes
 from tests.configs import build
 from tests.contract import calls, device
 from tests.contract.cases import CASES

@@ -41,8 +41,8 @@ from interp.features import SAE, Reconstruction, ReLU, TopExamples
 from interp.lenses import LogitLens
 from interp.model import Read, Trace, Transformer
 from interp.passes.analysis import Analysis, Askable, Questions
-from interp.passes.memory import LiveBytes
 from interp.runs.journal import Journal, packed_done, unpacked_done
+from interp.runs.memory import LiveBytes
 from interp.runs.progress import Done, Progress, Tally
 from interp.runs.workers import done_by_processes
 from interp.tasks import RepeatedTokens

@@ -14,6 +14,8 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Literal
 
+from torch import Tensor
+
 from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
 from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded
 from interp.core.boundary import public
@@ -25,11 +27,14 @@ from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Mean, Resample, Set, Zero
 from interp.model.parts import KINDS, Named, Part, as_part, axis_size
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes import steps
 from interp.passes.analysis import Analysis, Question
 from interp.passes.edit_text import change_to_json
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.steps import Steps
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -143,15 +148,25 @@ def ablate(
 
 def _measured(
     model: Transformer, batch: Batch, grid: Grid, fill: StandIns, metric: Metric, freeze: bool
-) -> Measured:
+) -> Steps[Measured]:
     """The effects of every cell."""
     check_left(fill.change, batch)
-    values = fill.values(model, batch)
+    values = (
+        (yield from _held(batch.pair()[1], grid.sites))
+        if isinstance(fill.change, Resample)
+        else fill.values(model, batch)
+    )
     put = {site: Zero() if values is None else Set(values[site]) for site in grid.sites}
-    frozen = recorded(model, batch, _patterns(model.config)) if freeze else {}
+    frozen = (yield from _held(batch, _patterns(model.config))) if freeze else {}
     common = Variant([Edit(site, Set(pattern)) for site, pattern in frozen.items()])
     columns = batch.tokens.shape[1]
-    return swept(model, batch, metric, grid.variants(put, columns), grid.shape(columns), common)
+    return (yield from swept(batch, metric, grid.variants(put, columns), grid.shape(columns), common))
+
+
+def _held(batch: Batch, sites: Sequence[str]) -> Steps[Mapping[str, Tensor]]:
+    """What these sites hold on some prompts."""
+    found = yield from steps.recorded(batch, [Read(site) for site in sites])
+    return {site: found.trace[Read(site)] for site in sites}
 
 
 def _patterns(config: ModelConfig) -> list[str]:

@@ -431,7 +431,7 @@ def _isolated(swept: Swept, noised: Noised) -> Swept:
     columns = torch.arange(noised.batch.tokens.shape[1], device=swept.base.device)[:, None]
     before = (columns < noised.noise.any(2).int().argmax(1)) & noised.model.config.causal
     same = before.repeat(len(swept.values) // len(before), 1)
-    return Swept(torch.where(same, swept.base, swept.values), swept.base, swept.changed & ~same)
+    return replace(swept, values=torch.where(same, swept.base, swept.values), changed=swept.changed & ~same)
 
 
 def _by_token(

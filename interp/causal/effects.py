@@ -27,10 +27,12 @@ from interp.model.parts import KINDS, Named, Part, axis_size, is_part
 from interp.model.sites import DIMS, axes_of
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
+from interp.passes import steps
 from interp.passes.analysis import Analysis, NotFiniteError, Posed
 from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
-from interp.passes.sweep import Sweep, Swept
+from interp.passes.steps import Steps
+from interp.passes.sweep import Swept
 from interp.passes.variants import Variant
 
 if TYPE_CHECKING:
@@ -75,8 +77,9 @@ class Measured:
         return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs)
 
 
-Measure = Callable[[Transformer, Batch], Measured]
-"""From a model and some prompts (with their corrupted ones, where the question compares two runs)."""
+Measure = Callable[[Transformer, Batch], Measured | Steps[Measured]]
+"""From a model and some prompts (with their corrupted ones, where the question compares two runs); at once, or step by
+step, so that passes are shared with other questions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,29 +129,30 @@ def causal(
 
     each: keep every prompt's effects; otherwise only their moments, for data of any size.
     """
+    computed = partial(_computed, measure=measure, table=table, each=each)
     return Analysis(
         table.name,
-        partial(_compute, measure=measure, table=table, each=each),
+        partial(_alone, computed=computed),
         Rows if each else Means,
         partial(_finish, table=table),
         pose=Posed.of(model.text, table.metric.answer, table.metric.wrong),
         pairs=pairs,
+        steps=computed,
     )
 
 
 def swept(
-    model: Transformer,
     batch: Batch,
     metric: Metric,
     variants: Sequence[Variant],
     shape: Sequence[int] = (-1,),
     common: Variant | None = None,
-) -> Measured:
+) -> Steps[Measured]:
     """The effects of one sweep's variants, as cells of this shape; a metric that compares (KL) compares with the run
-    without them.
+    without them. Corrupted prompts that the rows bring have no part in it.
     """
-    with torch.no_grad():
-        found = Sweep(model, batch, variants, common or Variant()).run(metric)
+    batch = batch if batch.corrupt is None else batch.pair()[0]
+    found = yield from steps.swept(batch, variants, metric, common=common)
     return Measured.of(found, shape, {"base": found.base})
 
 
@@ -170,12 +174,23 @@ def moments_of(merged: Partial, kind: type[Moments] = Moments) -> Mapping[str, M
     return merged.moments
 
 
-def _compute(
-    trace: Trace, batch: Batch, model: Transformer, measure: Measure, table: Table, each: bool
+def _alone(
+    trace: Trace,
+    batch: Batch,
+    model: Transformer,
+    computed: Callable[[Batch, Transformer], Steps[Mapping[str, Tensor]]],
 ) -> Mapping[str, Tensor]:
+    return steps.done_together(model, {"": computed(batch, model)})[""]
+
+
+def _computed(
+    batch: Batch, model: Transformer, measure: Measure, table: Table, each: bool
+) -> Steps[Mapping[str, Tensor]]:
     if table.columns:
         check_one_length(batch, f"effects by {', '.join(table.columns)}", OTHERWISE)
     found = measure(model, batch)
+    if not isinstance(found, Measured):
+        found = yield from found
     check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
     rows = {
         "effect": found.effect, "changed": found.changed.double(), "length": batch.lengths.double(), **found.runs,

@@ -33,6 +33,7 @@ from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, observe
+from interp.passes.steps import Steps
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -201,7 +202,7 @@ def _split(items: Sequence[T], singly: bool) -> list[Sequence[T]]:
 
 def _measured(
     model: Transformer, batch: Batch, cuts: Cuts, queries: Columns, keys: Columns, metric: Metric
-) -> Measured:
+) -> Steps[Measured]:
     """The effects in every prompt; those with the same columns share a sweep."""
     both = (_columns(queries, batch, "query"), _columns(keys, batch, "key"))
     layouts: list[Layout] = list(zip(*both, strict=True))
@@ -216,10 +217,10 @@ def _measured(
         "key": len(both[1][0]),
     }
     shape = [counts[dim] for dim in cuts.by]
-    parts = [
-        swept(model, batch.rows(torch.tensor(some)), metric, cuts.variants(*layout), shape)
-        for layout, some in rows.items()
-    ]
+    parts = []
+    for layout, some in rows.items():
+        own = batch if len(rows) == 1 else batch.rows(torch.tensor(some))
+        parts.append((yield from swept(own, metric, cuts.variants(*layout), shape)))
     return Measured.joined(parts, torch.tensor([i for some in rows.values() for i in some]).argsort())
 
 

@@ -14,10 +14,9 @@ from itertools import product
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
+from interp.causal.contrast import Contrast, Direction, paired, site_names
 from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
 from interp.core.boundary import nearest, public
 from interp.data.batch import Batch, Prompts
@@ -28,10 +27,11 @@ from interp.model.edits import Edit, Set
 from interp.model.sites import DIMS
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes import steps
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, as_network, text_of
-from interp.passes.sweep import Sweep
+from interp.passes.steps import Steps
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -150,18 +150,18 @@ def _usual(name: str, possible: Sequence[str]) -> tuple[str, ...]:
     return tuple(dim for dim in usual if dim in possible)
 
 
-@torch.no_grad()
 def _measured(
     model: Transformer, batch: Batch, cells: Cells, metric: Metric, direction: Direction
-) -> Measured:
+) -> Steps[Measured]:
     """The effect of every cell in every pair."""
-    pair, watched = Contrast.of(batch, direction), Watched(model, metric)
-    given = watched.recorded(pair.other, [Read(name) for name in cells.names])
-    variants, shape = cells.variants({name: given.trace[name] for name in cells.names})
-    sweep = Sweep(model, pair.own, variants)
-    watched = watched.beside(pair.runs(sweep.base.final, given.output)["clean"], pair.own)
-    found = sweep.run(metric, watched.reference)
-    return Measured.of(found, shape, pair.runs(found.base, watched.value(given.output, pair.other)))
+    pair = Contrast.of(batch, direction)
+    given = yield from steps.recorded(pair.other, [Read(name) for name in cells.names], final=True)
+    variants, shape = cells.variants({name: given.trace[Read(name)] for name in cells.names})
+    # What compares does so with the clean run: the other one, or the one that is patched.
+    clean = given.home(metric) if metric.compares and direction == "denoise" else None
+    found = yield from steps.swept(pair.own, variants, metric, reference=clean)
+    other = given.value(metric, found.reference if metric.compares else None)
+    return Measured.of(found, shape, pair.runs(found.base, other))
 
 
 _INSIDE = ("z", "q", "k", "v", "pattern")

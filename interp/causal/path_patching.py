@@ -9,7 +9,7 @@ computed anew; one after the heads' sum (sandwich, output, post) makes a sender 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -31,7 +31,7 @@ from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.sweep import Sweep, Swept
+from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -268,7 +268,7 @@ class PathRuns:
         last = direct if routes.to_logits else self._onwards(direct)
         found = last.run(metric, watched.reference)
         changed = found.changed & self._differing(values).to(found.changed.device)
-        found = Swept(torch.where(changed, found.values, found.base), found.base, changed)
+        found = replace(found, values=torch.where(changed, found.values, found.base), changed=changed)
         shape = (len(routes.senders), *[-1] * self.by_pos)
         return Measured.of(found, shape, pair.runs(found.base, watched.value(there.output, pair.other)))
 

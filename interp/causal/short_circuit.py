@@ -28,6 +28,7 @@ from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject
+from interp.passes.steps import Steps
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -78,8 +79,9 @@ class ShortCircuit(Question):
 
 def _measured(
     network: Transformer, batch: Batch, groups: Mapping[str, list[int]], metric: Metric
-) -> Measured:
-    return swept(network, batch, metric, variants(groups, network.config.n_heads, batch.tokens.shape[1]))
+) -> Steps[Measured]:
+    columns = batch.tokens.shape[1]
+    return (yield from swept(batch, metric, variants(groups, network.config.n_heads, columns)))
 
 
 @public()

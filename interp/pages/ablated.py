@@ -1,15 +1,15 @@
 """What each head and each MLP is worth to the answer of one prompt, directly and in all, as one table."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from interp.causal import ablate
+from interp.causal import Ablate
 from interp.core.results import frame
+from interp.model.config import ModelConfig
 from interp.model.edits import Resample, Zero
-from interp.passes.metrics import logit_difference
-from interp.passes.observe import Model, as_network
-from interp.residual import attribute
+from interp.passes.metrics import Metric
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -18,32 +18,34 @@ if TYPE_CHECKING:
     from interp.causal.stand_ins import StandIn
 
 
-def ablation(
-    model: Model, prompt: str, corrupt: str | None, answer: int, wrong: int | None, attributed: "xr.Dataset"
-) -> pd.DataFrame:
-    """Every head and MLP replaced alone: one row per change and part, layer by layer, heads before the MLP.
+def ablations(config: ModelConfig, metric: Metric, *, corrupt: bool) -> dict[str, Ablate]:
+    """The questions: every head and MLP replaced alone by nothing and, with a corrupted prompt, by its value there."""
+    changes: dict[str, StandIn] = {"zero": Zero(), **({"resample": Resample()} if corrupt else {})}
+    kinds: tuple[Kind, ...] = ("head", *(kind for kind in ("mlp_before", "mlp") if kind in config.mlps))
+    return {
+        f"{name} {kind}": Ablate(kind, change, metric) for name, change in changes.items() for kind in kinds
+    }
 
+
+def ablation(
+    found: Mapping[str, "xr.Dataset"], here: "xr.Dataset", there: "xr.Dataset | None"
+) -> pd.DataFrame:
+    """One row per change and part, layer by layer, heads before the MLP: the answers to `ablations`.
+
+    here, there: what each part adds to the answer's logits (`interp.residual.attribute`) after the prompt and after the
+    corrupted one.
     change: "zero", and with a corrupted prompt "resample", the part's value there at every position. value = the
     answer's logits with the part replaced - those of the same run without that (`interp.ablate`); `changed` is false
     where nothing was changed that can reach the answer. direct = what of it goes straight to the logits, the final norm
-    held: minus what the part adds by itself (zero: `attributed`, of the prompt), or what it adds after the corrupted
-    prompt minus what it adds after the prompt (resample; each run with its own norm scale).
+    held: minus what the part adds by itself (zero), or what it adds after the corrupted prompt minus what it adds after
+    the prompt (resample; each run with its own norm scale).
     """
-    here = _added(attributed)
-    changes: dict[str, tuple[StandIn, str | None, pd.Series]] = {"zero": (Zero(), None, -here)}
-    if corrupt is not None:
-        there = _added(attribute(model, corrupt, answer, wrong, parts="head"))
-        changes["resample"] = (Resample(), corrupt, there - here)
-    config = as_network(model).config
-    kinds: tuple[Kind, ...] = ("head", *(kind for kind in ("mlp_before", "mlp") if kind in config.mlps))
-    metric, every = logit_difference(answer, wrong), []
-    for name, (change, reference, direct) in changes.items():
-        found = [
-            _rows(ablate(model, prompt, kind, change=change, metric=metric, reference=reference), direct)
-            for kind in kinds
-        ]
-        whole = pd.concat(found).sort_values(["layer", "head"], kind="stable", na_position="last")
-        every.append(whole.assign(change=name))
+    added, every = _added(here), []
+    direct = {"zero": -added} | ({} if there is None else {"resample": _added(there) - added})
+    for change, straight in direct.items():
+        rows = [_rows(each, straight) for name, each in found.items() if name.split()[0] == change]
+        whole = pd.concat(rows).sort_values(["layer", "head"], kind="stable", na_position="last")
+        every.append(whole.assign(change=change))
     table = pd.concat(every, ignore_index=True)
     return table[["change", "part", "kind", "layer", "head", "direct", "value", "changed"]]
 

@@ -9,11 +9,9 @@ from interp.causal import EdgeGraph, Patch
 from interp.causal.contrast import Direction, paired
 from interp.circuits import circuit_curve, edge_attribution
 from interp.circuits.edge_attribution import Method
-from interp.data.stream import prompt_source
 from interp.model.config import MLPS, ModelConfig
 from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
-from interp.runs.run import run
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -26,6 +24,16 @@ SIZES = (1, 2, 5, 10, 25, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """How many edges the circuits of the faithfulness curve are given; the last one has all."""
 
 
+def patches(config: ModelConfig, metric: Metric) -> dict[str, Patch]:
+    """The questions of patching, by direction and site; what blocks do not add to the stream is left out."""
+    absent = {*MLPS}.difference(config.sublayers)
+    sites = [site for site in SITES if site not in absent]
+    return {
+        f"{direction} {site}": Patch(site, metric, direction=direction)
+        for direction, site in product(get_args(Direction), sites)
+    }
+
+
 @dataclass(frozen=True)
 class Pair:
     """Two aligned prompts and what is watched in both."""
@@ -33,18 +41,6 @@ class Pair:
     prompt: str
     corrupt: str
     metric: Metric
-
-    def patched(self, model: Subject) -> dict[tuple[str, str], "xr.Dataset"]:
-        """`interp.patch` by direction and site, all in one run; what blocks do not add to the stream is left out."""
-        absent = {*MLPS}.difference(model.transformer.config.sublayers)
-        sites = [site for site in SITES if site not in absent]
-        asked = {
-            f"{direction} {site}": Patch(site, self.metric, direction=direction)
-            for direction, site in product(get_args(Direction), sites)
-        }
-        pairs = paired(model.text, self.prompt, self.corrupt)
-        found = run(asked, model, prompt_source(pairs, model.text, prepend_bos=True, batch_size=1))
-        return {(direction, site): found[f"{direction} {site}"] for direction, site in map(str.split, asked)}
 
     def edges(self, model: Subject) -> "xr.Dataset":
         """The score of every edge."""

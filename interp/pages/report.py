@@ -18,6 +18,7 @@ from tqdm import tqdm
 from interp.attention import heads
 from interp.attention.heads import with_pattern
 from interp.attention.score_parts import score_reads
+from interp.causal.contrast import paired
 from interp.core.boundary import public
 from interp.core.results import frame
 from interp.core.transfers import fetched
@@ -31,15 +32,15 @@ from interp.model.records import require
 from interp.model.sites import names as sites
 from interp.model.tap import Read, Trace
 from interp.pages import stages, tables
-from interp.pages.ablated import ablation
+from interp.pages.ablated import ablation, ablations
 from interp.pages.absent import why_absent, why_unsplit
-from interp.pages.corrupted import Pair, check_aligned
+from interp.pages.corrupted import Pair, check_aligned, patches
 from interp.pages.flow import about_flow, flow_reads
 from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
 from interp.passes.analysis import Askable
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, Subject, as_model, observe
-from interp.residual import Attribute
+from interp.residual import Attribute, attribute
 from interp.residual.attribution import Grain
 from interp.residual.decomposition import not_linear
 from interp.runs.kept import once, unchanged
@@ -218,12 +219,10 @@ def _made(
         work |= _about_logits(model, batch, trace, answered, names)
         if lenses:
             work["fitted_lenses"] = lambda: _fitted(model, batch, answered.answer, lenses)
-        work["ablation"] = lambda: ablation(
-            model, question.prompt, question.corrupt, answered.answer, answered.wrong, answered.attributed
-        )
         previous = None if scored is None else scored.value.sel(score="previous_token")
         work["circuits"] = lambda: frame(copying(model, ranks=False, previous=previous))
-        work |= _about_corrupted(model, question, answered, names)
+        work |= _about_interventions(model, question, answered, names)
+        work |= _about_corrupted(model, question, answered)
     work = {name: make for name, make in work.items() if name not in absent}
     found = {name: make() for name, make in tqdm(work.items(), desc="report", delay=1, leave=False)}
     contrast = None if answered is None else _contrast(model, question, answered)
@@ -295,16 +294,45 @@ def _about_logits(
     }
 
 
-def _about_corrupted(
+def _about_interventions(
     model: Subject, question: Question, answered: _Answered, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
-    """How to make the tables that compare the prompt with its corrupted one; none without that."""
+    """How to make the tables of what changes the answer, from one run: patching only with a corrupted prompt."""
+    config, prompt, corrupt = model.transformer.config, question.prompt, question.corrupt
+    metric = logit_difference(answered.answer, answered.wrong)
+    replaced = ablations(config, metric, corrupt=corrupt is not None)
+    patched = {} if corrupt is None else patches(config, metric)
+
+    @cache
+    def found() -> Mapping[str, xr.Dataset]:
+        data = model.text.batch(prompt) if corrupt is None else paired(model.text, prompt, corrupt)
+        source = prompt_source(data, model.text, prepend_bos=True, batch_size=1)
+        return run({**replaced, **patched}, model, source)
+
+    def ablated() -> pd.DataFrame:
+        here = answered.attributed
+        there = (
+            None
+            if corrupt is None
+            else attribute(model, corrupt, answered.answer, answered.wrong, parts="head")
+        )
+        return ablation({name: found()[name] for name in replaced}, here, there)
+
+    work = {"ablation": ablated}
+    if patched:
+        work["patching"] = lambda: tables.patching({name: found()[name] for name in patched}, names)
+    return work
+
+
+def _about_corrupted(
+    model: Subject, question: Question, answered: _Answered
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """How to make the tables of edges between the prompt and its corrupted one; none without that."""
     if question.corrupt is None:
         return {}
     pair = Pair(question.prompt, question.corrupt, logit_difference(answered.answer, answered.wrong))
     scores = cache(lambda: pair.edges(model))
     return {
-        "patching": lambda: tables.patching(pair.patched(model), names),
         "edges": lambda: tables.edges(scores()),
         "faithfulness": lambda: tables.faithfulness(*pair.curve(model, scores())),
     }

@@ -186,15 +186,13 @@ def attribution_sources(result: xr.Dataset, names: Sequence[str]) -> pd.DataFram
     return table
 
 
-def patching(results: Mapping[tuple[str, str], xr.Dataset], names: Sequence[str]) -> pd.DataFrame:
+def patching(results: Mapping[str, xr.Dataset], names: Sequence[str]) -> pd.DataFrame:
     """`interp.patch` by direction and site: one row per cell, `pos` (and its token) or `head` empty by the site's dims.
 
     value = metric of the patched run - metric of the run patched into; normalised = 0 as after the corrupted prompt, 1
     as after the prompt; where `changed` is false the two runs agree in the cell, or it cannot reach the answer.
     """
-    every = [
-        frame(result).assign(direction=direction, site=site) for (direction, site), result in results.items()
-    ]
+    every = [frame(each).assign(direction=each.direction, site=each.site) for each in results.values()]
     whole = pd.concat(every, ignore_index=True)
     for column in ("pos", "head"):
         whole[column] = whole[column].astype("Int64")

@@ -6,7 +6,7 @@ The answers that it asks for are tokens, handed to every batch by the number of 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
@@ -22,6 +22,7 @@ from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject, deepest, observe
+from interp.passes.steps import Steps, done_together
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -161,8 +162,8 @@ class Analysis:
     `compute` returns tensors whose first axis is the batch row (in packed rows: the text, in the order of
     `Batch.identities`); it knows neither device nor batch size, so splitting the data changes no number. It gets the
     answers to `reads`, which all questions of a run get from one pass; a question that intervenes reads nothing there
-    and runs its own planned sweeps. `reduction` keeps every row (`Rows`), only their moments (`Means`), or what else
-    `core` has.
+    and runs planned sweeps, which it shares with others if it names its `steps`. `reduction` keeps every row (`Rows`),
+    only their moments (`Means`), or what else `core` has.
     """
 
     name: str
@@ -185,6 +186,8 @@ class Analysis:
     """What it holds for each."""
     enough: Callable[[Partial], bool] | None = None
     """Whether what was kept of the first windows answers the question already; None = all rows are asked."""
+    steps: Callable[[Batch, Transformer], Steps[Mapping[str, Tensor]]] | None = None
+    """What `compute` does, step by step, so that questions that intervene share their passes; None = in one go."""
 
     def __post_init__(self) -> None:
         if self.rows is None and isinstance(self.pose, Posed):
@@ -242,10 +245,27 @@ class Questions:
             trace = observe(
                 model, batch, self.reads, stop=self.stop, logits_at=where, answers_only=True
             ).trace
+        asked = {a.name: posed for a, posed in zip(self.analyses, self._posed(home, batch), strict=True)}
+        stepwise = {a.name: a.steps(asked[a.name], model) for a in self.analyses if a.steps is not None}
+        done = done_together(model, stepwise)
         return {
-            a.name: a.compute(trace, batch if a.pose is None else a.pose(home).to(model.device), model)
+            a.name: done[a.name] if a.name in done else a.compute(trace, asked[a.name], model)
             for a in self.analyses
         }
+
+    def _posed(self, home: Batch, batch: Batch) -> Iterator[Batch]:
+        """The batch as each analysis asks about it; those that ask for the same answers get the same one.
+
+        home: the batch on the host, where answers are looked up.
+        """
+        known: list[tuple[Batch, Batch]] = [(home, batch)]
+        for each in self.analyses:
+            here = home if each.pose is None else each.pose(home)
+            there = next((moved for own, moved in known if _same_answers(own, here)), None)
+            if there is None:
+                there = here.to(batch.tokens.device)
+                known.append((here, there))
+            yield there
 
     def reduced(self, values: Values, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
         """The partial result of every analysis, from the values of these rows: on the host, fetched in one copy."""
@@ -289,6 +309,12 @@ class Questions:
     def finished(self, partial: Mapping[str, Partial]) -> dict[str, xr.Dataset]:
         """The labelled result of every analysis."""
         return {a.name: a.finish(partial[a.name]) for a in self.analyses}
+
+
+def _same_answers(one: Batch, other: Batch) -> bool:
+    """Whether two batches of the same rows on the host have the same answers."""
+    pairs = ((one.answer, other.answer), (one.wrong, other.wrong))
+    return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 
 def merged(one: Mapping[str, Partial] | None, other: Mapping[str, Partial]) -> Mapping[str, Partial]:

@@ -439,6 +439,8 @@ class Swept:
     """The metric of the base run."""
     changed: Bool[Tensor, "v b"]
     """Whether the variant changed anything that can reach the metric."""
+    reference: Float[Tensor, "b n d"]
+    """The final stream that a comparing metric compared with, at the columns that it sees."""
 
 
 @public()
@@ -491,7 +493,7 @@ class Sweep:
         where = self._where(everywhere=everywhere)
         self._run(base, self._planned(where, everywhere=everywhere), metric.name, measure)
         reaches = sent(where.reaches, values.device)
-        return Swept(torch.where(reaches, values, base_value), base_value, reaches)
+        return Swept(torch.where(reaches, values, base_value), base_value, reaches, reference)
 
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
         """What sites inside the blocks hold in every variant, `[variant, example, *axes]`; no logits are computed.
@@ -646,7 +648,7 @@ class Judge:
     metric: Metric
     batch: Batch
     model: Transformer
-    reference: Float[Tensor, "b n d"]
+    reference: Float[Tensor, "b n d"] | None
     reference_model: Transformer | None = None
 
     @torch.no_grad()

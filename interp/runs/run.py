@@ -36,10 +36,10 @@ from interp.passes.analysis import (
     Questions,
     function_name,
 )
-from interp.passes.memory import MOST_ON_HOST, memory_plan
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
 from interp.runs.kept import looked_at, once
+from interp.runs.memory import MOST_ON_HOST, memory_plan
 from interp.runs.progress import Done, Progress, progress_bar
 from interp.runs.work_folder import WORK, Shard, check_comparable, opened, work_of, write_results
 from interp.runs.workers import Worker, all_devices, done_by_processes
@@ -57,6 +57,8 @@ Asked = Askable | Sequence[Askable] | Mapping[str, Askable]
 Devices = Literal["all"] | Sequence[Device]
 SAMPLE = 4
 """Rows on which memory is measured."""
+MOST_NAMED = 4
+"""Questions that a progress bar names."""
 AHEAD = 2
 """Windows that are tokenised while the model works on another."""
 
@@ -112,8 +114,8 @@ def run(
 
     For corpora: data of any size, many questions at once, several devices, and on again after an interruption.
     questions: records such as `interp.lenses.LogitLens(top=5)` or `interp.causal.Patch(...)`, in a list, or a mapping
-    that names them. The shared pass stops at the deepest block anybody reads; questions that intervene run their sweeps
-    on the same batches; those about weights alone need no data.
+    that names them. The shared pass stops at the deepest block anybody reads; questions that intervene share their
+    sweeps where they change the same run and watch the same metric; those about weights alone need no data.
     data: texts, token ids, files, a folder, a data set, an iterator; `Pairs` of them for questions that compare two
     runs; a `Stream`; or batches as they are. There are as many tokens per batch as fit (predicted from the reads,
     measured on some rows, halved if memory runs out all the same). Unusable rows are set aside, in `rejected`.
@@ -330,7 +332,8 @@ class _Work:
         """Do every window that is due, or as many as are enough, and hand over each batch's part."""
         if self.enough(progress):
             return
-        title = ", ".join(a.name for a in self.questions.analyses)
+        names = [a.name for a in self.questions.analyses]
+        title = f"{len(names)} questions" if len(names) > MOST_NAMED else ", ".join(names)
         with progress_bar(title, self.source.rows, progress) as bar:
             for done in self._done(self._windows(due), due):
                 take(done)

@@ -17,7 +17,7 @@ from interp.lenses.factors import factors, present
 from interp.model import MLP, LayerNorm, ModelConfig, NoNorm, RMSNorm, Transformer
 from interp.model.norm import Normalize
 from interp.passes.frozen import gradient_before
-from interp.passes.memory import LiveBytes
+from interp.runs.memory import LiveBytes
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.families.oracle import new_hf_model, some_tokens as hf_tokens
 from tests.families.pair import network

@@ -156,7 +156,7 @@ def test_nobody_waits_for_the_choice_of_experts() -> None:
 
 
 def test_a_choice_needs_numbers() -> None:
-    """So that a plan made from shapes alone says that it has none (`passes.memory`)."""
+    """So that a plan made from shapes alone says that it has none (`runs.memory`)."""
     for case in ("plain", "odd widths"):
         with pytest.raises(NotImplementedError):
             experts_of(GROUPED[case]).to("meta")(torch.empty(1, 3, 48, device="meta"))

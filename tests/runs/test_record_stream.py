@@ -10,7 +10,7 @@ import xarray as xr
 
 import interp
 from interp.cli import main
-from interp.passes import memory
+from interp.runs import memory
 from interp.runs.record import Record, ShareDoneError
 from interp.runs.workers import Worker
 from tests.forking import PATIENCE, PROCESSES

@@ -16,7 +16,7 @@ from torch import Tensor
 import interp
 from interp.model import ModelConfig, NoNorm, Rotary, Transformer
 from interp.model.weights import LayerWeights, Weights
-from interp.passes.memory import LiveBytes
+from interp.runs.memory import LiveBytes
 from interp.weights import (
     Composition,
     HeadCircuits,

@@ -13,7 +13,8 @@ from interp.data.batch import Batch
 from interp.model import ModelConfig, Read
 from interp.model.experts import MoE
 from interp.passes.analysis import Analysis, Questions
-from interp.passes.memory import (
+from interp.passes.observe import as_model
+from interp.runs.memory import (
     MOST_ON_DEVICE,
     MOST_ON_HOST,
     LiveBytes,
@@ -22,7 +23,6 @@ from interp.passes.memory import (
     memory_plan,
     predicted_row_bytes,
 )
-from interp.passes.observe import as_model
 from tests.configs import CAUSAL, CONFIGS, build, some_tokens
 from tests.runs.running import Norms
 from tests.tiny import hooked
@@ -177,7 +177,7 @@ def test_a_small_model_gets_the_most_that_is_any_use(monkeypatch: pytest.MonkeyP
     plan = memory_plan(questions("gpt2"), build("gpt2"), WIDTH, sample)
     assert plan.tokens_per_batch == MOST_ON_HOST // WIDTH * WIDTH
     assert plan.predicted != plan.predicted, "what was measured need not be predicted"
-    monkeypatch.setattr("interp.passes.memory._free", lambda device: int(7.5 * plan.measured))
+    monkeypatch.setattr("interp.runs.memory._free", lambda device: int(7.5 * plan.measured))
     assert memory_plan(questions("gpt2"), build("gpt2"), WIDTH, sample).tokens_per_batch == 7 * WIDTH
     narrow = Batch(some_tokens(4, 5))
     scaled = memory_plan(questions("gpt2"), build("gpt2"), WIDTH, narrow).measured

@@ -1,0 +1,215 @@
+"""How many tokens one pass of a run may have: measured on a few rows, or predicted without running anything."""
+
+import math
+import os
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from interp.data.batch import Batch
+from interp.model.tap import Read
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Questions
+from interp.passes.observe import observe
+from interp.passes.together import least
+
+SHARE, HOST_SHARE = 0.6, 0.25
+"""Of the memory that is free, on a device (allocators round up, and libraries take workspaces of their own) and on the
+host (others live there too)."""
+MOST_ON_HOST, MOST_ON_DEVICE = 2**12, 2**17
+"""Tokens per pass beyond which nothing gets faster (`experiments/bench/stream.py`); where no block runs, the second."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """What one more row of a pass costs, by prediction and by measurement, and what follows."""
+
+    width: int
+    """Tokens per row."""
+    predicted: float
+    """Bytes per row of the tensors that the pass holds at its worst moment, answers included; NaN if not predicted."""
+    measured: float
+    """The same on real rows; NaN where nothing was measured."""
+    free: int
+    """Bytes that all rows of a pass may take together."""
+    most: int
+    """Tokens beyond which a pass gets no faster."""
+
+    @property
+    def tokens_per_batch(self) -> int:
+        """Tokens that fit, at least one row."""
+        row = max(x for x in (self.predicted, self.measured) if x == x)
+        return self.width * max(1, min(int(self.free / row), self.most // self.width))
+
+    def explain(self) -> str:
+        """The plan in one line."""
+        mib = 2**20
+        taken = {"predicted": self.predicted, "measured": self.measured}
+        row = " and ".join(f"{each / mib:.2f} MiB {how}" for how, each in taken.items() if each == each)
+        return (
+            f"{self.tokens_per_batch} tokens per pass: {row} per row of {self.width}, "
+            f"{self.free / mib:.0f} MiB may be used"
+        )
+
+
+def memory_plan(
+    questions: Questions, model: Transformer, width: int, sample: Batch | None = None
+) -> MemoryPlan:
+    """How many tokens one pass may have, for rows of `width` tokens.
+
+    sample: some real rows, which are run and measured. Without them it is predicted; where that is not possible, a row
+    of all kinds of tokens is run. (A prediction beside a measurement says no more, and its pass on the meta device
+    imports PyTorch's compiler: a second of a first run.)
+    """
+    measured = float("nan")
+    predicted = measured if sample is not None else predicted_row_bytes(questions, model, width)
+    if sample is None and predicted != predicted:
+        sample = Batch(torch.arange(width)[None] % model.config.d_vocab)
+    if sample is not None:
+        measured = measured_row_bytes(questions, model, sample) * width / sample.tokens.shape[1]
+        measured = -float(least(model, -math.ceil(measured)))
+    lookups = questions.stop == 0 and all(a.reads for a in questions.analyses)  # no block runs
+    most = MOST_ON_HOST if model.device.type == "cpu" and not lookups else MOST_ON_DEVICE
+    return MemoryPlan(width, predicted, measured, least(model, _free(model.device)), most)
+
+
+def predicted_row_bytes(questions: Questions, model: Transformer, width: int) -> float:
+    """Bytes that one more row of `width` tokens adds to the pass's worst moment, from shapes alone.
+
+    The pass runs on the meta device, where tensors have shapes and no memory, with one row and with two; a read whose
+    `via` needs numbers counts as its whole site. NaN for a model that needs numbers itself: a mixture of experts.
+    """
+    try:
+        with torch.device("meta"):
+            ghost = Transformer(model.config).to(model.dtype)
+    except NotImplementedError:  # a network that is not built from its config
+        return float("nan")
+    peaks = []
+    for rows in (1, 2):
+        tokens = torch.empty(rows, width, dtype=torch.long, device="meta")
+        try:
+            peaks.append(_ghost_peak(questions, ghost, tokens))
+        except NotImplementedError:
+            return float("nan")
+    return float(peaks[1] - peaks[0])
+
+
+def measured_row_bytes(questions: Questions, model: Transformer, sample: Batch) -> float:
+    """Bytes per row that the analyses take on these rows, everything they compute included."""
+    if model.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(model.device)
+        before = torch.cuda.memory_allocated(model.device)
+        questions.values(model, sample)
+        return (torch.cuda.max_memory_allocated(model.device) - before) / len(sample)
+    with LiveBytes() as live:
+        questions.values(model, sample)
+    return live.peak / len(sample)
+
+
+class LiveBytes(TorchDispatchMode):
+    """High-water mark of the memory of all tensors made while it is active; works without a device, too."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive = 0
+        self.peak = 0
+        self._known: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """PyTorch's switch: True, its default, imports the compiler at the first operator, which takes a second."""
+        return False
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        given = {storage._cdata for storage in _storages((args, kwargs))}  # views of weights take nothing
+        out = func(*args, **(kwargs or {}))
+        for storage in _storages(out):
+            if storage._cdata not in given:
+                self._note(storage)
+        return out
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def gone(_: object) -> None:
+            self.alive -= size
+            self._known.pop(key, None)
+
+        self._known[key] = weakref.ref(storage, gone)
+        self.alive += size
+        self.peak = max(self.peak, self.alive)
+
+
+def _storages(values: object) -> list[torch.UntypedStorage]:
+    return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def _ghost_peak(questions: Questions, ghost: Transformer, tokens: Tensor) -> int:
+    """Peak of a pass without numbers; the reductions that cannot do without are left out."""
+    reads = [Read(read.site, _shape_only(read), by_row=read.by_row) for read in questions.reads]
+    where = None
+    if questions.last_only and questions.stop is None:
+        where = torch.zeros(len(tokens), 1, dtype=torch.long, device="meta")
+    with LiveBytes() as live, _FusedAttention():
+        answers = observe(
+            ghost, Batch(tokens), reads, stop=questions.stop, logits_at=where, answers_only=True
+        )
+        del answers
+    return live.peak
+
+
+class _FusedAttention(TorchFunctionMode):
+    """Attention that takes what the fused kernels take, its output: on the meta device there are none of these."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
+        if func is not F.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        query, _, value = args[:3]
+        assert isinstance(query, Tensor) and isinstance(value, Tensor)
+        b, h, q, _ = query.shape
+        return query.new_empty(b, q, h, value.shape[-1]).transpose(1, 2)
+
+
+def _shape_only(read: Read) -> Callable[..., Tensor]:
+    """The read's reduction, or all of the site where that cannot run without numbers."""
+
+    def via(value: Tensor, *more: Tensor) -> Tensor:
+        if read.via is None:
+            return value.clone()
+        try:
+            return read.via(value, *more)
+        except (RuntimeError, NotImplementedError, ValueError):
+            return value.clone()
+
+    return via
+
+
+def _free(device: torch.device) -> int:
+    """Bytes that all rows of a run's pass may take together."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * SHARE)
+    try:
+        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE)
+    except (ValueError, OSError):
+        return 2**30  # a system that does not say
