@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Literal
 
 import torch
@@ -36,9 +36,12 @@ from interp.passes.observe import observe
 from interp.residual.attribution import places_of
 from interp.residual.decomposition import (
     TOLERANCE,
+    Decomposition,
     IncompleteSumError,
+    as_wholes,
     before_attention,
     by_source,
+    into_heads,
     places_before_attention,
 )
 from interp.residual.edited_sums import head_shares
@@ -144,40 +147,55 @@ def score_parts(
     return _split(model, batch, head, places, _seen(model, batch, head[0], columns, by), by)
 
 
+def score_reads(model: Transformer, layers: Sequence[int]) -> list[Read]:
+    """What `every_score` reads of a pass."""
+    sites = [site for layer in layers for site in (*_sites(model, layer, "head"), _scores(layer))]
+    return [Read(site) for site in dict.fromkeys(sites)]
+
+
 @torch.no_grad()
 def every_score(
-    model: Transformer, batch: Batch, layers: Sequence[int]
+    model: Transformer, batch: Batch, layers: Sequence[int], trace: Trace | None = None
 ) -> Iterator[tuple[int, Sequence[int], ScoreParts]]:
     """All scores of some layers on one prompt: the layer, heads of it that see the same, and a row for each of them,
     query and key it sees.
 
     Rows are in the order of heads, queries within, keys within those. One pass, and the stream is split once for each
-    token, which the pairs then share; errors as in `score_parts`.
+    token, which the pairs then share; errors as in `score_parts`. trace: a pass that read `score_reads`, None = one of
+    its own.
     """
     if not layers:
         return
-    sites = [site for layer in layers for site in (*_sites(model, layer, "head"), _scores(layer))]
-    reads = [Read(site) for site in dict.fromkeys(sites)]
-    trace = observe(model, batch, reads, answers_only=True).trace
+    if trace is None:
+        trace = observe(model, batch, score_reads(model, layers), answers_only=True).trace
     masks = fetched({layer: trace[Read(_scores(layer))][0] > -torch.inf for layer in layers})
+    # Every token is a row, at both ends of the scores.
+    seen = {
+        site: wide(trace[Read(site)])[0].unsqueeze(1)
+        for site in dict.fromkeys(site for layer in layers for site in _sites(model, layer, "head"))
+    }
+    seen = {site: x.expand(-1, 2, *x.shape[2:]) for site, x in seen.items()}
+    split = cache(into_heads(seen, model))
     for layer in layers:
-        for heads, found in _of_layer(model, batch, layer, trace, masks[layer]):
+        scores, parts = wide(trace[Read(_scores(layer))])[0], before_attention(seen, model, layer, split)
+        for heads, found in _of_layer(model, batch, layer, seen, parts, scores, masks[layer]):
             yield layer, heads, found
 
 
 def _of_layer(
-    model: Transformer, batch: Batch, layer: int, trace: Trace, masks: Bool[Tensor, "h q k"]
+    model: Transformer,
+    batch: Batch,
+    layer: int,
+    seen: Mapping[str, Tensor],
+    parts: Decomposition,
+    scores: Float[Tensor, "h q k"],
+    masks: Bool[Tensor, "h q k"],
 ) -> Iterator[tuple[Sequence[int], ScoreParts]]:
     """Those of one layer; masks: which keys each head's queries see, on the host."""
-    every = {site: wide(trace[Read(site)]) for site in _sites(model, layer, "head")}
-    scores = wide(trace[Read(_scores(layer))])[0]
-    visible = scores > -torch.inf
-    factor = _attention(model, layer).score_factor(visible.sum(-1), scores)
-    place = torch.arange(scores.shape[-1], device=scores.device)
-    both = torch.stack((place, place), 1)
-    seen = {site: _columns(x, both) for site, x in every.items()}
-    rows = batch.rows(torch.zeros(len(place), dtype=torch.long))
-    parts, queries, keys, _ = _taken(model, rows, layer, slice(None), both, seen, "head", factor)
+    factor = _attention(model, layer).score_factor((scores > -torch.inf).sum(-1), scores)
+    both = torch.arange(scores.shape[-1], device=scores.device)[:, None].expand(-1, 2)
+    rows = batch.rows(torch.zeros(len(both), dtype=torch.long))
+    queries, keys, _ = _taken(model, rows, layer, slice(None), both, seen, parts, factor)
     alike: dict[bytes, list[int]] = {}
     for head, mask in enumerate(masks):
         alike.setdefault(mask.numpy().tobytes(), []).append(head)
@@ -193,7 +211,7 @@ def _of_layer(
         error = _checked(model, [(layer, head) for head in heads], (q, k), position, total, recorded)
         each = places.expand(len(heads), -1, -1)
         q, k, position, total, error, each = (x.flatten(0, 1) for x in (q, k, position, total, error, each))
-        yield heads, ScoreParts(parts, q, k, position, total, error, each, {})
+        yield heads, ScoreParts(parts.parts, q, k, position, total, error, each, {})
 
 
 def _seen(
@@ -222,8 +240,9 @@ def _split(
     recorded = scores[:, QUERY].gather(1, columns[:, KEY:].to(scores.device))[:, 0]
     _check_visible(recorded, places, head)
     factor = _attention(model, layer).score_factor((scores[:, QUERY] > -torch.inf).sum(-1)[:, None], recorded)
-    parts, queries, keys, sides = _taken(
-        model, batch, layer, slice(index, index + 1), columns, seen, by, factor.T
+    parts = before_attention(seen, model, layer, as_wholes(seen) if by == "part" else into_heads(seen, model))
+    queries, keys, sides = _taken(
+        model, batch, layer, slice(index, index + 1), columns, seen, parts, factor.T
     )
     own, rows = torch.full_like(places[:1, :1], index), torch.arange(len(batch), device=places.device)
     position, total = _position(model, own[:, 0], places, recorded[None]), recorded[None]
@@ -231,7 +250,7 @@ def _split(
         total = _content(model, layer, own, (rows, rows), seen, factor.T) + position
     error = _checked(model, [head], (queries, keys), position, total, recorded[None])
     sources = _sources(model, layer, seen, batch, sides) if by == "source" else {}
-    return ScoreParts(parts, queries[0], keys[0], position[0], total[0], error[0], places, sources)
+    return ScoreParts(parts.parts, queries[0], keys[0], position[0], total[0], error[0], places, sources)
 
 
 def _taken(
@@ -241,20 +260,19 @@ def _taken(
     heads: slice,
     columns: Int[Tensor, "b 2"],
     seen: Mapping[str, Tensor],
-    by: Split,
+    parts: Decomposition,
     factor: Float[Tensor, "#h #b"],
-) -> tuple[tuple[str, ...], Float[Tensor, "h b c e"], Float[Tensor, "h b c e"], list[_Side]]:
-    """The parts of the stream, what each becomes in queries and keys of these heads at these columns, and how."""
+) -> tuple[Float[Tensor, "h b c e"], Float[Tensor, "h b c e"], list[_Side]]:
+    """What each part of the stream becomes in queries and keys of these heads at these columns, and how."""
     like = seen[attention_input(model.config, layer)]
     sides = [
         _side(model, layer, heads, seen, at, _rotation(model, layer, batch, columns[:, at], like), times)
         for at, times in ((QUERY, factor), (KEY, torch.ones_like(factor)))
     ]
-    found = before_attention(seen, model, layer, heads=by != "part")
     queries, keys = [
-        torch.cat((side.of(found.values[:, :, at]), side.constant), 2) for at, side in enumerate(sides)
+        torch.cat((side.of(parts.values[:, :, at]), side.constant), 2) for at, side in enumerate(sides)
     ]
-    return found.parts, queries, keys, sides
+    return queries, keys, sides
 
 
 def _of_rows(pos: Position, batch: Batch) -> int | list[int]:
@@ -466,10 +484,10 @@ def _sources(
     order = batch.real.int().argsort(dim=1, descending=True, stable=True)
     later, found = places_before_attention(model.config, layer), {}
     for i in _split_layers(model.config, layer, "source"):
-        cache = {**seen, f"blocks.{i}.attn.hook_pattern": _effective(model, i, seen)}
+        held = {**seen, f"blocks.{i}.attn.hook_pattern": _effective(model, i, seen)}
         both = []
         for at, side in enumerate(sides):
-            moved = by_source(cache, model, i, at)
+            moved = by_source(held, model, i, at)
             for place in later[later.index((i, "attn_out")) :]:
                 norm = sum_norm(model, *place).recorded(seen)
                 moved = replace(norm, scale=None if norm.scale is None else norm.scale[:, at]).through(moved)

@@ -297,8 +297,7 @@ def _circuits(table: xr.Dataset, bench: _Bench) -> tuple[float, ...]:
     count = len(bench.graph)
     sizes = torch.linspace(0, 1, count + 1, dtype=torch.float64)
     curves = [
-        bench.faithfulness(torch.stack([largest(worth(table, rank), n) for n in range(count + 1)]))
-        for rank in ("helpful", "magnitude")
+        bench.faithfulness(largest(worth(table, rank), range(count + 1))) for rank in ("helpful", "magnitude")
     ]
     n = int(bench.truth.sum())
     kept = connected(bench.graph, largest(worth(table), n))

@@ -234,8 +234,10 @@ def _best_edges(graph: EdgeGraph, asked: CircuitCurve) -> Bool[Tensor, "c sender
     generator = np.random.default_rng(asked.seed)
     values = worth(asked.scores, asked.rank)
     sizes = [int(fraction * len(graph)) for fraction in asked.fractions]
-    picked = [backwards(graph, values, n) if asked.greedy else largest(values, n) for n in sizes]
-    found = torch.stack([connected(graph, kept) for kept in picked])
+    picked = (
+        torch.stack([backwards(graph, values, n) for n in sizes]) if asked.greedy else largest(values, sizes)
+    )
+    found = connected(graph, picked)
     controls = [_controls(graph, found, generator) for _ in range(_count("draws", asked.draws))]
     return _with_ends(graph, [found, *controls])
 

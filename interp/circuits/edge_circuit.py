@@ -210,8 +210,10 @@ def graph_of(held: object) -> EdgeGraph:
     return built(EdgeGraph, held)  # type: ignore[arg-type]
 
 
-def connected(graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"]) -> Bool[Tensor, "sender receiver"]:
-    """The edges on a path from the input to the logits inside these edges.
+def connected(
+    graph: EdgeGraph, kept: Bool[Tensor, "*c sender receiver"]
+) -> Bool[Tensor, "*c sender receiver"]:
+    """The edges on a path from the input to the logits inside these edges; of one set of edges, or of each of several.
 
     A node stays if it reads anything on any of its inputs and sends anything. The others compute the same whatever the
     input is, or are heard by nobody: with resampled replacements, dropping them changes no number, unless a norm of the
@@ -219,12 +221,12 @@ def connected(graph: EdgeGraph, kept: Bool[Tensor, "sender receiver"]) -> Bool[T
     """
     computes, kept = computing(graph), kept & graph.exists
     while True:
-        reads = (computes & kept.any(0)[:, None]).any(0)
-        reads[0] = True
-        alive = reads & kept.any(1)
-        heard = (computes & alive).any(1)
-        heard[-1] = True
-        left = kept & alive[:, None] & heard
+        reads = (computes & kept.any(-2)[..., None]).any(-2)
+        reads[..., 0] = True
+        alive = reads & kept.any(-1)
+        heard = (computes & alive[..., None, :]).any(-1)
+        heard[..., -1] = True
+        left = kept & alive[..., None] & heard[..., None, :]
         if torch.equal(left, kept):
             return kept
         kept = left

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
@@ -189,8 +188,10 @@ def valued(scores: Float[Tensor, "*n"], rank: Rank, sign: int) -> Float[Tensor, 
     return values.nan_to_num(nan=-torch.inf)
 
 
-def largest(values: Float[Tensor, "sender receiver"], n: int) -> Bool[Tensor, "sender receiver"]:
-    """The n largest; of equal ones those that come first in the graph."""
-    found = torch.zeros(values.numel(), dtype=torch.bool)
-    found[values.flatten().argsort(descending=True, stable=True)[:n]] = True
-    return rearrange(found, "(s r) -> s r", r=values.shape[1]) & ~values.isneginf()
+def largest(
+    values: Float[Tensor, "sender receiver"], n: int | Sequence[int]
+) -> Bool[Tensor, "*n sender receiver"]:
+    """The n largest, or those of each of several n; of equal ones those that come first in the graph."""
+    place = values.flatten().argsort(descending=True, stable=True).argsort()
+    found = place < torch.tensor(n)[..., None]
+    return found.unflatten(-1, values.shape) & ~values.isneginf()

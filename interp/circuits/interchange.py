@@ -419,12 +419,17 @@ class DroppedEdges:
     def _inputs(self) -> Mapping[str, Input]:
         """The inputs that differ from the ordinary pass's in some circuit."""
         every = inputs(self.model, self.graph)
-        return MappingProxyType({each.site: each for each in every if bool(self._any[:, each.block].any())})
+        return MappingProxyType({each.site: each for each in every if any(self._into[each.block])})
 
     @cached_property
-    def _any(self) -> Bool[Tensor, "sender receiver"]:
-        """Which edges any of the circuits drops."""
-        return self.dropped.any(0)
+    def _into(self) -> list[bool]:
+        """Whether some circuit drops an edge into each receiver."""
+        return self.dropped.any(0).any(0).tolist()
+
+    @cached_property
+    def _out_of(self) -> list[bool]:
+        """Whether some circuit drops an edge out of each sender."""
+        return self.dropped.any(0).any(1).tolist()
 
     @cached_property
     def _said(self) -> tuple[Said, ...]:
@@ -481,7 +486,7 @@ class DroppedEdges:
 
     def _write(self, each: Said, said: Values, out: Float[Tensor, "s c b p d"]) -> None:
         """What some senders' share of the stream changes by, written in its place: once a pass."""
-        if not bool(self._any[each.senders].any()):
+        if not any(self._out_of[each.senders]):
             out.zero_()
         elif each.layer is None or not each.site.endswith("hook_z"):
             out[0] = self._change(each.site, said[Read(each.site)])

@@ -37,8 +37,9 @@ class FactoredMatrix(Viewable):
                 f"A @ B requires equal inner sizes, got A {shape_text(self.A.shape)} and B {shape_text(self.B.shape)}"
             )
         lead = np.broadcast_shapes(self.A.shape[:-2], self.B.shape[:-2])
-        object.__setattr__(self, "A", self.A.expand(*lead, *self.A.shape[-2:]))
-        object.__setattr__(self, "B", self.B.expand(*lead, *self.B.shape[-2:]))
+        for name, factor in (("A", self.A), ("B", self.B)):
+            if factor.shape[:-2] != lead:
+                object.__setattr__(self, name, factor.expand(*lead, *factor.shape[-2:]))
 
     @property
     def shape(self) -> torch.Size:

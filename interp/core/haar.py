@@ -9,6 +9,7 @@ moments are E q_ij^4 = 3 / d(d+2), E q_ij^2 q_ik^2 = 1 / d(d+2) within a row or 
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -37,11 +38,11 @@ class Nakagami:
 
     def mean(self) -> Float[Tensor, "..."]:
         """E sqrt(Y) = sqrt(mean_square / shape) Gamma(shape + 1/2) / Gamma(shape)."""
-        return self.mean_square.sqrt() * self._log_shrinkage().exp()
+        return self.mean_square.sqrt() * self._log_shrinkage.exp()
 
     def sd(self) -> Float[Tensor, "..."]:
         """Standard deviation of sqrt(Y), without the cancellation in E Y - (E sqrt(Y))^2."""
-        return (self.mean_square * -torch.expm1(2 * self._log_shrinkage())).sqrt()
+        return (self.mean_square * -torch.expm1(2 * self._log_shrinkage)).sqrt()
 
     def upper(self, ratio: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         """P(sqrt(Y) >= ratio); 0 where it is below the smallest float64, about 1e-308."""
@@ -52,6 +53,7 @@ class Nakagami:
         k, y = self.shape, ratio.square() / self.mean_square
         return 2 / ratio * (k * (k * y).log() - k * y - torch.lgamma(k)).exp()
 
+    @cached_property
     def _log_shrinkage(self) -> Float[Tensor, "..."]:
         """log of Gamma(k + 1/2) / (Gamma(k) sqrt(k)); the series is DLMF 5.11.8."""
         k = self.shape

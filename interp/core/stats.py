@@ -41,13 +41,17 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 def finite(tensors: Iterable[Tensor]) -> Bool[Tensor, ""]:
     """`all_finite` as a tensor, for who does not wait for it yet."""
     floats = [x for x in tensors if x.is_floating_point()]
-    sums = [x.sum(dtype=torch.promote_types(x.dtype, torch.float32)).to(floats[0].device) for x in floats]
+    sums = [x.sum(dtype=None if x.dtype in WIDE else torch.float32).to(floats[0].device) for x in floats]
     return torch.stack([total.float() for total in sums]).isfinite().all() if sums else torch.tensor(True)
 
 
 def wide(x: Tensor) -> Tensor:
     """The tensor in float32 at least."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    return x if x.dtype in WIDE else x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+WIDE = (torch.float32, torch.float64)
+"""The dtypes that hold float32."""
 
 
 FEWEST = 3

@@ -43,7 +43,7 @@ def fetched(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
         >>> fetched({"a": torch.ones(2), "b": torch.ones(1, dtype=torch.bool)})["b"]
         tensor([True])
     """
-    found = {name: value.detach() for name, value in tensors.items()}
+    found = {name: value.detach() if value.requires_grad else value for name, value in tensors.items()}
     away: dict[torch.device, list[K]] = {}
     for name, value in found.items():
         if value.device.type != "cpu":

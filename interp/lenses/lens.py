@@ -54,7 +54,7 @@ class LogitTiles:
     """
 
     def __init__(self, model: Transformer, rows: int) -> None:
-        self.model = model
+        self.model, self.rows = model, rows
         size = model.config.n_outputs
         self.width = min(size, COLUMNS if model.device.type == "cpu" else size)
         self.count = -(-size // self.width)
@@ -137,10 +137,12 @@ def statistics(
 ) -> dict[str, Tensor]:
     """What the logits say, per row; they are overwritten on the way.
 
-    `top_token`, `top_prob`, `entropy` and `kl` = KL(reference || these) in nats, `target_rank` and `target_prob` (-1
-    and NaN where the target is negative). With `is_reference` the reference is written instead of compared with.
+    The rows are those of the reference, in its order, once or several times. `top_token`, `top_prob`, `entropy` and
+    `kl` = KL(reference || these) in nats, `target_rank` and `target_prob` (-1 and NaN where the target is negative).
+    With `is_reference` the reference is written instead of compared with.
     Sums over the vocabulary: in the logits' dtype within a tile, in float64 over tiles.
     """
+    several = (-1, len(reference.total))
     known, of_target = target >= 0, tiles.of(target.clamp_min(0))[:, None]
     best, tokens = tiles.top(top)
     largest = best[:, :1]
@@ -156,14 +158,16 @@ def statistics(
         total += own.sum(-1)
         dot += torch.mul(own, logits, out=space).sum(-1)
         if not is_reference:
-            cross += torch.mul(other, logits, out=space).sum(-1)
+            products = torch.mul(other, logits.unflatten(0, several), out=space.unflatten(0, several))
+            cross += products.sum(-1).flatten()
     entropy = total.log() - dot / total
     if is_reference:
         reference.total.copy_(total)
         reference.entropy.copy_(entropy)
         kl = torch.zeros_like(entropy)
     else:
-        kl = (total.log() - cross / reference.total - reference.entropy).clamp_min(0.0)
+        own, shared = (x.unflatten(0, several) for x in (total.log(), cross))
+        kl = (own - shared / reference.total - reference.entropy).clamp_min(0.0).flatten()
     values = {
         "top_prob": (best - largest).exp() / total[:, None],
         "entropy": entropy,
@@ -339,7 +343,7 @@ def _compute(
     columns, real = sent(columns, there), sent(real, there)
     target = targets(batch, model.config)[row, column]
     chunks: list[dict[str, Tensor]] = []
-    tiles = LogitTiles(model, min(CHUNK, len(cells)))
+    tiles = LogitTiles(model, min(CHUNK, len(cells) * len(sites)))
     for at_row, at_column, said in zip(*(x.split(CHUNK) for x in (row, column, target)), strict=True):
         states = {site: trace[Read(site)][at_row, at_column] for site in sites}
         check(finite(states.values()), partial(not_finite, states))
@@ -372,14 +376,23 @@ def not_finite(states: Mapping[str, Tensor]) -> NotFiniteError | None:
 def _read_out(
     states: Sequence[Float[Tensor, "r d"]], target: Int[Tensor, "r"], tiles: LogitTiles, top: int
 ) -> dict[str, Tensor]:
-    """Every depth's statistics for some rows; the last state is the reference of the KL."""
-    tiles.fill(states[-1])
+    """Every depth's statistics for some rows; the last state is the reference of the KL.
+
+    Depths of few rows share the tiles.
+    """
+    *before, end = states
+    tiles.fill(end)
     reference = Reference.like(tiles)
-    found = [statistics(tiles, target, top, reference, is_reference=True)]
-    for state in reversed(states[:-1]):
-        tiles.fill(state)
-        found.append(statistics(tiles, target, top, reference))
-    return {name: torch.stack([each[name] for each in reversed(found)]) for name in found[0]}
+    last = statistics(tiles, target, top, reference, is_reference=True)
+    found, depths = [], tiles.rows // len(target)
+    for first in range(0, len(before), depths):
+        some = before[first : first + depths]
+        tiles.fill(torch.cat(some))
+        found.append(statistics(tiles, target.repeat(len(some)), top, reference))
+    return {
+        name: torch.cat([each[name] for each in (*found, last)]).unflatten(0, (len(states), -1))
+        for name in last
+    }
 
 
 def columns_of(

@@ -1,7 +1,6 @@
 """The tables of the residual lattice and the large head: shares of sums, lengths of values, tokens of heads."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -17,13 +16,12 @@ from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
-from interp.model.tap import Read
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.pages.tables import head_names
 from interp.passes.frozen import output_norm, output_scale
-from interp.passes.observe import Subject, observe
-from interp.tokens import flow_routes
+from interp.passes.observe import Subject
 from interp.tokens.flow_routes import CHUNK
 from interp.tokens.mixing import SourceSplit, closer_, split_reads
 from interp.weights import head_tokens
@@ -43,16 +41,30 @@ MOST_LISTED = 30_000
 
 
 def about_flow(
-    model: Subject, batch: Batch, attributed: xr.Dataset, names: Sequence[str]
+    model: Subject, batch: Batch, trace: Trace, found: Mapping[str, xr.Dataset], names: Sequence[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
-    """How to make the tables of this file."""
-    routed = cache(lambda: flow_routes(model, batch))
+    """How to make the tables of this file.
+
+    trace: a pass over the prompt that read `flow_reads`; found: the prompt's `attribution`, and its flow `routes` if
+    the model has them.
+    """
+    network = model.transformer
     return {
-        "value_norms": lambda: value_norms(model, batch, names),
+        "value_norms": lambda: value_norms(network, trace, names),
         "head_tokens": lambda: words_of_heads(model, batch),
-        "flow_routes": lambda: shares(routed(), attributed, names),
-        "flow_neurons": lambda: neurons(model, batch, routed(), names),
+        "flow_routes": lambda: shares(found["routes"], found["attribution"], names),
+        "flow_neurons": lambda: neurons(network, trace, found["routes"], names),
     }
+
+
+def flow_reads(model: Transformer, absent: Collection[str]) -> list[Read]:
+    """What the tables of this file read of the prompt's pass, but for those that are absent."""
+    layers, found = range(model.config.n_layers), list[Read]()
+    if "value_norms" not in absent:
+        found += [read for layer in layers for read in split_reads(model, layer, "attn")]
+    if "flow_neurons" not in absent:
+        found += [read for layer in layers for read in _neuron_reads(model.config, layer)]
+    return found
 
 
 def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
@@ -90,26 +102,23 @@ def shares(result: xr.Dataset, attributed: xr.Dataset, names: Sequence[str]) -> 
     return table[[*columns, "attribution"]]
 
 
-def neurons(model: Subject, batch: Batch, result: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
+def neurons(model: Transformer, trace: Trace, result: xr.Dataset, names: Sequence[str]) -> pd.DataFrame:
     """The neurons with the largest shares of each sum that an MLP takes part in: one row per layer, position and rank.
 
     The MLP's share is split among its neurons as the sum is split among its parts: by how much closer to the sum each
     brings it, p_n = max(0, ||y||_1 - ||y - a_n w_n||_1), y the stream after the MLP, over all p_n and that of its bias.
     """
-    network = model.transformer
-    every = range(network.config.n_layers)
-    reads = {i: [Read(f"blocks.{i}.{site}") for site in _neuron_sites(network.config, i)] for i in every}
-    trace = observe(network, batch, [read for each in reads.values() for read in each]).trace
     columns: dict[str, list[object]] = {name: [] for name in ("layer", "query", "rank", "neuron", "value")}
     whole_share, best = result.mlp.isel(prompt=0).to_numpy(), dict[tuple[int, str], Tensor]()
-    for layer, each in reads.items():
-        seen = {read.site: wide(trace[read]) for read in each}
-        proximity = _neuron_proximity(network, layer, seen)
+    layers = range(model.config.n_layers)
+    for layer in layers:
+        seen = {read.site: wide(trace[read]) for read in _neuron_reads(model.config, layer)}
+        proximity = _neuron_proximity(model, layer, seen)
         of_all = (proximity / proximity.sum(-1, keepdim=True).clamp_min(1e-30))[:, :-1]
         top = of_all.topk(min(NEURONS, of_all.shape[1]))
         best |= {(layer, "values"): top.values, (layer, "indices"): top.indices}
     here = fetched(best)
-    for layer in reads:
+    for layer in layers:
         value = here[layer, "values"].float().numpy() * whole_share[layer][:, None]
         query, rank = np.nonzero(value > 0)
         chosen = here[layer, "indices"].numpy()[query, rank]
@@ -126,10 +135,10 @@ def neurons(model: Subject, batch: Batch, result: xr.Dataset, names: Sequence[st
     return table
 
 
-def _neuron_sites(config: ModelConfig, layer: int) -> tuple[str, ...]:
+def _neuron_reads(config: ModelConfig, layer: int) -> list[Read]:
     """What neurons hold, the stream after them, and what the norm of their output divides by."""
-    scale = [site.removeprefix(f"blocks.{layer}.") for site in output_scale(config, layer, "mlp_out")]
-    return "mlp.hook_post", "hook_resid_post", *scale
+    own = (f"blocks.{layer}.{name}" for name in ("mlp.hook_post", "hook_resid_post"))
+    return [Read(site) for site in (*own, *output_scale(config, layer, "mlp_out"))]
 
 
 def _neuron_proximity(model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> Float[Tensor, "q n"]:
@@ -151,17 +160,14 @@ def _neuron_proximity(model: Transformer, layer: int, seen: Mapping[str, Tensor]
     return found
 
 
-def value_norms(model: Subject, batch: Batch, names: Sequence[str]) -> pd.DataFrame:
+def value_norms(model: Transformer, trace: Trace, names: Sequence[str]) -> pd.DataFrame:
     """How long v_j W_O of every head and position is (b_V included): its move at full attention.
 
     Kobayashi et al. 2020. After the linear part of the norm of attention's output, where a family has one, before its
     division.
     """
-    config = model.transformer.config
-    network = model.transformer
-    reads = [read for layer in range(config.n_layers) for read in split_reads(network, layer, "attn")]
-    trace = observe(network, batch, reads).trace
-    lengths = [SourceSplit.of(network, i, trace, "attn").lengths()[0] for i in range(config.n_layers)]
+    config = model.config
+    lengths = [SourceSplit.of(model, i, trace, "attn").lengths()[0] for i in range(config.n_layers)]
     norms = _as_array(torch.stack(lengths).transpose(1, 2))
     layer, head, key = (index.ravel() for index in np.indices(norms.shape))
     words = np.array(names, dtype=object)

@@ -23,6 +23,7 @@ from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
+from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.pages.views import packed
 
@@ -58,10 +59,13 @@ class Reasons(Brief):
         return {**names, "unit": self.unit, "width": self.cells.shape[1], "cells": packed(self.cells)}
 
 
-def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> list[Reasons]:
+def reasons(
+    model: Transformer, batch: Batch, written: xr.Dataset | None, trace: Trace | None = None
+) -> list[Reasons]:
     """Those of all heads; of a model with too many scores those that write most of the answer.
 
-    written: the attribution to heads, which says how much they write; None = the first ones.
+    written: the attribution to heads, which says how much they write; None = the first ones. trace: a pass that read
+    `score_reads` of the layers that are `splitting`, None = one of its own.
     """
     config = model.config
     heads = [(layer, head) for layer in splitting(config) for head in range(config.n_heads)]
@@ -75,7 +79,7 @@ def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None) -> lis
     layers = sorted({layer for layer, _ in chosen})
     largest: list[_Largest] = []
     with checks_together() as checks:
-        for layer, alike, scores in every_score(model, batch, layers):
+        for layer, alike, scores in every_score(model, batch, layers, trace):
             kept = [str(Part("head", layer, head)) if (layer, head) in chosen else None for head in alike]
             largest.append(_Largest.of(layer, kept, scores))
     numbers = {(i, name): x for i, each in enumerate(largest) for name, x in each.numbers.items()}
@@ -126,17 +130,17 @@ class _Largest:
 
     def reasons(self, values: Tensor, places: Tensor, sides: Mapping[str, list[str]]) -> Iterator[Reasons]:
         """Those of each head that is kept, from its numbers on the host."""
-        tiny, (queries, keys, pairs) = torch.finfo(torch.float32).tiny, self.widths
-        n = len(self.heads)
-        for head, value, place in zip(self.heads, values.chunk(n), places.chunk(n), strict=True):
-            if head is None:
-                continue
-            unit = max(float(value.abs().max()), tiny) / STEPS
-            whole = (value / unit).round().long()
-            total, query, key, pair = whole.split([2, queries, keys, pairs], 1)
-            its, of_query, of_key, of_pairs = place.split([2, queries, keys, 2 * pairs], 1)
-            cells = torch.cat([its, total, of_query, query, of_key, key, of_pairs, pair], 1)
-            yield Reasons(head, sides["query_part"], sides["key_part"], unit, cells.numpy().astype("<i2"))
+        value, place = (x.numpy().reshape(len(self.heads), -1, x.shape[1]) for x in (values, places))
+        unit = np.abs(value).max((1, 2)).astype(float).clip(np.finfo(np.float32).tiny) / STEPS
+        whole = np.rint(value / unit.astype(value.dtype)[:, None, None])
+        queries, keys, _ = np.cumsum(self.widths)
+        total, query, key, pair = np.split(whole, [2, 2 + queries, 2 + keys], 2)
+        its, of_query, of_key, of_pairs = np.split(place, [2, 2 + queries, 2 + keys], 2)
+        parts = [its, total, of_query, query, of_key, key, of_pairs, pair]
+        cells = np.concatenate([x.astype("<i2") for x in parts], 2)
+        for head, one, its_cells in zip(self.heads, unit.tolist(), cells, strict=True):
+            if head is not None:
+                yield Reasons(head, sides["query_part"], sides["key_part"], one, its_cells)
 
 
 def _tops(pairs: Tensor) -> list[tuple[Tensor, Tensor]]:

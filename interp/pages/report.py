@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -17,34 +17,37 @@ from tqdm import tqdm
 
 from interp.attention import heads
 from interp.attention.heads import with_pattern
+from interp.attention.score_parts import score_reads
 from interp.causal.contrast import paired
 from interp.core.boundary import public
 from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
-from interp.data.stream import prompt_source
+from interp.data.stream import DataSource, prompt_source
 from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig
 from interp.model.records import require
 from interp.model.sites import names as sites
-from interp.model.tap import Read
+from interp.model.tap import Read, Trace
 from interp.pages import stages, tables
 from interp.pages.ablated import ablation, ablations
 from interp.pages.absent import why_absent, why_unsplit
 from interp.pages.corrupted import Pair, check_aligned, patches
-from interp.pages.flow import about_flow
-from interp.pages.reasons import TOO_LONG, Reasons, reasons
+from interp.pages.flow import about_flow, flow_reads
+from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
+from interp.passes.analysis import Askable
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, Subject, as_model, observe
-from interp.residual import attribute
+from interp.residual import Attribute, attribute
 from interp.residual.attribution import Grain
 from interp.residual.decomposition import not_linear
-from interp.runs.kept import unchanged
-from interp.runs.provenance import provenance
+from interp.runs.kept import once, unchanged
+from interp.runs.provenance import model_hash, provenance
 from interp.runs.run import run
 from interp.tasks import RepeatedTokens
+from interp.tokens import FlowRoutes
 from interp.weights import composition, copying
 from interp.weights.composition import Kind
 
@@ -155,7 +158,13 @@ class _Answered:
     logits_pv: Float[Tensor, "p v"]
     answer: int
     wrong: int | None
-    attributed: xr.Dataset
+    found: Mapping[str, xr.Dataset]
+    """`attribution`, and flow `routes` unless they are absent."""
+
+    @property
+    def attributed(self) -> xr.Dataset:
+        """What the parts add."""
+        return self.found["attribution"]
 
 
 @public()
@@ -185,15 +194,29 @@ def report_of(
     config = model.transformer.config
     _check_model(config, question)
     _check_size(config, batch.tokens.shape[1])
-    data = fitting_repeats(config, seed)
-    output_p, pattern_lhqk = _pass(model, batch)
-    answered, absent = _answered(model, question, batch, output_p), why_absent(config)
+    with unchanged(model.transformer):
+        return _made(model, question, about, batch, fitting_repeats(config, seed), lenses)
+
+
+def _made(
+    model: Subject,
+    question: Question,
+    about: About,
+    batch: Batch,
+    data: RepeatedTokens,
+    lenses: Mapping[str, Fitted],
+) -> Report:
+    """The report of a question that was checked; data: what the head scores are measured on."""
+    config = model.transformer.config
+    absent = why_absent(config)
+    output_p, pattern_lhqk, trace = _pass(model, batch, absent)
+    answered = _answered(model, question, batch, output_p, absent)
     scored = None if "heads" in absent else heads(model, data)
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
     work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)
     if answered is not None:
-        work |= _about_logits(model, batch, answered, names)
+        work |= _about_logits(model, batch, trace, answered, names)
         if lenses:
             work["fitted_lenses"] = lambda: _fitted(model, batch, answered.answer, lenses)
         previous = None if scored is None else scored.value.sel(score="previous_token")
@@ -201,21 +224,21 @@ def report_of(
         work |= _about_interventions(model, question, answered, names)
         work |= _about_corrupted(model, question, answered)
     work = {name: make for name, make in work.items() if name not in absent}
-    with unchanged(model.transformer):
-        found = {name: make() for name, make in tqdm(work.items(), desc="report", delay=1, leave=False)}
+    found = {name: make() for name, make in tqdm(work.items(), desc="report", delay=1, leave=False)}
     contrast = None if answered is None else _contrast(model, question, answered)
     other = None if answered is None else _corrupted(model, question, answered, batch)
     asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
     parameters: Json = {
         **asdict(question), "contrast": asked, "corrupted": compared, "head_scores": asdict(data),
     }  # fmt: skip
-    record = provenance(model.transformer, about.name, seed=seed, parameters=parameters)
+    digest = once(model, "SHA-256 of the weights", partial(model_hash, model.transformer))
+    record = provenance(model.transformer, about.name, seed=data.seed, parameters=parameters, digest=digest)
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
     record["absent"] = absent
     written = None if answered is None else answered.attributed
-    why = [] if why_unsplit(config) else reasons(model.transformer, batch, written)
+    why = [] if why_unsplit(config) else reasons(model.transformer, batch, written, trace)
     unsplit = why_unsplit(config) or (None if why else TOO_LONG)
-    steps = stages.payload(model.transformer, batch, [each.part for each in why])
+    steps = stages.payload(model.transformer, batch, [each.part for each in why], trace)
     return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit, steps)
 
 
@@ -237,7 +260,9 @@ def _about_model(
     return work
 
 
-def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor) -> _Answered | None:
+def _answered(
+    model: Subject, question: Question, batch: Batch, output_p: Tensor, absent: Collection[str]
+) -> _Answered | None:
     """What the model answers; None if it ends in its residual stream, ValueError if an answer was asked of that."""
     if not model.transformer.config.unembed:
         if question.answer is None:
@@ -248,21 +273,24 @@ def _answered(model: Subject, question: Question, batch: Batch, output_p: Tensor
     answer, wrong = _answers(model, question, output_p[-1])
     splits = any(mixer.traits.additive for mixer in model.transformer.config.mixers)
     parts: Grain = "source" if splits else "head"
-    return _Answered(output_p, answer, wrong, attribute(model, batch, answer, wrong, parts=parts))
+    asked: dict[str, Askable] = {"attribution": Attribute(answer, wrong, parts)}
+    if "flow_routes" not in absent:
+        asked["routes"] = FlowRoutes()
+    return _Answered(output_p, answer, wrong, run(asked, model, _source(model, batch)).datasets)
 
 
 def _about_logits(
-    model: Subject, batch: Batch, answered: _Answered, names: list[str]
+    model: Subject, batch: Batch, trace: Trace, answered: _Answered, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables that only a model with logits has."""
-    pieces, attributed, answer = model.text.pieces, answered.attributed, answered.answer
+    pieces, attributed, found = model.text.pieces, answered.attributed, answered.found
     return {
         "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
         "attribution": lambda: tables.attribution(attributed),
         "attribution_sources": lambda: tables.attribution_sources(attributed, names),
-        "logit_lens": lambda: _lens(model, batch, answer),
-        "backward_lens": lambda: _backward_lens(model, batch, answer),
-        **about_flow(model, batch, attributed, names),
+        "logit_lens": lambda: _lens(model, batch, answered.answer),
+        "backward_lens": lambda: _backward_lens(model, batch, answered.answer),
+        **about_flow(model, batch, trace, found, names),
     }
 
 
@@ -316,8 +344,7 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
         return None
     other = model.text.batch(question.corrupt)
     last = fetched({"last": observe(model.transformer, other, []).output[0, -1]})["last"]
-    answer = _candidate(answered.answer, last, model)
-    wrong = None if answered.wrong is None else _candidate(answered.wrong, last, model)
+    answer, wrong = _candidates(answered, last, model)
     logits = last.float()
     total = logits[answered.answer] - (0.0 if answered.wrong is None else logits[answered.wrong])
     places = (batch.tokens[0] != other.tokens[0]).nonzero().flatten().tolist()
@@ -327,10 +354,10 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
 
 
 def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:
-    last = answered.logits_pv[-1]
+    answer, wrong = _candidates(answered, answered.logits_pv[-1], model)
     return Contrast(
-        answer=_candidate(answered.answer, last, model),
-        wrong=None if answered.wrong is None else _candidate(answered.wrong, last, model),
+        answer=answer,
+        wrong=wrong,
         chosen_by_model=question.answer is None,
         total=float(answered.attributed.total[0]),
         completeness_error=float(answered.attributed.attrs["completeness_error"]),
@@ -382,13 +409,20 @@ def _check_size(config: ModelConfig, n: int) -> None:
         )
 
 
-def _pass(model: Subject, batch: Batch) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None]:
-    """The logits (or the final stream, of a model without) and every pattern of the only row, if any; on the host."""
-    reads = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(model.transformer.config)]
-    seen = observe(model.transformer, batch, reads)
-    patterns = {"pattern": torch.stack([seen.trace[read][0] for read in reads])} if reads else {}
-    here = fetched({"output": seen.output[0], **patterns})
-    return here["output"], here.get("pattern")
+def _pass(
+    model: Subject, batch: Batch, absent: Collection[str]
+) -> tuple[Float[Tensor, "p _"], Float[Tensor, "l h q k"] | None, Trace]:
+    """The prompt's one pass: its logits (or the final stream, of a model without) and every pattern of the only row, if
+    any, on the host; and all that the page reads of it.
+    """
+    network = model.transformer
+    patterns = [Read(f"blocks.{i}.attn.hook_pattern") for i in with_pattern(network.config)]
+    scores = score_reads(network, splitting(network.config))
+    steps = stages.stage_reads(network, stages.staged(network))
+    seen = observe(network, batch, [*patterns, *scores, *steps, *flow_reads(network, absent)])
+    every = {"pattern": torch.stack([seen.trace[read][0] for read in patterns])} if patterns else {}
+    here = fetched({"output": seen.output[0], **every})
+    return here["output"], here.get("pattern"), seen.trace
 
 
 def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
@@ -403,8 +437,13 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
 
 def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     both = {"next": LogitLens(), "answer": LogitLens(answer)}
-    found = run(both, model, prompt_source(batch, model.text, prepend_bos=True, batch_size=1))
+    found = run(both, model, _source(model, batch))
     return tables.logit_lens(found["next"], found["answer"])
+
+
+def _source(model: Subject, batch: Batch) -> DataSource:
+    """The prompt as data of a run."""
+    return prompt_source(batch, model.text, prepend_bos=True, batch_size=1)
 
 
 def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:
@@ -429,7 +468,12 @@ def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     return tables.backward_lens(found)
 
 
-def _candidate(token: int, logits: Float[Tensor, "v"], model: Subject) -> Candidate:
-    """The text, probability and rank of a token."""
-    prob = float(logits.float().softmax(-1)[token])
-    return Candidate(model.text.pieces([token])[0], prob, int((logits > logits[token]).sum()))
+def _candidates(
+    answered: _Answered, logits: Float[Tensor, "v"], model: Subject
+) -> tuple[Candidate, Candidate | None]:
+    """The text, probability and rank of the answer, and of the wrong answer if there is one."""
+    tokens = [token for token in (answered.answer, answered.wrong) if token is not None]
+    probs = logits.float().softmax(-1)[tokens].tolist()
+    ranks = (logits > logits[tokens][:, None]).sum(-1).tolist()
+    found = [Candidate(*each) for each in zip(model.text.pieces(tokens), probs, ranks, strict=True)]
+    return found[0], found[1] if len(found) > 1 else None

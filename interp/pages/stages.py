@@ -6,12 +6,12 @@ Transformer Explainer shows them (Cho et al. 2024), for every key at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
-from einops import einsum
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.attention.score_parts import product_site
@@ -20,7 +20,7 @@ from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.model.parts import Part
 from interp.model.sites import names
-from interp.model.tap import Read
+from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.pages.reasons import STEPS, splitting
 from interp.pages.views import packed
@@ -54,6 +54,8 @@ class Stages:
     """After the softmax."""
     weighted: Float[Tensor, "h q k"]
     """How far each key's a v goes in the direction of their sum z: (a v . z) / ||z||, which sums to ||z||."""
+    factor: Float[Tensor, "#q"]
+    """What the products of each query are multiplied by."""
 
     @classmethod
     def of(
@@ -64,15 +66,13 @@ class Stages:
         factor: Float[Tensor, "#q"],
     ) -> Stages:
         """The stages from what a pass recorded; grouped heads share keys and values."""
-        q, k, v = (wide(x) for x in qkv)
-        group = q.shape[1] // k.shape[1]
-        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-        products = einsum(q, k, "q h r, k h r -> h q k")
-        shares = wide(pattern)
-        z = einsum(shares, v, "h q k, k h e -> h q e")
+        q, k, v = (wide(x).transpose(0, 1) for x in qkv)
+        k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
+        products, shares = torch.bmm(q, k.mT), wide(pattern)
+        z = torch.bmm(shares, v)
         length = z.norm(dim=-1, keepdim=True).clamp_min(torch.finfo(z.dtype).tiny)
-        weighted = shares * einsum(z / length, v, "h q e, k h e -> h q k")
-        return cls(products, products * factor[:, None], wide(scores), shares, weighted)
+        weighted = shares * torch.bmm(z / length, v.mT)
+        return cls(products, products * factor[:, None], wide(scores), shares, weighted, factor)
 
 
 def staged(model: Transformer) -> list[int]:
@@ -98,63 +98,78 @@ def factor_of(model: Transformer, layer: int, scores: Float[Tensor, "h q k"]) ->
     return wide(model.block(layer).attn.score_factor(seen, wide(scores))[0])
 
 
+def stage_reads(model: Transformer, layers: Iterable[int]) -> list[Read]:
+    """What `every_stage` reads of a pass."""
+    return [Read(site) for layer in layers for site in sites_of(model, layer)]
+
+
 @torch.no_grad()
-def every_stage(model: Transformer, batch: Batch, layers: Iterable[int]) -> dict[int, Stages]:
-    """Those of every query of the only row, by layer: one pass."""
-    reads = {layer: [Read(site) for site in sites_of(model, layer)] for layer in layers}
-    trace = observe(model, batch, [read for each in reads.values() for read in each], answers_only=True).trace
+def every_stage(
+    model: Transformer, batch: Batch, layers: Sequence[int], trace: Trace | None = None
+) -> dict[int, Stages]:
+    """Those of every query of the only row, by layer; trace: a pass that read `stage_reads`, None = one of its own."""
+    if trace is None:
+        trace = observe(model, batch, stage_reads(model, layers), answers_only=True).trace
     found = {}
-    for layer, each in reads.items():
-        q, k, v, scores, pattern = (trace[read][0] for read in each)
+    for layer in layers:
+        q, k, v, scores, pattern = (trace[Read(site)][0] for site in sites_of(model, layer))
         found[layer] = Stages.of((q, k, v), scores, pattern, factor_of(model, layer, scores))
     return found
 
 
-def payload(model: Transformer, batch: Batch, heads: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
+def payload(
+    model: Transformer, batch: Batch, heads: Iterable[str], trace: Trace | None = None
+) -> Mapping[str, Mapping[str, object]]:
     """What the script of the page needs of these heads, by name: whole numbers, and what 1 stands for in them.
 
     q . k of every pair; the factor of every query; the weighted values; the scores where they are something else than
-    what is scaled with later keys masked.
+    what is scaled with later keys masked. trace: as `every_stage` takes it.
     """
-    able = set(staged(model))
-    chosen = [part for part in map(Part.of, heads) if part.layer in able]
-    layers = sorted({part.layer for part in chosen if part.layer is not None})
-    stages = _on_host(model, every_stage(model, batch, layers))
-    found: dict[str, Mapping[str, object]] = {}
-    for part in chosen:
-        assert part.layer is not None and part.index is not None
-        one, h = stages[part.layer], part.index
-        scores = one["scores"][h]
-        found[str(part)] = {
-            "products": _whole(one["products"][h]),
-            "factor": [float(f"{x:.6g}") for x in one["factor"].expand(len(scores)).tolist()],
-            "weighted": _whole(one["weighted"][h]),
-            **({} if _plain(one["scaled"][h], scores) else {"scores": _whole(scores)}),
-        }
-    return found
+    able, chosen = set(staged(model)), dict[int, list[int]]()
+    for part in map(Part.of, heads):
+        if part.layer in able:
+            assert part.layer is not None and part.index is not None
+            chosen.setdefault(part.layer, []).append(part.index)
+    stages = _on_host(every_stage(model, batch, sorted(chosen), trace))
+    return {
+        str(Part("head", layer, head)): said
+        for layer, of_layer in chosen.items()
+        for head, said in zip(of_layer, _told(stages[layer], of_layer), strict=True)
+    }
 
 
-def _on_host(model: Transformer, stages: Mapping[int, Stages]) -> dict[int, dict[str, Tensor]]:
+def _on_host(stages: Mapping[int, Stages]) -> dict[int, dict[str, np.ndarray]]:
     """The stages of every layer and the factors of their queries, fetched in one copy."""
-    kept = ("products", "scaled", "scores", "weighted")
-    parts = {(layer, name): getattr(each, name) for layer, each in stages.items() for name in kept}
-    factors = {(layer, "factor"): factor_of(model, layer, each.scores) for layer, each in stages.items()}
-    here = fetched({**parts, **factors})
-    return {layer: {name: here[layer, name] for name in (*kept, "factor")} for layer in stages}
+    kept = ("products", "scaled", "scores", "weighted", "factor")
+    here = fetched({(layer, name): getattr(each, name) for layer, each in stages.items() for name in kept})
+    return {layer: {name: here[layer, name].numpy() for name in kept} for layer in stages}
 
 
-def _plain(scaled: Float[Tensor, "q k"], scores: Float[Tensor, "q k"]) -> bool:
-    """Whether scores are what was scaled, with later keys masked and nothing else."""
-    causal = torch.ones_like(scores, dtype=torch.bool).tril()
-    if not torch.equal(scores > -torch.inf, causal):
-        return False
-    return bool((scores - scaled)[causal].abs().max() <= CLOSE * scaled[causal].abs().max())
+def _told(stages: Mapping[str, np.ndarray], heads: Sequence[int]) -> Iterator[dict[str, object]]:
+    """What the script needs of some heads of a layer."""
+    products, scaled, scores, weighted = (
+        stages[name][heads] for name in ("products", "scaled", "scores", "weighted")
+    )
+    factor = [float(f"{x:.6g}") for x in np.broadcast_to(stages["factor"], scores.shape[1]).tolist()]
+    each = zip(_whole(products), _whole(weighted), _whole(scores), _plain(scaled, scores), strict=True)
+    for of_products, of_weighted, of_scores, plain in each:
+        found: dict[str, object] = {"products": of_products, "factor": factor, "weighted": of_weighted}
+        yield found if plain else {**found, "scores": of_scores}
 
 
-def _whole(values: Float[Tensor, "q k"]) -> dict[str, object]:
-    """Numbers as 16-bit whole ones of a unit, `NEVER` for minus infinity."""
-    masked = values == -torch.inf
-    known = values.masked_fill(masked, 0.0)
-    unit = max(float(known.abs().max()), torch.finfo(torch.float32).tiny) / STEPS
-    whole = (known / unit).round().long().masked_fill(masked, NEVER)
-    return {"unit": float(f"{unit:.8g}"), "cells": packed(whole.cpu().numpy().astype("<i2"))}
+def _plain(scaled: Float[np.ndarray, "h q k"], scores: Float[np.ndarray, "h q k"]) -> Bool[np.ndarray, "h"]:
+    """Of which heads the scores are what was scaled, with later keys masked and nothing else."""
+    causal = np.tri(scores.shape[1], dtype=bool)
+    masked = ((scores > -np.inf) == causal).all((1, 2))
+    off, size = (np.abs(x).max(1) for x in ((scores - scaled)[:, causal], scaled[:, causal]))
+    return masked & (off <= CLOSE * size)
+
+
+def _whole(values: Float[np.ndarray, "h q k"]) -> Iterator[dict[str, object]]:
+    """The numbers of every head as 16-bit whole ones of a unit, `NEVER` for minus infinity."""
+    masked = values == -np.inf
+    known = np.where(masked, 0.0, values)
+    unit = np.abs(known).max((1, 2)).astype(float).clip(np.finfo(np.float32).tiny) / STEPS
+    whole = np.where(masked, NEVER, np.rint(known / unit.astype(known.dtype)[:, None, None])).astype("<i2")
+    for cells, one in zip(whole, unit.tolist(), strict=True):
+        yield {"unit": float(f"{one:.8g}"), "cells": packed(cells)}

@@ -7,7 +7,7 @@ reads the same number where the part writes. Each map is a `FrozenNorm`: at the 
 whole which is at hand, or at 1, as analyses of weights take it. (A lens of a whole state recomputes the scale.)
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -41,9 +41,11 @@ class FrozenNorm:
         """The same at the scale that a pass recorded; `seen` goes by site."""
         return replace(self, scale=seen[self.sites[0]]) if self.sites else self
 
-    def of(self, whole: Float[Tensor, "*b d"]) -> "FrozenNorm":
-        """The same at the scale that this input gives it."""
-        return self if self.norm is None else replace(self, scale=self.norm.scale(whole))
+    def of(self, whole: Float[Tensor, "*b d"] | Callable[[], Tensor]) -> "FrozenNorm":
+        """The same at the scale that this input gives it; a function makes the input, where there is a norm to ask."""
+        if self.norm is None:
+            return self
+        return replace(self, scale=self.norm.scale(whole if isinstance(whole, Tensor) else whole()))
 
     def through(self, part: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """What becomes of a part of a sum: the linear part of the map, without beta."""

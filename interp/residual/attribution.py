@@ -545,7 +545,10 @@ class Folded:
         mixer = sublayer.removesuffix("_out")
         w = self.weights.layer(layer, cross=sublayer == "cross_attn_out")
         z = self.last[f"blocks.{layer}.{mixer}.hook_z"]
-        output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+
+        def output() -> Tensor:
+            return einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+
         direction, beta = self._at_output(layer, sublayer, output)
         folded = einsum(w.W_O.to(z), direction, "h e d, b d -> b h e")
         heads = (z * folded).sum(-1)
@@ -568,11 +571,12 @@ class Folded:
         w = self.weights.layer(layer, before=sublayer == "mlp_before_out")
         post = self.last[f"blocks.{layer}.{sublayer.removesuffix('_out')}.hook_post"]
         assert w.W_out is not None and w.b_out is not None
-        direction, beta = self._at_output(layer, sublayer, post @ w.W_out.to(post) + w.b_out.to(post))
-        return [post * (direction @ w.W_out.to(post).mT), _dot(direction, w.b_out.to(post)) + beta]
+        out, bias = w.W_out.to(post), w.b_out.to(post)
+        direction, beta = self._at_output(layer, sublayer, lambda: post @ out + bias)
+        return [post * (direction @ out.mT), _dot(direction, bias) + beta]
 
     def _at_output(
-        self, layer: int, sublayer: str, output: Float[Tensor, "b d"]
+        self, layer: int, sublayer: str, output: Callable[[], Tensor]
     ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b 1"] | float]:
         """The direction at a sublayer's bare output, and what beta of the norm after it adds."""
         norm, direction = output_norm(self.model, layer, sublayer).of(output), self.at[layer, sublayer]

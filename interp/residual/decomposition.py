@@ -161,7 +161,7 @@ def by_sublayer(cache: Cache, model: Transformer, layer: int | None = None) -> D
     beta is a part of its own (`L0.ln1_bias`).
     """
 
-    return _collected(cache, model, depth(model, layer), _whole(cache))
+    return _collected(cache, model, depth(model, layer), as_wholes(cache))
 
 
 def head_results(
@@ -201,7 +201,7 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     parts against the stream.
     """
 
-    every = _collected(cache, model, depth(model, layer), _by_head(cache, model))
+    every = _collected(cache, model, depth(model, layer), into_heads(cache, model))
     is_head = [Part.of(name).kind in ("head", "cross_head") for name in every.parts]
     names = [name for name, head in zip(every.parts, is_head, strict=True) if head]
     heads = torch.tensor(is_head, device=every.values.device)
@@ -210,13 +210,12 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     return Decomposition(values, (*names, REMAINDER), every.complete, every.miss)
 
 
-def before_attention(cache: Cache, model: Transformer, layer: int, *, heads: bool = False) -> Decomposition:
+def before_attention(cache: Cache, model: Transformer, layer: int, split: Split) -> Decomposition:
     """What was written to the stream that attention of block `layer` reads; checked to sum to it.
 
-    Embeddings and every sublayer, as in `by_sublayer`; with `heads` every head and its layer's bias in place of
-    attention. In Macaron blocks the MLP before attention is one of them.
+    Embeddings and every sublayer as `as_wholes` or `into_heads` split it. In Macaron blocks the MLP before attention is
+    one of them.
     """
-    split = _by_head(cache, model) if heads else _whole(cache)
     whole = cache[attention_input(model.config, layer)]
     return _collected(
         cache, model, layer, split, before=places_before_attention(model.config, layer), whole=whole
@@ -241,8 +240,11 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     pattern = cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos]
     v = cache[f"blocks.{layer}.attn.hook_v"][:, :, weights.kv_head()]
     moved = einsum(v, w.W_O.to(v), "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
-    z = cache[f"blocks.{layer}.attn.hook_z"][:, pos]
-    output = einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+
+    def output() -> Tensor:
+        z = cache[f"blocks.{layer}.attn.hook_z"][:, pos]
+        return einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
+
     moved = output_norm(model, layer, "attn_out").of(output).through(moved)
     heads = head_results(cache, model, layer)[:, :, pos]
     check_sum(rearrange(moved, "h k b d -> k h b d"), heads, f"sources of layer {layer}", model.dtype)
@@ -271,7 +273,7 @@ def by_neuron(
     return Decomposition(stacked, tuple(map(str, parts)))
 
 
-def _whole(cache: Cache) -> Split:
+def as_wholes(cache: Cache) -> Split:
     """Every sublayer as one part."""
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
@@ -281,12 +283,12 @@ def _whole(cache: Cache) -> Split:
     return split
 
 
-def _by_head(cache: Cache, model: Transformer) -> Split:
+def into_heads(cache: Cache, model: Transformer) -> Split:
     """Sublayers with heads as their heads and their bias, others as one part."""
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
         if sublayer not in WITH_HEADS:
-            return _whole(cache)(i, sublayer)
+            return as_wholes(cache)(i, sublayer)
         cross = sublayer == "cross_attn_out"
         found = head_parts(cache, model, i, cross=cross)
         return dict(zip(_heads(model.config, i, cross=cross), found.values, strict=True))
@@ -323,8 +325,8 @@ def _added(
     model: Transformer, layer: int, sublayer: str, parts: Float[Tensor, "c *n d"]
 ) -> Float[Tensor, "c *n d"]:
     """All parts of a sublayer's output as what they add to the stream; the last, its bias, takes the norm's beta."""
-    whole = parts.sum(0, dtype=torch.promote_types(parts.dtype, torch.float32))
-    return output_norm(model, layer, sublayer).of(whole).split(parts, -1)
+    dtype = torch.promote_types(parts.dtype, torch.float32)
+    return output_norm(model, layer, sublayer).of(lambda: parts.sum(0, dtype=dtype)).split(parts, -1)
 
 
 def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Part, Tensor]:

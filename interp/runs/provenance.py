@@ -81,11 +81,13 @@ def git_dirty(folder: Path | None = None) -> bool | None:
     return None if changed is None else bool(changed)
 
 
-def provenance(model: Transformer, name: str, *, seed: int | None, parameters: Json) -> Json:
-    """Everything needed to repeat a run, as a JSON object."""
+def provenance(
+    model: Transformer, name: str, *, seed: int | None, parameters: Json, digest: str | None = None
+) -> Json:
+    """Everything needed to repeat a run, as a JSON object; digest: the model's hash, None = made now."""
     return {
         "model": name,
-        "model_sha256": model_hash(model),
+        "model_sha256": digest or model_hash(model),
         "config": model.config.to_dict(),
         "dtype": str(model.dtype),
         "dequantised": model.dequantised,

@@ -191,10 +191,10 @@ def _alone(model: Subject, question: Askable, asked: Alone) -> xr.Dataset:
 
 def _check_finite(network: Transformer, asked: str) -> None:
     """NotFiniteError for weights that are NaN or infinite."""
-    weights = {name: value.detach() for name, value in network.named_parameters() if value.numel()}
+    weights = {name: value for name, value in network.named_parameters() if value.numel()}
 
     def finite() -> bool:  # one wait for all of them
-        return bool(get_total_norm(weights.values(), torch.inf).isfinite())
+        return bool(get_total_norm([x.detach() for x in weights.values()], torch.inf).isfinite())
 
     if not looked_at(network, "finite", finite):
         name = next(name for name, value in weights.items() if not bool(value.isfinite().all()))

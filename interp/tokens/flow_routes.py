@@ -174,7 +174,7 @@ class BlockShares:
         middle = split.output
         whole = middle + mlp if parallel and mlp is not None else middle
         heads = head_proximity(split, whole, causal=causal)
-        bias, stream = (closer_(part.clone(), whole) for part in (split.constant, split.stream))
+        bias, stream = closer_(torch.stack((split.constant, split.stream)), whole)
         beside = closer_(mlp.clone(), whole) if parallel and mlp is not None else None
         total = heads.sum((1, 3)) + bias + stream + (0 if beside is None else beside)
         nobody = total == 0
@@ -185,7 +185,7 @@ class BlockShares:
             return cls(moved, bias, resid)
         if beside is not None:
             return cls(moved, bias, resid, beside / total)
-        kept, added = (closer_(part.clone(), middle + mlp) for part in (middle, mlp))
+        kept, added = closer_(torch.stack((middle, mlp)), middle + mlp)
         total = kept + added
         share = (kept / total).masked_fill(total == 0, 1)
         return cls(moved, bias, resid, 1 - share, share)

@@ -103,7 +103,7 @@ class SourceSplit:
 
     def after(self, norm: FrozenNorm) -> "SourceSplit":
         """The same parts after a norm of their sum at its own scale; beta joins the constant."""
-        frozen = norm.of(self.output)
+        frozen = norm.of(lambda: self.output)
         return replace(
             self,
             out=norm.through(self.out),

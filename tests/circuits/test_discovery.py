@@ -92,8 +92,10 @@ def table_of(
 def test_the_largest_are_the_largest_and_ties_go_in_order() -> None:
     values = some_scores().abs().nan_to_num(nan=-torch.inf)
     order = sorted(((float(values[GRAPH.index(e)]), e) for e in GRAPH.names()), reverse=True)
-    for n in (0, 1, 17, len(GRAPH)):
+    sizes = (0, 1, 17, len(GRAPH))
+    for n, together in zip(sizes, largest(values, sizes), strict=True):
         assert set(GRAPH.names(largest(values, n))) == {e for _, e in order[:n]}
+        assert torch.equal(largest(values, n), together)
     equal = torch.ones(GRAPH.exists.shape).masked_fill(~GRAPH.exists, -torch.inf)
     assert list(GRAPH.names(largest(equal, 5))) == list(GRAPH.names())[:5]
 

@@ -46,10 +46,12 @@ def on_a_path(graph: EdgeGraph, kept: Tensor) -> set[str]:
 
 @pytest.mark.parametrize("graph", [GRAPH, GROUPED, EdgeGraph.of(CONFIGS["parallel"])])
 def test_pruning_keeps_the_edges_on_a_path_from_the_input_to_the_logits(graph: EdgeGraph) -> None:
-    lost = 0
-    for seed, share in itertools.product(range(5), (0.02, 0.05, 0.1)):
+    lost, several = 0, list(itertools.product(range(5), (0.02, 0.05, 0.1)))
+    together = connected(graph, torch.stack([some_mask(graph, *which) for which in several]))
+    for (seed, share), also in zip(several, together, strict=True):
         kept = some_mask(graph, seed, share)
         left = connected(graph, kept)
+        assert torch.equal(left, also)
         assert set(graph.names(left)) == on_a_path(graph, kept)
         lost += int(kept.sum() - left.sum())
     assert lost > 0

@@ -50,7 +50,10 @@ def test_patching_is_that_of_the_function_in_both_directions(name: str) -> None:
             assert table.part.tolist() == whole.ravel().tolist()
             assert table[second].tolist() == list(range(expected.sizes[second])) * expected.sizes["layer"]
             assert table[{"pos": "head", "head": "pos"}[second]].isna().all()
-            for number in ("value", "normalised"):  # to rounding: all questions of the page share packs of rows
+            for number in (
+                "value",
+                "normalised",
+            ):  # to rounding: all questions of the page share packs of rows
                 wanted = expected[number].values.ravel()
                 np.testing.assert_allclose(table[number], wanted, rtol=1e-12, atol=1e-12)
             assert table.changed.tolist() == expected.changed.values.ravel().tolist()

@@ -17,6 +17,8 @@ import xarray as xr
 import interp
 from interp.model import Learned
 from interp.pages import About, Question, Report, page, report_of, tables, wording
+from interp.runs import kept
+from interp.runs.provenance import model_hash
 from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import CORRUPTED, PLANTED
 from tests.pages.reports import page_of
@@ -172,6 +174,14 @@ def test_a_single_layer_composes_with_nothing_and_says_so() -> None:
     report = report_of(model, Question("The cat sat"), About("one layer"))
     assert len(report.tables["composition"]) == 0
     assert "this model has no pairs" in page(report)
+
+
+def test_a_report_looks_at_the_weights_once_and_names_their_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, looks, content = hooked("gpt2"), list[str](), kept.content
+    monkeypatch.setattr(kept, "content", lambda network: looks.append(content(network)) or looks[-1])
+    found = report_of(model, Question("The cat sat"), About("gpt2"))
+    assert len(looks) == 1
+    assert found.provenance["model_sha256"] == model_hash(model.transformer)
 
 
 def test_attention_is_the_recorded_pattern(planted: Report, planted_model: interp.HookedTransformer) -> None:

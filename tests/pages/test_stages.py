@@ -8,9 +8,11 @@ import pytest
 import torch
 
 import interp
+from interp.attention.score_parts import score_reads
+from interp.model.transformer import Transformer
 from interp.pages.flow import NEURONS
-from interp.pages.reasons import STEPS
-from interp.pages.stages import NEVER, every_stage, payload, staged
+from interp.pages.reasons import STEPS, reasons, splitting
+from interp.pages.stages import NEVER, every_stage, payload, stage_reads, staged
 from tests.configs import build, perturbed, some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS
@@ -102,6 +104,21 @@ def test_what_the_page_keeps_is_a_whole_number_of_its_unit(name: str) -> None:
                 cells[~hidden] * unit, values[head].numpy()[~hidden], rtol=0, atol=0.51 * unit
             )
             assert np.abs(cells[~hidden]).max() == STEPS
+
+
+@pytest.mark.parametrize("name", [*PLAIN, *ADDED])
+def test_a_pass_that_has_read_everything_is_not_made_again(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, tokens = interp.HookedTransformer(build(name)), some_tokens(1, 7)
+    network, batch, heads = model.transformer, model.text.batch(tokens), ["L0H1", "L1H0"]
+    own = payload(network, batch, heads), reasons(network, batch, None)
+    reads = [*stage_reads(network, staged(network)), *score_reads(network, splitting(network.config))]
+    trace = interp.observe(network, batch, reads).trace
+    monkeypatch.setattr(Transformer, "forward", None)
+    assert payload(network, batch, heads, trace) == own[0]
+    for one, other in zip(reasons(network, batch, None, trace), own[1], strict=True):
+        assert one.part == other.part and one.unit == other.unit and (one.cells == other.cells).all()
 
 
 def slow_shares(model: interp.HookedTransformer, layer: int, pos: int, mlp: float) -> np.ndarray:

@@ -34,6 +34,10 @@ def test_parts_sum_to_the_norm_of_the_whole_and_directions_go_back(name: str) ->
             )
             matrix = torch.randn(24, 4).double()
             assert_close(parts @ norm.reading(matrix), norm.through(parts) @ matrix)
+        made: list[torch.Tensor] = []
+        same = norm.of(lambda made=made: made.append(whole) or whole)
+        assert torch.equal(same.through(parts), frozen.through(parts))
+        assert len(made) == (norm.norm is not None)
 
 
 @over("name", CONFIGS)
