@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection, Mapping, Sequence
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -505,12 +505,17 @@ def called(module: nn.Module, x: Float[Tensor, "*b d"]) -> Tensor:
 
 
 def unembedded(
-    unembed: nn.Linear, x: Float[Tensor, "*b d"], tokens: slice = slice(None)
+    unembed: nn.Module, x: Float[Tensor, "*b d"], tokens: slice = slice(None)
 ) -> Float[Tensor, "*b v"]:
-    """x W_U + b_U for consecutive tokens, in the dtype of x: narrower weights are widened a block at a time."""
+    """x W_U + b_U for consecutive tokens, in the dtype of x: narrower weights are widened a block at a time.
+
+    unembed: a linear map, or what stands in its place (compat puts a module of its own there).
+    """
     if tokens == slice(None) and all(p.dtype == x.dtype for p in unembed.parameters()):
-        return unembed(x)  # or what compat has put in its place
-    weight, bias = unembed.weight[tokens], None if unembed.bias is None else unembed.bias[tokens]
+        logits: Tensor = unembed(x)
+        return logits
+    linear = cast(nn.Linear, unembed)
+    weight, bias = linear.weight[tokens], None if linear.bias is None else linear.bias[tokens]
     if weight.dtype == x.dtype:
         return F.linear(x, weight, bias)
     logits = wide_product(x, weight)
@@ -518,11 +523,12 @@ def unembedded(
 
 
 def _some_logits(
-    unembed: nn.Linear, x: Float[Tensor, "*b d"], columns: Int[Tensor, "*b k"]
+    unembed: nn.Module, x: Float[Tensor, "*b d"], columns: Int[Tensor, "*b k"]
 ) -> Float[Tensor, "*b k"]:
     """x W_U + b_U for these tokens only."""
-    logits = (unembed.weight[columns].to(x.dtype) @ x[..., None])[..., 0]
-    return logits if unembed.bias is None else logits + unembed.bias[columns]
+    linear = cast(nn.Linear, unembed)
+    logits = (linear.weight[columns].to(x.dtype) @ x[..., None])[..., 0]
+    return logits if linear.bias is None else logits + linear.bias[columns]
 
 
 class MaskedHead(nn.Module):
