@@ -32,7 +32,6 @@ from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.model.attention import picked
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
@@ -407,7 +406,7 @@ def _some(
     common = noised.corrupted(clean.values["hook_embed"])
     corrupt = Sweep(model, rows, (), common).recorded([*map(Read, sorted(frozen))])
     cells = question.cells(config, clean.values, corrupt.values, rows.tokens.shape[1])
-    final = clean.final if metric.everywhere else picked(clean.final, rows.last()[:, None])
+    final = metric.sees(clean.final, rows)
     swept = Sweep(model, rows, cells, common=common).run(metric, final)
     swept = _isolated(swept, noised)
     example = torch.arange(len(rows), device=final.device)

@@ -16,7 +16,6 @@ from interp.data.batch import Batch, Prompts, Text, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.model import sites
-from interp.model.attention import picked
 from interp.model.config import ModelConfig
 from interp.model.tap import Edit, Read
 from interp.model.transformer import Transformer
@@ -139,23 +138,17 @@ class Watched:
     reference: Float[Tensor, "b n d"] | None = None
     """What a metric that compares compares with: the columns it sees of each example's clean run."""
 
-    def columns(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Float[Tensor, "r n d"]:
-        """What the metric sees of the final stream."""
-        if self.metric.everywhere:
-            return stream
-        return picked(stream, sent(batch.last(), stream.device)[:, None])
-
     def value(
         self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, "r"] | None = None
     ) -> Float[Tensor, "r"]:
         """The metric of every row; `example`: which pair it belongs to, None where row i is pair i."""
         whose = torch.arange(len(batch), device=stream.device) if example is None else example
-        seen, batch = self.columns(stream, batch), batch.to(stream.device)
+        seen, batch = self.metric.sees(stream, batch), batch.to(stream.device)
         return self.metric.of(Outcome(self.model, seen, batch, sent(whose, stream.device), self.reference))
 
     def beside(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Watched:
         """The same with the final stream of these rows' clean run, if the metric compares."""
-        return replace(self, reference=self.columns(stream, batch)) if self.metric.compares else self
+        return replace(self, reference=self.metric.sees(stream, batch)) if self.metric.compares else self
 
     def recorded(self, batch: Batch, reads: Sequence[Read] = ()) -> Observation:
         """A pass without gradients."""

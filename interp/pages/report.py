@@ -24,6 +24,7 @@ from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch
+from interp.data.pairs import Pairs
 from interp.data.stream import DataSource, prompt_source
 from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
@@ -306,8 +307,7 @@ def _about_interventions(
     @cache
     def found() -> Mapping[str, xr.Dataset]:
         data = model.text.batch(prompt) if corrupt is None else paired(model.text, prompt, corrupt)
-        source = prompt_source(data, model.text, prepend_bos=True, batch_size=1)
-        return run({**replaced, **patched}, model, source)
+        return run({**replaced, **patched}, model, _source(model, data))
 
     def ablated() -> pd.DataFrame:
         here = answered.attributed
@@ -441,9 +441,9 @@ def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
     return tables.logit_lens(found["next"], found["answer"])
 
 
-def _source(model: Subject, batch: Batch) -> DataSource:
-    """The prompt as data of a run."""
-    return prompt_source(batch, model.text, prepend_bos=True, batch_size=1)
+def _source(model: Subject, data: Batch | Pairs) -> DataSource:
+    """The prompt, or it and its corrupted one, as data of a run."""
+    return prompt_source(data, model.text, prepend_bos=True, batch_size=1)
 
 
 def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:

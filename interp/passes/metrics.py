@@ -18,7 +18,9 @@ from torch import Tensor
 
 from interp.core.boundary import Required, public, shape_text
 from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, wide
+from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
+from interp.model.attention import picked
 from interp.model.transformer import Transformer
 
 
@@ -91,6 +93,10 @@ class Metric:
             return batch
         wrong = None if self.wrong is None else text.targets(self.wrong, len(batch))
         return batch.with_answers(text.targets(self.answer, len(batch)), wrong)
+
+    def sees(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Float[Tensor, "r n d"]:
+        """The columns of the final stream that it looks at: every one, or that of each row's last token."""
+        return stream if self.everywhere else picked(stream, sent(batch.last(), stream.device)[:, None])
 
     def of(self, outcome: Outcome) -> Float[Tensor, "r"]:
         """The value of every row; ValueError if it is not one number per row."""

@@ -14,10 +14,8 @@ from typing import TypeVar
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model import sites
-from interp.model.attention import picked
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric
@@ -46,18 +44,16 @@ class Recorded:
     batch: Batch
     trace: Trace
     final: Float[Tensor, "b p d"] | None
-    _home: list[Float[Tensor, "b n d"]] = field(default_factory=list)
+    _homes: dict[bool, Float[Tensor, "b n d"]] = field(default_factory=dict)
     _values: dict[Hashable, tuple[object, Float[Tensor, "b"]]] = field(default_factory=dict)
     """With what each was compared with, which is held so that no other tensor can get its identity."""
 
     def home(self, metric: Metric) -> Float[Tensor, "b n d"]:
         """The final stream at the columns that the metric sees; the same tensor for all who ask."""
         assert self.final is not None, "the final stream was not asked for"
-        if metric.everywhere:
-            return self.final
-        if not self._home:
-            self._home.append(picked(self.final, sent(self.batch.last(), self.final.device)[:, None]))
-        return self._home[0]
+        if metric.everywhere not in self._homes:
+            self._homes[metric.everywhere] = metric.sees(self.final, self.batch)
+        return self._homes[metric.everywhere]
 
     def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
         """The metric of every row; one that compares does so with the reference. Computed once for all who ask."""
