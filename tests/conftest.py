@@ -1,6 +1,6 @@
 """What holds for every test: no network, one thread per worker, fixed seeds.
 
-`make test-shapes` also checks the shapes of every annotated call, which makes a forward pass ten times slower.
+`make test-shapes` also checks the shapes of annotated calls (`shapes.py`).
 """
 
 import gc
@@ -17,11 +17,11 @@ os.environ["PYTHONPATH"] = str(
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
     os.environ["OMP_NUM_THREADS"] = "1"
 
-if os.environ.get("INTERP_TEST_SHAPES") == "1":  # `make test-shapes`
-    import jaxtyping
-
+if "INTERP_TEST_SHAPES" in os.environ:
     assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"
-    jaxtyping.install_import_hook("interp", "beartype.beartype")
+    from tests import shapes
+
+    shapes.install()
     # what a function of ours says of a wrong kind cannot be heard: the shape checks refuse it before
     collect_ignore = ["contract/test_boundary.py", "core/test_boundary.py", "fuzz/test_fuzz.py"]
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What opens a page in a browser is marked so by the fixture that it asks for; see the marker `kinds`."""
-    if os.environ.get("INTERP_TEST_SHAPES") == "1":
+    if "INTERP_TEST_SHAPES" in os.environ:
         items[:] = [item for item in items if "kinds" not in item.keywords]
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):

@@ -83,6 +83,7 @@ def test_both_refusals_and_answers_are_among_the_models() -> None:
     assert {"log-n", "log-steps", "strided", "gated-softmax"} <= able
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama-gqa", "gemma2", "bloom"])
 def test_every_cell_of_a_small_model_sums_to_its_score(name: str) -> None:
     network = build(name)

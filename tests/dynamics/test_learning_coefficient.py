@@ -64,6 +64,7 @@ def test_a_chain_is_the_loop_written_out() -> None:
     assert found.attrs["dimensions"] == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("localisation", "largest"), [(0.0, 0.1), (50.0, 0.1), (0.0, 1.0)])
 def test_a_bowl_gives_what_the_law_of_the_chain_says_which_is_half_its_dimension_for_small_steps(
     localisation: float, largest: float
@@ -91,6 +92,7 @@ def quadrature(k1: int, k2: int, strength: float, localisation: float) -> float:
     return float((weight * loss).sum() / weight.sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("powers", "least"), [((2, 0), 1 / 4), ((1, 2), 1 / 4), ((1, 1), 1 / 2)])
 def test_chains_have_the_mean_of_what_they_sample_from(powers: tuple[int, int], least: float) -> None:
     """Monomials: the mean is below the coefficient, by localisation and, under multiplicity 2, by log n."""

@@ -106,6 +106,7 @@ def test_fields_that_commute_are_split_without_error() -> None:
         torch.testing.assert_close(found, x @ torch.linalg.matrix_exp(a + a @ a), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
 def test_the_block_and_the_macaron_block_are_one_step_of_their_schemes(name: str) -> None:
     """The error of one step is the distance of the real block's output from the reference; Macaron has two MLPs."""
@@ -152,6 +153,7 @@ def macaron(network: Transformer) -> Transformer:
     return other.requires_grad_(False).eval()
 
 
+@pytest.mark.slow
 def test_the_orders_in_a_model_are_those_of_theory() -> None:
     network = copy.deepcopy(build("gpt2"))
     for block in network.blocks:
@@ -164,6 +166,7 @@ def test_the_orders_in_a_model_are_those_of_theory() -> None:
     assert orders == pytest.approx({"Lie": 1, "Strang": 2, "block": 1, "Macaron": 1}, abs=0.1)
 
 
+@pytest.mark.slow
 def test_numbers_do_not_depend_on_padding_or_batches() -> None:
     model, rows = HookedTransformer(build("llama-gqa")), [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
     for ask in (

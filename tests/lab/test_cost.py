@@ -88,6 +88,7 @@ def said(config: ModelConfig, n: int) -> dict[str, int]:
     return {part: value for part, value in every.items() if part not in ("embed", "positions", "norms")}
 
 
+@pytest.mark.slow
 @over("name", [*MIXERS, *CONFIGS, *OTHERS])
 def test_every_part_of_every_config_costs_what_torch_counts(name: str) -> None:
     config = {**CONFIGS, **MIXERS, **OTHERS}[name]

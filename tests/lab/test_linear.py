@@ -82,6 +82,7 @@ def elu_plus_one(x: Tensor) -> Tensor:
 # --- linear -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @LENGTHS
 @BOTH_WAYS
 @over("feature", ["elu", "relu"])
@@ -134,6 +135,7 @@ def test_without_queries_that_choose_linear_attention_is_the_mean() -> None:
 # --- lightning ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @LENGTHS
 @BOTH_WAYS
 @over("layer", [0, 1])
@@ -232,6 +234,7 @@ def test_lightning_layers_of_a_rotary_stack_do_not_rotate() -> None:
 # --- polar --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @LENGTHS
 @BOTH_WAYS
 def test_polar_attention_is_the_loop(n: int, causal: bool) -> None:

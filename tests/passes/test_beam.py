@@ -115,6 +115,7 @@ def test_one_beam_is_greedy() -> None:
     assert torch.equal(found.best.tokens, generate(build("gpt2"), Batch(tokens), 6).tokens)
 
 
+@pytest.mark.slow
 @over("name", CAUSAL_MIXERS)
 def test_states_go_with_their_beams_under_every_mixer(name: str) -> None:
     model, batch = build_mixed(name), Batch.of([[3, 1, 4, 1, 5], [9, 2]])

@@ -91,6 +91,7 @@ def slopes(model: Transformer, reads: list[str], tokens: Tensor = TOKENS) -> dic
 # --- the forward pass -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @over("name", REACHED)
 @over("rules", [*PRESETS.values(), *SINGLE])
 def test_no_number_of_a_pass_moves_a_bit(name: str, rules: tuple[Rule, ...]) -> None:

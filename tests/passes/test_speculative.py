@@ -102,6 +102,7 @@ def variation(one: dict[tuple[int, ...], float], other: dict[tuple[int, ...], fl
     return 0.5 * sum(abs(one.get(key, 0.0) - other.get(key, 0.0)) for key in {*one, *other})
 
 
+@pytest.mark.slow
 @over("stops", [set(), {0}])
 @over("lookahead", [1, 2, 3])
 @over("name", SAMPLINGS)
@@ -132,6 +133,7 @@ def test_the_share_of_guesses_taken_is_the_overlap_of_the_distributions() -> Non
     assert taken == pytest.approx(float(torch.minimum(p, q).sum()))
 
 
+@pytest.mark.slow
 def test_random_draws_have_the_distribution_too() -> None:
     """Pearson's chi-square over the nine pairs of tokens, 1500 texts: 26.1 is exceeded once in 1000 (8 degrees)."""
     large, small = models()

@@ -61,6 +61,7 @@ def test_a_run_killed_at_many_entries_goes_on_to_the_same_bits(expected: Results
     agree(again, expected)
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_same_bits(expected: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers.multiprocessing, "get_context", lambda method: PROCESSES)
     agree(interp.run(ASKED, model(), stream(), devices=["cpu", "cpu"]), expected)

@@ -52,6 +52,7 @@ def test_every_answer_is_that_of_one_process(name: str, dtype: torch.dtype, proc
         )
 
 
+@pytest.mark.slow
 @cases
 def test_every_process_has_the_same_bits_in_plain_tensors(
     name: str, dtype: torch.dtype, processes: list[Process]

@@ -36,6 +36,7 @@ def ruled(kind: str) -> Transformer:
     return under_rules(wrapped(kind), "relp")
 
 
+@pytest.mark.slow
 @over("kind", LINEAR_KINDS)
 def test_no_number_of_a_pass_moves_a_bit(kind: str) -> None:
     assert torch.equal(wrapped(kind)(tokens()), ruled(kind)(tokens()))
@@ -57,6 +58,7 @@ def test_relevances_sum_to_the_final_stream(kind: str) -> None:
     assert float(completeness(under, Batch(tokens()), stream, along)["completeness_error"].max()) < 2.5e-5
 
 
+@pytest.mark.slow
 @over("kind", OTHERS)
 def test_networks_that_rules_do_not_make_linear_are_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=r"could not be proven of this wrapped network.* should sum to"):
@@ -69,6 +71,7 @@ def test_rules_whose_sum_cannot_be_checked_are_refused(rules: str | tuple[str, .
         under_rules(wrapped("olmo3"), rules)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3"])
 def test_attribution_patching_under_rules_is_that_of_our_own_code(kind: str) -> None:
     model = spoken(kind)
