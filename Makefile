@@ -44,8 +44,8 @@ test-books: $(READY) ## run every notebook, experiment and page of the manual, w
 test-browser: $(READY) ## run every test that opens a page in Chromium, which the test suite leaves out
 	$(BIN)/python -m pytest -m browser
 
-test-shapes: $(READY) ## run the test suite with the shapes of annotated calls checked
-	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest
+test-shapes: $(READY) ## run a few cases of each test with the shapes of annotated calls checked
+	INTERP_TEST_SHAPES=3 $(BIN)/python -m pytest
 
 test-lowest: $(READY) ## some tests with the oldest version of every dependency, in an environment that is deleted
 	$(BIN)/python experiments/bench/lower_bounds.py

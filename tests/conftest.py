@@ -1,12 +1,15 @@
 """What holds for every test: no network, one thread per worker, fixed seeds.
 
-`make test-shapes` also checks the shapes of annotated calls (`shapes.py`).
+`make test-shapes` checks the shapes of annotated calls too (`shapes.py`). It sets INTERP_TEST_SHAPES, which is how many
+cases of each test are run: the next one has the same shapes.
 """
 
 import gc
 import os
 import sys
-from collections.abc import Iterator
+import zlib
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,10 +49,23 @@ if TYPE_CHECKING:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What opens a page in a browser is marked so by the fixture that it asks for; see the marker `kinds`."""
     if "INTERP_TEST_SHAPES" in os.environ:
-        items[:] = [item for item in items if "kinds" not in item.keywords]
+        heard = [item for item in items if "kinds" not in item.keywords]
+        items[:] = _few(heard, int(os.environ["INTERP_TEST_SHAPES"]))
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
+
+
+def _few(items: Sequence[pytest.Item], most: int) -> list[pytest.Item]:
+    """At most so many cases of each test, evenly apart; the first is another one for another test, by its name."""
+    cases: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    kept: set[pytest.Item] = set()
+    for name, of_test in cases.items():
+        step = -(-len(of_test) // most)
+        kept.update(of_test[zlib.crc32(name.encode()) % step :: step])
+    return [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:

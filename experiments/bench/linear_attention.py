@@ -2,7 +2,7 @@
 
 Log-log slope of CPU seconds against the length <= 1.15, softmax attention's own slope beside it. Two attention-only
 blocks 256 wide with four heads, one row, float32, without logits; forward alone, and forward with backward to all
-weights.
+weights. Narrow: up to 8k.
 """
 
 import math
@@ -12,14 +12,14 @@ from itertools import product
 
 import torch
 import tyro
-from measure import cpu_seconds, memory, report, work
+from measure import NARROW, cpu_seconds, memory, report, work
 from torch import Tensor
 
 from interp.lab import Lightning, Linear, Polar
 from interp.model import ModelConfig, NoPosition, Softmax, Transformer
 from interp.model.records import Mixer
 
-LENGTHS = (1024, 2048, 4096, 8192, 16384)
+LENGTHS = (1024, 2048, 4096, 8192) if NARROW else (1024, 2048, 4096, 8192, 16384)
 MIXERS: dict[str, Mixer] = {
     "softmax": Softmax(), "linear": Linear(), "lightning": Lightning(), "polar": Polar(),
 }  # fmt: skip

@@ -25,8 +25,8 @@ from torch.utils.flop_counter import FlopCounterMode
 Calls = Mapping[str, Callable[[], object]]
 MIB = 2**20
 NARROW = bool(os.environ.get("BENCH_NARROW"))
-"""Whether little time is to be spent: GPT-2 has half its width and a fifth of its vocabulary, the same operators in a
-quarter of the time (`subjects.py`)."""
+"""Whether little time is to be spent: GPT-2 has half its width, and the others a vocabulary of 10 000 like it; the same
+operators in a quarter of the time (`subjects.py`)."""
 MMAP_THRESHOLD = -3  # the number of this parameter in mallopt(3)
 CPU_ATTENTION = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 

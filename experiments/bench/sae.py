@@ -18,15 +18,16 @@ from interp.features.sae import Kind
 from interp.features.sae_training import _initial, objective
 
 CLAIM = 1.05
-N, D_IN, D_SAE, K, BATCH, STEPS = 8192, 512, 4096, 32, 1024, 24
+N, D_IN, D_SAE, K, BATCH = 8192, 512, 4096, 32, 1024
 SPARSITY = 0.5
 
 
-def main(repeats: int = 5) -> None:
+def main(repeats: int = 5, steps: int = 24) -> None:
     """Measure both kinds, and the dead features of TopK.
 
     Args:
         repeats: timed rounds per system.
+        steps: updates in a round.
     """
     torch.set_num_threads(1)
     x = torch.randn(N, D_IN, generator=torch.Generator().manual_seed(0))
@@ -36,14 +37,14 @@ def main(repeats: int = 5) -> None:
     }
     for name, (kind, sparsity) in kinds.items():
         calls: dict[str, Callable[[], object]] = {
-            "plain": partial(plain, x, kind, STEPS),
+            "plain": partial(plain, x, kind, steps),
             "interp": partial(
-                train_sae, x, kind, D_SAE, steps=STEPS, sparsity=sparsity, batch_size=BATCH, seed=0
+                train_sae, x, kind, D_SAE, steps=steps, sparsity=sparsity, batch_size=BATCH, seed=0
             ),
         }
         seconds = cpu_seconds(calls, repeats)
         for system in calls:
-            what = f"{STEPS} steps of {BATCH} vectors, {D_IN} -> {D_SAE}, {name}"
+            what = f"{steps} steps of {BATCH} vectors, {D_IN} -> {D_SAE}, {name}"
             report("sae", system, what, timing(seconds, system, "plain"), work(calls[system]), claim=CLAIM)
     for share in (0.0, 0.05, 0.5):
         report(

@@ -10,6 +10,7 @@ from torch import Tensor
 import interp
 
 D_MODEL, D_VOCAB = (384, 10_000) if NARROW else (768, 50_257)
+SIZE = "narrow" if NARROW else "small"
 
 
 @dataclass(frozen=True)
@@ -36,40 +37,44 @@ def gpt2_small() -> Pair:
     config = transformers.GPT2Config(
         n_embd=D_MODEL, n_inner=3072, vocab_size=D_VOCAB, bos_token_id=0, eos_token_id=None
     )
-    return _pair("gpt2-narrow" if NARROW else "gpt2-small", config)
+    return _pair(f"gpt2-{SIZE}", config)
 
 
 def llama_small() -> Pair:
     """8 layers, width 512, 8 heads on 2 key/value heads, gated MLP of 1376, vocabulary 32000."""
     config = transformers.LlamaConfig(
         num_hidden_layers=8, hidden_size=512, intermediate_size=1376, num_attention_heads=8, num_key_value_heads=2,
-        vocab_size=32000, max_position_embeddings=1024, eos_token_id=None,
+        vocab_size=_vocabulary(32000), max_position_embeddings=1024, eos_token_id=None,
     )  # fmt: skip
-    return _pair("llama-small", config)
+    return _pair(f"llama-{SIZE}", config)
 
 
 def gemma2_small() -> Pair:
     """8 layers, width 512, 8 heads of 64 on 4 key/value heads, soft caps, window 64 in every other layer."""
     config = transformers.Gemma2Config(
         num_hidden_layers=8, hidden_size=512, intermediate_size=2048, num_attention_heads=8, num_key_value_heads=4,
-        head_dim=64, vocab_size=32000, max_position_embeddings=1024, sliding_window=64, query_pre_attn_scalar=64,
-        eos_token_id=None,
+        head_dim=64, vocab_size=_vocabulary(32000), max_position_embeddings=1024, sliding_window=64,
+        query_pre_attn_scalar=64, eos_token_id=None,
     )  # fmt: skip
-    return _pair("gemma2-small", config, attention="eager")  # with SDPA theirs would leave the soft cap out
+    return _pair(f"gemma2-{SIZE}", config, attention="eager")  # with SDPA theirs would leave the soft cap out
 
 
 def neox_small() -> Pair:
     """8 layers, width 512, 8 heads, a quarter of each rotated, parallel blocks: Pythia's shape."""
     config = transformers.GPTNeoXConfig(
-        num_hidden_layers=8, hidden_size=512, intermediate_size=2048, num_attention_heads=8, vocab_size=50304,
-        max_position_embeddings=1024, eos_token_id=None,
+        num_hidden_layers=8, hidden_size=512, intermediate_size=2048, num_attention_heads=8,
+        vocab_size=_vocabulary(50304), max_position_embeddings=1024, eos_token_id=None,
     )  # fmt: skip
-    return _pair("neox-small", config)
+    return _pair(f"neox-{SIZE}", config)
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """The largest absolute difference, relative to the largest absolute value of the second."""
     return float((a - b).abs().max() / b.abs().max())
+
+
+def _vocabulary(size: int) -> int:
+    return D_VOCAB if NARROW else size
 
 
 def _pair(name: str, config: transformers.PreTrainedConfig, attention: str = "sdpa") -> Pair:

@@ -25,15 +25,16 @@ from interp.training import (
     train,
 )
 
-STEPS, ROWS = 32, 8
+ROWS = 8
 CLAIM = 1 / 0.9
 
 
-def main(rounds: int = 7) -> None:
+def main(rounds: int = 7, steps: int = 32) -> None:
     """Measure two models.
 
     Args:
         rounds: timed rounds per system.
+        steps: updates in a round.
     """
     torch.set_num_threads(1)
     data = RepeatedSequences(d_vocab=1024, width=128, low=8, high=60)
@@ -42,30 +43,30 @@ def main(rounds: int = 7) -> None:
         "GPT shape, 4 layers, 128 wide": config_for("gpt-4l", data),
     }.items():
         assert isinstance(config, ModelConfig)
-        training = Training(steps=STEPS, rows=ROWS, warm_up=0, log_every=STEPS // 2, evaluation_rows=ROWS)
+        training = Training(steps=steps, rows=ROWS, warm_up=0, log_every=steps // 2, evaluation_rows=ROWS)
         calls: dict[str, Callable[[], object]] = {
-            "bare": partial(bare, config, data, fused=False),
-            "bare, fused AdamW": partial(bare, config, data, fused=True),
+            "bare": partial(bare, config, data, steps, fused=False),
+            "bare, fused AdamW": partial(bare, config, data, steps, fused=True),
             "interp": partial(train, config, data, training),
             "interp, on disk": partial(on_disk, config, data, training),
         }
         seconds = cpu_seconds(calls, rounds)
-        tokens = STEPS * ROWS * data.width
+        tokens = steps * ROWS * data.width
         for system in calls:
             median = sorted(seconds[system])[rounds // 2]
             report(
-                "training", system, f"{STEPS} updates of {ROWS} x {data.width} tokens, {name}",
+                "training", system, f"{steps} updates of {ROWS} x {data.width} tokens, {name}",
                 timing(seconds, system, "bare, fused AdamW"), tokens_per_s=round(tokens / median),
                 claim=round(CLAIM, 3),
             )  # fmt: skip
 
 
-def bare(config: ModelConfig, data: TrainingData, *, fused: bool) -> Transformer:
+def bare(config: ModelConfig, data: TrainingData, steps: int, *, fused: bool) -> Transformer:
     """The loop without anything around it."""
     torch.manual_seed(0)
     model = Transformer(config)
     adam = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=fused)
-    for step in range(STEPS):
+    for step in range(steps):
         tokens = data.batch(Place(0, step), ROWS).batch.tokens
         logits = model(tokens)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
