@@ -6,6 +6,7 @@ ours is checked at its first calls with tensors of these shapes and dtypes, of t
 
 import functools
 import itertools
+import random
 import types
 import weakref
 from collections import Counter
@@ -13,6 +14,7 @@ from collections.abc import Callable, Hashable
 
 import jaxtyping
 import torch
+from beartype._check.code import codemain
 from jaxtyping import _decorator
 
 CHECKED = 2
@@ -21,61 +23,64 @@ Function = Callable[..., object]
 always_checked = jaxtyping.jaxtyped
 axes_of_its_own = jaxtyping.jaxtyped("context")
 """What keeps the axes that `interp.core.boundary` finds in a bare call from those of the call around it."""
-
-
+_calls: Counter[Hashable] = Counter()
 _numbers: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 _fresh = itertools.count(1)
 
 
 def install() -> None:
     """Check what is imported of `interp` from here on."""
+    # of a long list beartype looks at a random element; `random` belongs to the tests, which seed it
+    codemain.getrandbits = random.Random(0).getrandbits  # type: ignore[attr-defined]
     jaxtyping.jaxtyped = _decorator.jaxtyped = checked  # type: ignore[attr-defined, assignment]
     jaxtyping.install_import_hook("interp", "beartype.beartype")
 
 
 def checked(fn: object = None, *, typechecker: object) -> object:
-    """In place of `jaxtyping.jaxtyped`, which stays what decorates classes, properties and class methods."""
+    """In place of `jaxtyping.jaxtyped`, which stays what decorates classes, properties and class methods.
+
+    As there, an `__init__` that is decorated already is left alone.
+    """
     if fn is None:
         return functools.partial(checked, typechecker=typechecker)
     if isinstance(fn, types.FunctionType):
         return _counted(fn, typechecker)
+    if isinstance(fn, type) and getattr(fn.__init__, "__globals__", None) is globals():  # type: ignore[misc]
+        return fn
     return always_checked(fn, typechecker=typechecker)  # type: ignore[call-overload]
 
 
 def _counted(fn: types.FunctionType, typechecker: object) -> Function:
-    """The function, decorated when a call is first checked: one inside another is made anew at each outer call."""
-    calls = _calls(fn.__module__, fn.__qualname__, fn.__code__.co_firstlineno)
-
-    @functools.cache
-    def decorated() -> Function:
-        return always_checked(fn, typechecker=typechecker)  # type: ignore[call-overload, no-any-return]
+    """The function; one inside another, which is made anew at each outer call, is decorated where it is checked."""
+    name = fn.__module__, fn.__qualname__, fn.__code__.co_firstlineno
+    decorate = functools.partial(always_checked, fn, typechecker=typechecker)  # type: ignore[call-overload]
+    whole: Function | None = None if "<locals>" in fn.__qualname__ else decorate()
 
     @functools.wraps(fn)
     def called(*args: object, **kwargs: object) -> object:
         __tracebackhide__ = True
-        kind = (*map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
-        if calls[kind] == CHECKED:
+        kind = (name, *map(_kind, args), *kwargs, *map(_kind, kwargs.values()))
+        if _calls[kind] == CHECKED:
             with axes_of_its_own:
                 return fn(*args, **kwargs)
-        calls[kind] += 1
-        return decorated()(*args, **kwargs)
+        _calls[kind] += 1
+        return (whole or decorate())(*args, **kwargs)
 
     return called
 
 
-@functools.cache
-def _calls(*function: object) -> Counter[Hashable]:
-    return Counter()
+def _kind(value: object, *, inside: bool = True) -> Hashable:
+    """What its annotation can tell from that of another argument, roughly; inside: of a list, what is in it too.
 
-
-def _kind(value: object) -> Hashable:
-    """What its annotation can tell from that of another argument, roughly."""
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype
-    if value is None or isinstance(value, bool):
+    By its type, not by what it says of itself: the shape of a tensor of a class of ours may be a call of ours.
+    """
+    its = type(value)
+    if its in (torch.Tensor, torch.nn.Parameter):
+        return value.shape, value.dtype  # type: ignore[attr-defined]
+    if value is None or its is bool:
         return value
-    if isinstance(value, (list, tuple)):
-        return type(value), *map(_kind, value[:4])
-    if isinstance(value, torch.nn.Module):
-        return _numbers.get(value) or _numbers.setdefault(value, next(_fresh))
-    return type(value)
+    if inside and its in (list, tuple):
+        return its, *(_kind(each, inside=False) for each in value[:4])  # type: ignore[index]
+    if issubclass(its, torch.nn.Module):
+        return _numbers.get(value) or _numbers.setdefault(value, next(_fresh))  # type: ignore[call-overload]
+    return its
