@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import transformers
 import tyro
-from measure import cpu_seconds, report, timing, work
+from measure import NARROW, cpu_seconds, report, timing, work
 
 import interp
 from interp.causal import EdgeGraph
@@ -19,7 +19,7 @@ from interp.metrics import logit_difference
 
 CLAIM = 1.4
 PAIRS, COLUMNS, VOCABULARY, CIRCUITS = 8, 16, 2000, 4
-SHAPES = ((4, 256), (16, 256), (32, 256), (12, 768))
+SHAPES = ((4, 256), (16, 256), (32, 256), *([] if NARROW else [(12, 768)]))
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ words, which are faster. `logit_lens` adds one forward pass without logits to th
 
 import torch
 import tyro
-from measure import Calls, cpu_seconds, memory, report, timing, work
+from measure import NARROW, Calls, cpu_seconds, memory, report, timing, work
 from subjects import Pair, gpt2_small
 
 import interp
@@ -16,7 +16,7 @@ from interp import observe
 from interp.lenses import LogitLens
 from interp.lenses.lens import CHUNK, LogitTiles
 
-ROWS, LENGTH, TOP = 8, 128, 10
+ROWS, LENGTH, TOP = 4 if NARROW else 8, 128, 10
 CLAIM, CLAIM_MIB = 1.1, 200
 
 

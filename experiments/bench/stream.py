@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 import tyro
-from measure import MIB, cpu_seconds, report, resident_mib, timing
+from measure import MIB, NARROW, cpu_seconds, report, resident_mib, timing
 from torch import Tensor
 
 import interp
@@ -54,6 +54,8 @@ Claim = Literal["taxonomy", "five", "text", "journal", "workers", "corpus", "cos
 ALL: tuple[Claim, ...] = ("taxonomy", "five", "text", "journal", "workers", "corpus", "costs")
 ROWS = RepeatedTokens(period=31, repeats=4, rows=1000)
 BATCH_ROWS = 32
+FEW, MANY = (128, 5_000) if NARROW else (256, 20_000)
+"""Texts that are read by every part, and that meet nothing but the embedding."""
 STREAM = "blocks.2.hook_resid_post"
 NAMES = ("Mary", "John", "Anna", "Paul", "Lucy", "Mark", "Ruth", "Tom", "Jane", "Peter")
 PLACES = ("store", "park", "school", "station", "garden", "office", "house", "market")
@@ -171,7 +173,7 @@ def questions_of(model: interp.HookedTransformer) -> dict[str, Askable]:
 
 def five(model: interp.HookedTransformer, rounds: int) -> None:
     """Each alone, and all together."""
-    texts = stream_of(model, 256)
+    texts = stream_of(model, FEW)
     asked = questions_of(model)
     calls: dict[str, Callable[[], object]] = {
         name: partial(interp.run, [each], model, texts) for name, each in asked.items()
@@ -191,7 +193,7 @@ def five(model: interp.HookedTransformer, rounds: int) -> None:
 
 def text(model: interp.HookedTransformer, rounds: int) -> None:
     """The tokenizer alone, the windows of a stream, a run, and what it computes by hand in the same batches."""
-    texts, window = list(sentences(20_000, 1)), 1024
+    texts, window = list(sentences(MANY, 1)), 1024
     source = Stream(
         open_source(texts), model.text, tokens_per_batch=2**14, too_long="truncate", rows_per_window=window
     )
@@ -231,7 +233,7 @@ def text(model: interp.HookedTransformer, rounds: int) -> None:
     for name, reference in (("windows", "tokenizer"), ("by hand", "tokenizer"), ("interp", "by hand")):
         times = timing(seconds, name, reference)
         report(
-            "stream", name, "norms of the embedding over 20 000 texts", times, against=reference,
+            "stream", name, f"norms of the embedding over {MANY} texts", times, against=reference,
             tokens_per_s=round(tokens / sorted(seconds[name])[rounds // 2]),
             **({"claim": 1.1} if name == "interp" else {}),
         )  # fmt: skip

@@ -1,6 +1,6 @@
 """Every speed claim and what every question costs, in two tables: runs the scripts and writes them into README.md.
 
-`make bench` takes one round of each, GPT-2 narrower than it is (`measure.NARROW`; some half an hour):
+`make bench` takes one round of each, GPT-2 narrower than it is (`measure.NARROW`; a quarter of an hour):
 counts are exact, a ratio is that of one round. `--whole` takes the full shape and as many rounds as the scripts think
 right, for hours. Lines are kept in a file (`--lines`); `--only forward heads` runs some scripts and takes the others'
 lines from there.
@@ -38,14 +38,14 @@ QUICK: dict[str, tuple[str, ...]] = {
     "patching": (*ONE, "--few"),
     "circuit_passes": ONE,
     "stream": ("--claims", "taxonomy", "five", "text", "--rounds", "1"),
-    "causal_stream": ("--pairs", "200"),
+    "causal_stream": ("--pairs", "100"),
     "sparse_attention": (*ONE, "--lengths", "8192"),
     "linear_attention": ONE,
     "heir": (*ONE, "--no-lens"),
     "wrapped": ONE,
     "training": ("--rounds", "1", "--steps", "16"),
     "sae": (*ONE, "--steps", "8"),
-    "serve": ("--rounds", "5"),
+    "serve": ("--rounds", "3"),
     "imports": ONE,
     "questions": ONE,
 }
