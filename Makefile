@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-slow test-books test-browser test-shapes test-lowest lint format bench clean
+.PHONY: help demo docs test test-more test-slow test-books test-browser test-shapes test-device test-lowest lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -32,8 +32,11 @@ docs: $(READY) ## build the manual into site/, running the code on every page
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open in a browser: $(CURDIR)/site/index.html (with the search: $(BIN)/python -m http.server -d site)"
 
-test: $(READY) ## run the test suite
+test: $(READY) ## run the test suite: two cases of each test
 	$(BIN)/python -m pytest
+
+test-more: $(READY) ## run the other cases, which the test suite leaves out
+	$(BIN)/python -m pytest -m 'more and not slow and not books and not browser'
 
 test-slow: $(READY) ## run the tests that take seconds each, which the test suite leaves out
 	$(BIN)/python -m pytest -m 'slow and not browser'
@@ -44,8 +47,12 @@ test-books: $(READY) ## run every notebook, experiment and page of the manual, w
 test-browser: $(READY) ## run every test that opens a page in Chromium, which the test suite leaves out
 	$(BIN)/python -m pytest -m browser
 
-test-shapes: $(READY) ## run a few cases of each test with the shapes of annotated calls checked
-	INTERP_TEST_SHAPES=3 $(BIN)/python -m pytest
+test-shapes: $(READY) ## run the test suite with the shapes of annotated calls checked
+	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest
+
+DEVICE ?= cuda
+test-device: $(READY) ## run every question on an accelerator, in three precisions, against the host: DEVICE=cuda
+	INTERP_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -m '' tests/contract/test_half.py
 
 test-lowest: $(READY) ## some tests with the oldest version of every dependency, in an environment that is deleted
 	$(BIN)/python experiments/bench/lower_bounds.py

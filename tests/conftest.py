@@ -1,15 +1,12 @@
 """What holds for every test: no network, one thread per worker, fixed seeds.
 
-`make test-shapes` checks the shapes of annotated calls too (`shapes.py`). It sets INTERP_TEST_SHAPES, which is how many
-cases of each test are run: the next one has the same shapes.
+`make test-shapes` sets INTERP_TEST_SHAPES and checks the shapes of annotated calls too (`shapes.py`).
 """
 
 import gc
 import os
 import sys
-import zlib
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +29,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests import cases
 from tests.loops import same_seeds
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -46,26 +44,14 @@ if TYPE_CHECKING:
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What opens a page in a browser is marked so by the fixture that it asks for; see the marker `kinds`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What opens a page in a browser is marked so by the fixture that it asks for; see the markers `kinds`, `more`."""
     if "INTERP_TEST_SHAPES" in os.environ:
-        heard = [item for item in items if "kinds" not in item.keywords]
-        items[:] = _few(heard, int(os.environ["INTERP_TEST_SHAPES"]))
+        items[:] = [item for item in items if "kinds" not in item.keywords]
+    cases.mark(config, items)
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
-
-
-def _few(items: Sequence[pytest.Item], most: int) -> list[pytest.Item]:
-    """At most so many cases of each test, evenly apart; the first is another one for another test, by its name."""
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        cases[item.nodeid.partition("[")[0]].append(item)
-    kept: set[pytest.Item] = set()
-    for name, of_test in cases.items():
-        step = -(-len(of_test) // most)
-        kept.update(of_test[zlib.crc32(name.encode()) % step :: step])
-    return [item for item in items if item in kept]
 
 
 def pytest_collection_finish() -> None:

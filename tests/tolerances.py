@@ -20,8 +20,8 @@ TOLERANCES = {
     torch.bfloat16: Tolerance(5e-2, 1e-1),
 }
 
-UNIT = {torch.bfloat16: 2**-9, torch.float16: 2**-12}
-"""How far rounding to a dtype moves a number at most, relative to it."""
+UNIT = {torch.bfloat16: 2**-9, torch.float16: 2**-12, torch.float32: 2**-25}
+"""Half of what rounding to a dtype moves a number by at most, relative to it."""
 
 
 def assert_close(actual: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> None:

@@ -79,14 +79,30 @@ def cpu_seconds(calls: Calls, repeats: int) -> dict[str, list[float]]:
 
     Freeing what a call returned is not timed.
     """
+    return _interleaved(calls, repeats, time.process_time)
+
+
+def device_seconds(calls: Calls, repeats: int, device: torch.device) -> dict[str, list[float]]:
+    """The same by the clock, between points where the device has done all it was given; of the host CPU seconds."""
+    if device.type == "cpu":
+        return cpu_seconds(calls, repeats)
+
+    def idle() -> float:
+        torch.accelerator.synchronize(device)
+        return time.perf_counter()
+
+    return _interleaved(calls, repeats, idle)
+
+
+def _interleaved(calls: Calls, repeats: int, now: Callable[[], float]) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     gc.freeze()  # what was imported and built need not be looked through before every call
     for turn in range(repeats + 1):
         for name in list(calls) if turn % 2 else reversed(list(calls)):
             gc.collect()
-            start = time.process_time()
+            start = now()
             result = calls[name]()
-            spent = time.process_time() - start
+            spent = now() - start
             del result
             if turn:
                 seconds[name].append(spent)
@@ -119,6 +135,27 @@ def memory(call: Callable[[], object]) -> Memory:
         peak = max(peak, alive)
     del result
     return Memory(resident, round(peak / MIB, 1), round(alive / MIB, 1))
+
+
+def device_memory(call: Callable[[], object], device: torch.device) -> Memory:
+    """Peaks of one call on a device, as its allocator counts them."""
+    if device.type == "cpu":
+        return memory(call)
+    accelerator = torch.accelerator
+    gc.collect()
+    before = accelerator.memory_allocated(device)
+    accelerator.reset_peak_memory_stats(device)
+    result = call()
+    peak, after = accelerator.max_memory_allocated(device), accelerator.memory_allocated(device)
+    del result
+    return Memory(None, round((peak - before) / MIB, 1), round((after - before) / MIB, 1))
+
+
+def hardware(device: torch.device) -> str:
+    """The name of a device."""
+    if device.type == "cpu":
+        return "host"
+    return str(torch.get_device_module(device).get_device_name(device))
 
 
 def distinct_mib(tensors: Iterable[Tensor]) -> float:

@@ -91,7 +91,7 @@ def taxonomy(model: interp.HookedTransformer, rounds: int) -> None:
     """Speed against plain passes, and memory row by row."""
     batch = Batch(ROWS.tokens(model.cfg.d_vocab, 0), bos=True)
     batches = list(batch.split(BATCH_ROWS))
-    asked = replace(head_scores(model.cfg, ROWS), finish=partial(_means, name="heads"))
+    asked = replace(head_scores(model.cfg, ROWS), finish=partial(means, name="heads"))
 
     def plain() -> None:
         with torch.no_grad():
@@ -439,13 +439,14 @@ def _norms(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tenso
     return {"norm": (norm * batch.real).sum(1) / batch.lengths}
 
 
-def _means(merged: Partial, name: str) -> "xr.Dataset":
+def means(merged: Partial, name: str) -> "xr.Dataset":
+    """The table of means."""
     assert isinstance(merged, Means)
     means = {what: moments.mean for what, moments in merged.moments.items()}
     return labelled(name, {what: ([f"{what}_{i}" for i in range(x.ndim)], x) for what, x in means.items()})
 
 
-NORMS = Analysis("norms", _norms, Means, partial(_means, name="norms"), [Read("hook_embed")])
+NORMS = Analysis("norms", _norms, Means, partial(means, name="norms"), [Read("hook_embed")])
 """The mean norm of what a row's tokens enter with."""
 
 

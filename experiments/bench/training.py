@@ -61,13 +61,15 @@ def main(rounds: int = 7, steps: int = 32) -> None:
             )  # fmt: skip
 
 
-def bare(config: ModelConfig, data: TrainingData, steps: int, *, fused: bool) -> Transformer:
+def bare(
+    config: ModelConfig, data: TrainingData, steps: int, *, fused: bool, rows: int = ROWS, device: str = "cpu"
+) -> Transformer:
     """The loop without anything around it."""
     torch.manual_seed(0)
-    model = Transformer(config)
+    model = Transformer(config).to(device)
     adam = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.05, fused=fused)
     for step in range(steps):
-        tokens = data.batch(Place(0, step), ROWS).batch.tokens
+        tokens = data.batch(Place(0, step), rows).batch.tokens.to(device)
         logits = model(tokens)
         loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
         adam.zero_grad()

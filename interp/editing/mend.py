@@ -32,6 +32,7 @@ from interp.core.boundary import Count, public, shape_text
 from interp.core.factored import FactoredMatrix
 from interp.core.files import write_atomically
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.edit_scores import EditCase
@@ -88,6 +89,10 @@ class GradientNetwork(Brief):
         ]
         std, mean = torch.std_mean(torch.cat(rows), 0, correction=0)
         return replace(self, mean=mean, std=torch.where(std > CONSTANT * mean.abs(), std, 1.0))
+
+    def on(self, device: torch.device) -> GradientNetwork:
+        """The same on this device."""
+        return GradientNetwork(self.names, **{name: sent(each, device) for name, each in self.numbers.items()})
 
     @property
     def numbers(self) -> dict[str, Tensor]:
@@ -153,7 +158,7 @@ class Mend(Brief):
     def changes(self, model: Transformer, pairs: Mapping[str, Pair]) -> dict[str, FactoredMatrix]:
         """The change of every matrix from its factors u and delta, in the layout of `Weights`."""
         found = dict[str, FactoredMatrix]()
-        for each in self.networks:
+        for each in (network.on(model.device) for network in self.networks):
             for name in each.names:
                 weight, change = held(model, name).in_(model), each(name, *pairs[name])
                 heads = len(weight) if weight.ndim == 3 else None

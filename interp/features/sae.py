@@ -188,7 +188,8 @@ class SAE(nn.Module):
         return self.activate(self.before(x))
 
     def before(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n s"]:
-        """What enters the activation: z = (x - b_dec) W_enc + b_enc."""
+        """What enters the activation: z = (x - b_dec) W_enc + b_enc. ValueError for x on another device."""
+        self._check_device(x)
         shift, scale = self._scaling(x)
         eps = LAYER_NORM_EPS if self.normalize_activations == "layer_norm" else 0.0
         scaled = (x.to(self.W_enc.dtype) - shift) / (scale + eps)
@@ -219,8 +220,9 @@ class SAE(nn.Module):
         """The sum of the features' directions, in the autoencoder's dtype.
 
         x: the input that was encoded. An autoencoder that normalises requires it, to bring the result back to its
-        scale (ValueError without it); the others ignore it.
+        scale (ValueError without it); the others ignore it. ValueError for features on another device.
         """
+        self._check_device(features)
         directions = features @ self.W_dec + self.b_dec
         if self.normalize_activations == "none":
             return directions
@@ -234,6 +236,13 @@ class SAE(nn.Module):
     def forward(self, x: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The reconstruction of each vector."""
         return self.decode(self.encode(x), x)
+
+    def _check_device(self, given: Tensor) -> None:
+        if given.device != (own := self.W_enc.device):
+            raise ValueError(
+                f"an autoencoder on the device of what it reads, {given.device}, is required; this one is on {own}: "
+                f"sae.to({str(given.device)!r})"
+            )
 
     def _scaling(self, x: Float[Tensor, "*n d"]) -> Scaling:
         x = x.to(self.W_enc.dtype)

@@ -37,8 +37,8 @@ TABLE, ROOT = Path(__file__).with_suffix(".csv"), Path(__file__).parents[2]
 QUESTIONS = tuple(name for name, case in CASES.items() if isinstance(case.asked(case.models[0]), Question))
 FUNCTIONS = (
     "observe", "causal.align", "causal.patch_preset", "causal.subject_spread", "circuits.score_edges",
-    "dynamics.influence", "editing.gradient_edit", "editing.key_moment", "editing.rome_edit", "editing.shift_edit",
-    "editing.train_z", "lenses.train_tuned_lens", "runs.store_activations",
+    "dynamics.influence", "editing.gradient_edit", "editing.key_moment", "editing.mend_edit", "editing.rome_edit",
+    "editing.shift_edit", "editing.train_z", "lenses.train_tuned_lens", "runs.store_activations",
 )  # fmt: skip
 """What else takes a model and computes; the functions of questions are counted as these."""
 

@@ -23,9 +23,18 @@ from interp.residual.decomposition import TOLERANCE
 from interp.runs.kept import forget
 from tests.contract import cases
 from tests.contract.calls import NOT_RUN, REFUSES, called, public_names, valid
-from tests.contract.case import discovered, function_of
+from tests.contract.case import by_hand, discovered, function_of
 from tests.contract.cases import CASES
-from tests.contract.half import HALF, Watch, narrow, narrowed, rounded, same_in_every_dtype
+from tests.contract.half import (
+    DEVICE,
+    DTYPES,
+    Watch,
+    asked_there,
+    narrow,
+    narrowed,
+    rounded,
+    same_in_every_dtype,
+)  # fmt: skip
 from tests.contract.test_nan import ELSEWHERE as NO_MODELS
 from tests.tolerances import TOLERANCES, UNIT
 
@@ -44,8 +53,13 @@ def result(
     monkeypatch.setattr(cases, "tuned", lambda model: other)
     asked, model = CASES[case], CASES[case].models[0]
     batches = [] if asked.alone else [asked.batch(model, same_in_every_dtype(model))]
+    question = asked.asked(model)
     with warnings.catch_warnings(action="ignore"):
-        return asked.result(model, *batches, network=network)
+        return by_hand(
+            asked_there(question) if network.device.type == DEVICE.type else question,
+            network,
+            [each.numbered() for each in batches],
+        )
 
 
 def widths(found: object) -> set[str]:
@@ -67,7 +81,7 @@ def test_outside_of_the_pass_nothing_is_computed_in_half_precision(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_same_weights_in_float64_give_the_same_up_to_the_rounding_of_the_pass(
     case: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -131,12 +145,13 @@ FUNCTIONS = {
 """What takes a model and is no question."""
 
 
+@pytest.mark.parametrize("dtype", DTYPES[::2])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions_take_models_in_half_precision(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    given = {key: narrowed(value) for key, value in valid(name, FUNCTIONS[name]).items()}
+    given = {key: narrowed(value, dtype) for key, value in valid(name, FUNCTIONS[name]).items()}
     with warnings.catch_warnings(action="ignore"), Watch() as watch:
         found = called(name, FUNCTIONS[name], given)
     assert watch.seen == set()

@@ -243,6 +243,15 @@ def test_decoding_after_a_normalisation_requires_the_input() -> None:
         sae.decode(sae.encode(vectors()))
 
 
+def test_an_input_on_another_device_is_named() -> None:
+    sae, elsewhere = random_sae(ReLU()), torch.zeros(2, 24, device="meta")
+    for call in (sae.encode, sae, lambda x: sae.decode(torch.zeros(2, sae.d_sae, device=x.device))):
+        with pytest.raises(
+            ValueError, match=re.escape("meta, is required; this one is on cpu: sae.to('meta')")
+        ):
+            call(elsewhere)
+
+
 def test_it_works_from_the_front_door() -> None:
     model, sae = HookedTransformer(build("gpt2")), random_sae(ReLU())
     logits = model.run_with_hooks(BATCH, [(STREAM, lambda x, hook: sae.reconstruct(x))])
