@@ -92,7 +92,9 @@ class GradientNetwork(Brief):
 
     def on(self, device: torch.device) -> GradientNetwork:
         """The same on this device."""
-        return GradientNetwork(self.names, **{name: sent(each, device) for name, each in self.numbers.items()})
+        return GradientNetwork(
+            self.names, **{name: sent(each, device) for name, each in self.numbers.items()}
+        )
 
     @property
     def numbers(self) -> dict[str, Tensor]:
