@@ -11,9 +11,10 @@ given; memory is what the device's allocator counts. On the host (`--device cpu`
 layers) it says nothing of these claims, but that all of it runs and its numbers agree.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -59,14 +60,13 @@ class Setting:
         calls: Calls,
         what: str,
         asked: float | None,
+        shares: Mapping[str, float] = MappingProxyType({}),
         **more: object,
     ) -> None:
         """Time the calls and print a line for each; the first is what the others are compared with.
 
-        What a call must be multiplied with is `share` of `more`, by its name.
+        shares: what the time of a call is multiplied with where it does a part of the work.
         """
-        shares = more.pop("shares", {})
-        assert isinstance(shares, dict)
         seconds = device_seconds(calls, self.rounds, self.device)
         seconds = {name: [shares.get(name, 1) * each for each in found] for name, found in seconds.items()}
         reference = next(iter(calls))
@@ -148,7 +148,11 @@ def sweep(setting: Setting, pair: Pair, few: bool) -> None:
         found = interp.patch(pair.ours, clean, corrupt, "z", metric=METRIC, by=("layer", "pos", "head"))
         return torch.from_numpy((found.value + float(found.corrupt[0])).values)
 
-    loop = partial(one_by_one, pair, clean.to(setting.device), corrupt.to(setting.device), cells)
+    written = [
+        block.get_submodule("attn.c_proj") for block in pair.hf.get_submodule("transformer.h").children()
+    ]
+    known = entering(pair, clean.to(setting.device), written)
+    loop = partial(one_by_one, pair, corrupt.to(setting.device), written, known, cells)
     whole = ours()
     far = setting.agree(torch.stack([whole[cell] for cell in cells]), loop())
     setting.said(
@@ -157,28 +161,38 @@ def sweep(setting: Setting, pair: Pair, few: bool) -> None:
     )  # fmt: skip
 
 
-def one_by_one(pair: Pair, clean: Tensor, corrupt: Tensor, cells: Sequence[tuple[int, int, int]]) -> Tensor:
-    """The logit differences of Hugging Face's model with one head's z of the clean prompt at one position."""
-    written = [
-        block.get_submodule("attn.c_proj") for block in pair.hf.get_submodule("transformer.h").children()
-    ]
+def entering(pair: Pair, tokens: Tensor, modules: Sequence[nn.Module]) -> list[Tensor]:
+    """What enters each of these modules of Hugging Face's model, in one pass."""
     known: list[Tensor] = []
     handles = [
-        module.register_forward_pre_hook(lambda _, given: known.append(given[0])) for module in written
+        module.register_forward_pre_hook(lambda _, given: known.append(given[0])) for module in modules
     ]
-    pair.hf_logits(clean)
+    pair.hf_logits(tokens)
     for handle in handles:
         handle.remove()
-    return torch.stack([_with(pair, corrupt, written[cell[0]], known[cell[0]], cell[1:]) for cell in cells])
+    return known
 
 
-def _with(pair: Pair, tokens: Tensor, module: nn.Module, z: Tensor, cell: tuple[int, int]) -> Tensor:
-    pos, head = cell
+def one_by_one(
+    pair: Pair,
+    tokens: Tensor,
+    written: Sequence[nn.Module],
+    known: Sequence[Tensor],
+    cells: Sequence[tuple[int, int, int]],
+) -> Tensor:
+    """The logit differences of Hugging Face's model with one head's z of another prompt at one position."""
+    return torch.stack(
+        [_with(pair, tokens, written[layer], known[layer], pos, head) for layer, pos, head in cells]
+    )
+
+
+def _with(pair: Pair, tokens: Tensor, module: nn.Module, z: Tensor, pos: int, head: int) -> Tensor:
     width = z.shape[-1] // HEADS
+    own = slice(head * width, (head + 1) * width)
 
     def put(_: object, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         changed = given[0].clone()
-        changed[:, pos, head * width : (head + 1) * width] = z[:, pos, head * width : (head + 1) * width]
+        changed[:, pos, own] = z[:, pos, own]
         return (changed,)
 
     handle = module.register_forward_pre_hook(put)

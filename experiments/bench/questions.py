@@ -44,7 +44,7 @@ def main(names: tuple[str, ...] = (), repeats: int = 3) -> None:
             done, passed = work(call), work(forward)
             kept.forget()
             report(
-                "questions", name, "5 rows", {"ratio": round(seconds / one, 1), "median_cpu_s": round(seconds, 4)},
+                "questions", name, "5 rows", {"ratio": round(seconds / one, 1), "median_s": round(seconds, 4)},
                 done, operators_of_forward=passed.operators, gflop_of_forward=passed.gflop, peak_kib=_peak_kib(call),
                 **counted[name]._asdict(),
             )  # fmt: skip

@@ -63,7 +63,7 @@ SHOWN = (
 )
 """Fields with a column of their own."""
 LEFT_OUT = {
-    *SHOWN, "median_cpu_s", "reference_cpu_s", "rounds", "resident_mib", "kept_mib", "threads", "torch", "python",
+    *SHOWN, "median_s", "reference_s", "rounds", "resident_mib", "kept_mib", "threads", "torch", "python",
     "cpu",
 }  # fmt: skip
 COSTS = (
