@@ -29,7 +29,7 @@ from tests.configs import SPREAD, build
 
 PACKAGE = f"{Path(interp.__file__).parent}/"
 HALF = (torch.bfloat16, torch.float16)
-DEVICE = torch.device(os.environ.get("INTERP_TEST_DEVICE", "cpu"))
+DEVICE = torch.empty(0, device=os.environ.get("INTERP_TEST_DEVICE", "cpu")).device
 """Where the models are that are asked (`make test-device`); what they are compared with is on the host."""
 DTYPES = HALF if DEVICE.type == "cpu" else (*HALF, torch.float32)
 """In which they are asked; single precision is the other tests' on the host."""

@@ -56,7 +56,7 @@ def result(
     question = asked.asked(model)
     with warnings.catch_warnings(action="ignore"):
         return by_hand(
-            asked_there(question) if network.device.type == DEVICE.type else question,
+            asked_there(question) if network.device == DEVICE else question,
             network,
             [each.numbered() for each in batches],
         )
