@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 MOST = 2
-"""Cases of each test that the test suite runs."""
+"""Cases of each test that the test suite runs at most."""
 
 
 def mark(config: pytest.Config, items: Sequence[pytest.Item]) -> None:

@@ -22,7 +22,7 @@ import tyro
 from attribution_patching import ANSWER, LLAMA, LLAMA_8B, METRIC, WRONG, weight_bytes
 from measure import MIB, Calls, device_memory, device_seconds, hardware, report, timing
 from stream import BATCH_ROWS, ROWS, means
-from subjects import Pair, gpt2_small, largest_difference
+from subjects import COLUMNS, Pair, gpt2_small, largest_difference
 from torch import Tensor, nn
 from training import bare
 
@@ -39,7 +39,7 @@ from interp.training import Training, config_for, train
 
 Claim = Literal["forward", "sweep", "stream", "edges", "training"]
 ALL: tuple[Claim, ...] = ("forward", "sweep", "stream", "edges", "training")
-COLUMNS, CORRUPTED, HEADS = 15, (2, 4, 9, 10), 12
+HEADS = 12
 UPDATES, ROWS_OF_UPDATE = 32, 64
 AGREE = {"float32": 1e-4, "bfloat16": 0.1}
 """How far numbers of two ways may be apart, relative to the largest: TF32 is off."""
@@ -136,9 +136,7 @@ def forward(setting: Setting, pair: Pair, few: bool) -> None:
 
 def sweep(setting: Setting, pair: Pair, few: bool) -> None:
     """The planned sweep against a forward for each cell, of which some are run."""
-    clean = pair.tokens(1, COLUMNS)
-    corrupt = clean.clone()
-    corrupt[0, list(CORRUPTED)] = torch.arange(len(CORRUPTED)) + 7
+    clean, corrupt = pair.prompts()
     layers = (5,) if few else (0, 5, 11)
     cells = [
         (layer, pos, head) for layer in layers for pos in range(0, COLUMNS, 7) for head in range(0, HEADS, 5)

@@ -16,7 +16,7 @@ import transformer_lens.patching
 import transformers
 import tyro
 from measure import NARROW, cpu_seconds, memory, report, timing, work
-from subjects import Pair, gpt2_small, largest_difference
+from subjects import COLUMNS, Pair, gpt2_small, largest_difference
 from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformer_lens import ActivationCache
@@ -28,7 +28,7 @@ from interp.causal import patch
 from interp.edits import Set, Variant
 from interp.passes import Sweep
 
-COLUMNS, DIFFERING, ANSWER, WRONG = 15, (2, 4, 9, 10), 1000, 2000
+ANSWER, WRONG = 1000, 2000
 METRIC = interp.logit_difference(ANSWER, WRONG)
 CLAIM_MIB, CLAIM_MANY = 60, 1.3
 MANY = 2_000 if NARROW else 10_000
@@ -44,7 +44,7 @@ def main(repeats: int = 2, few: bool = False) -> None:
     """
     torch.set_num_threads(1)
     pair = gpt2_small()
-    clean, corrupt = prompts(pair)
+    clean, corrupt = pair.prompts()
     sweeps = (
         ("residual stream, 12 x 15", "resid_pre", ("layer", "pos"), 11),
         ("z of 144 heads", "z", ("layer", "head"), 8),
@@ -68,14 +68,6 @@ def main(repeats: int = 2, few: bool = False) -> None:
             claim=1 / claim, claim_mib=CLAIM_MIB,
         )  # fmt: skip
     many(repeats)
-
-
-def prompts(pair: Pair) -> tuple[Tensor, Tensor]:
-    """A clean prompt, and one that differs from it in four places."""
-    clean = pair.tokens(1, COLUMNS)
-    corrupt = clean.clone()
-    corrupt[0, list(DIFFERING)] = torch.arange(len(DIFFERING)) + 7
-    return clean, corrupt
 
 
 def sweep(pair: Pair, clean: Tensor, corrupt: Tensor, site: str, by: tuple[str, ...]) -> Tensor:

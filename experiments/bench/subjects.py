@@ -10,6 +10,7 @@ from torch import Tensor
 import interp
 
 D_MODEL, D_VOCAB = (384, 10_000) if NARROW else (768, 50_257)
+COLUMNS, DIFFERING = 15, (2, 4, 9, 10)
 SIZE = "narrow" if NARROW else "small"
 
 
@@ -25,6 +26,13 @@ class Pair:
         """The same random tokens at every call."""
         generator = torch.Generator().manual_seed(1)
         return torch.randint(self.ours.cfg.d_vocab, (rows, columns), generator=generator)
+
+    def prompts(self) -> tuple[Tensor, Tensor]:
+        """A clean prompt of `COLUMNS` tokens, and one that differs from it in four places."""
+        clean = self.tokens(1, COLUMNS)
+        corrupt = clean.clone()
+        corrupt[0, list(DIFFERING)] = torch.arange(len(DIFFERING)) + 7
+        return clean, corrupt
 
     def hf_logits(self, tokens: Tensor) -> Tensor:
         """Hugging Face's plain forward, without the key/value cache that nobody would read."""

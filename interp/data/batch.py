@@ -200,7 +200,7 @@ class Batch(Brief):
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device; the numbers of its rows stay with the host, which alone asks for them."""
-        if self.tokens.is_cpu and device.type == "cpu":
+        if self.tokens.device == device:
             return self
         found = self._each(lambda x: sent(x, device), lambda row: row)
         known: Batch | None = self if self.tokens.is_cpu else vars(self).get("_host")

@@ -160,7 +160,7 @@ class Mend(Brief):
     def changes(self, model: Transformer, pairs: Mapping[str, Pair]) -> dict[str, FactoredMatrix]:
         """The change of every matrix from its factors u and delta, in the layout of `Weights`."""
         found = dict[str, FactoredMatrix]()
-        for each in (network.on(model.device) for network in self.networks):
+        for each in self.networks:
             for name in each.names:
                 weight, change = held(model, name).in_(model), each(name, *pairs[name])
                 heads = len(weight) if weight.ndim == 3 else None
@@ -226,7 +226,8 @@ def mend_edit(
     network = subject.transformer
     mend.check(network)
     batch = posed(subject, data, answer, prepend_bos=prepend_bos)
-    changes = mend.changes(network, factors_of(network, batch, mend.names))
+    here = replace(mend, networks=tuple(each.on(network.device) for each in mend.networks))
+    changes = here.changes(network, factors_of(network, batch, mend.names))
     return [WeightEdit(name, change) for name, change in changes.items()]
 
 

@@ -12,6 +12,7 @@ import torch
 import xarray as xr
 
 from interp.data.batch import Batch
+from interp.features import SAE
 from interp.model import Transformer
 from interp.passes.analysis import Alone, Askable, Question, Questions, merged
 from interp.passes.observe import Model, as_model
@@ -108,6 +109,14 @@ def by_hand(question: Askable, network: Transformer, batches: Iterable[Batch]) -
         total = merged(total, part)
     assert total is not None
     return questions.finished(total)[asked.name]
+
+
+def with_saes(question: Askable, change: Callable[[SAE], SAE]) -> Askable:
+    """The question with its autoencoders changed, such as put on another device."""
+    if not isinstance(question, Question):
+        return question
+    saes = {f.name: x for f in fields(question) if isinstance(x := getattr(question, f.name), SAE)}
+    return replace(question, **{name: change(sae) for name, sae in saes.items()})
 
 
 # --- what the package has -----------------------------------------------------------------------------------------

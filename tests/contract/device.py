@@ -16,7 +16,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,12 +23,11 @@ from typing import Any, NamedTuple
 import xarray as xr
 
 import interp
-from interp.features import SAE
 from interp.passes.analysis import Question
 from interp.runs import kept
 from tests.configs import build
 from tests.contract import calls
-from tests.contract.case import agree, called
+from tests.contract.case import agree, called, with_saes
 from tests.contract.cases import CASES
 from tests.contract.simulated import Simulated, on_device
 
@@ -130,10 +128,9 @@ def question(name: str, *, on_host: bool = False) -> Callable[[], object]:
     model = case.models[0]
     question = case.record(model)
     batch = None if case.alone else case.batch(model)
-    saes = {f.name: x for f in fields(question) if isinstance(x := getattr(question, f.name), SAE)}
     network = build(model)
     if not on_host:
-        question = replace(question, **{field: on_device(sae) for field, sae in saes.items()})
+        question = with_saes(question, on_device)
         network = on_device(network)
     return lambda: called(question, network, batch)
 

@@ -9,10 +9,9 @@ import functools
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +22,6 @@ from interp import HookedTransformer
 from interp.features import SAE
 from interp.model import Transformer
 from interp.model.block import Block
-from interp.passes.analysis import Askable, Question
 from interp.weights import HeadCircuits
 from tests.configs import SPREAD, build
 
@@ -33,7 +31,6 @@ DEVICE = torch.empty(0, device=os.environ.get("INTERP_TEST_DEVICE", "cpu")).devi
 """Where the models are that are asked (`make test-device`); what they are compared with is on the host."""
 DTYPES = HALF if DEVICE.type == "cpu" else (*HALF, torch.float32)
 """In which they are asked; single precision is the other tests' on the host."""
-Moved = TypeVar("Moved", bound=nn.Module)
 EXACT = {
     "_index_put_impl_", "_reshape_alias", "_to_copy", "_unsafe_view", "abs", "alias", "amax", "amin", "aminmax",
     "as_strided", "cat", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy", "copy_",
@@ -112,33 +109,20 @@ def same_in_every_dtype(name: str, seed: int | None = None) -> Transformer:
 @functools.cache
 def narrow(name: str, dtype: torch.dtype, seed: int | None = None) -> Transformer:
     """The same numbers in this dtype."""
-    return there(copy.deepcopy(same_in_every_dtype(name, seed)).to(dtype))
+    return copy.deepcopy(same_in_every_dtype(name, seed)).to(DEVICE, dtype)
 
 
 def narrowed(given: object, dtype: torch.dtype) -> object:
-    """A copy in this dtype of a model, or of the circuits of one; anything else as it is, but on the device."""
+    """A copy in this dtype, on the device, of a model or the circuits of one; an autoencoder there; or what it is."""
     if isinstance(given, Transformer):
-        return there(copy.deepcopy(given).to(dtype))
+        return copy.deepcopy(given).to(DEVICE, dtype)
     if isinstance(given, HookedTransformer):
         network = narrowed(given.transformer, dtype)
         assert isinstance(network, Transformer)
         return HookedTransformer(network, given.text.tokenizer)
     if isinstance(given, HeadCircuits):
         return replace(given, model=narrowed(given.model, dtype))  # type: ignore[arg-type]
-    return there(copy.deepcopy(given)) if isinstance(given, SAE) else given
-
-
-def there(module: Moved) -> Moved:
-    """What holds weights, on the device."""
-    return module.to(DEVICE)
-
-
-def asked_there(question: Askable) -> Askable:
-    """The question with its autoencoders on the device."""
-    if not isinstance(question, Question):
-        return question
-    saes = {f.name: x for f in fields(question) if isinstance(x := getattr(question, f.name), SAE)}
-    return replace(question, **{name: there(copy.deepcopy(sae)) for name, sae in saes.items()})
+    return copy.deepcopy(given).to(DEVICE) if isinstance(given, SAE) else given
 
 
 def rounded(name: str, unit: float, draw: int, seed: int | None = None) -> Transformer:

@@ -7,6 +7,7 @@ much that is is measured, for every variable of every question: a pass in float6
 the rounding of the dtype (`rounded`). Where nothing is read from a pass, it is nothing.
 """
 
+import copy
 import inspect
 import warnings
 from collections.abc import Callable
@@ -23,18 +24,9 @@ from interp.residual.decomposition import TOLERANCE
 from interp.runs.kept import forget
 from tests.contract import cases
 from tests.contract.calls import NOT_RUN, REFUSES, called, public_names, valid
-from tests.contract.case import by_hand, discovered, function_of
+from tests.contract.case import by_hand, discovered, function_of, with_saes
 from tests.contract.cases import CASES
-from tests.contract.half import (
-    DEVICE,
-    DTYPES,
-    Watch,
-    asked_there,
-    narrow,
-    narrowed,
-    rounded,
-    same_in_every_dtype,
-)  # fmt: skip
+from tests.contract.half import DTYPES, Watch, narrow, narrowed, rounded, same_in_every_dtype
 from tests.contract.test_nan import ELSEWHERE as NO_MODELS
 from tests.tolerances import TOLERANCES, UNIT
 
@@ -53,13 +45,9 @@ def result(
     monkeypatch.setattr(cases, "tuned", lambda model: other)
     asked, model = CASES[case], CASES[case].models[0]
     batches = [] if asked.alone else [asked.batch(model, same_in_every_dtype(model))]
-    question = asked.asked(model)
+    question = with_saes(asked.asked(model), lambda sae: copy.deepcopy(sae).to(network.device))
     with warnings.catch_warnings(action="ignore"):
-        return by_hand(
-            asked_there(question) if network.device == DEVICE else question,
-            network,
-            [each.numbered() for each in batches],
-        )
+        return by_hand(question, network, [each.numbered() for each in batches])
 
 
 def widths(found: object) -> set[str]:
