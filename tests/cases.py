@@ -1,13 +1,19 @@
-"""Which cases of each test the test suite runs; `make test-more` runs the others.
+"""Which cases of each test the test suite runs, and which of all others a submission's CI draws.
 
-Whoever names a file or a test gets all of its cases.
+`make test` runs at most two cases of each test, `make test-more` the others; a file or a test that is named runs with all
+of its cases. `--draw SEED` keeps a tenth of what was chosen: another tenth for another seed (CI gives the commit's
+hash), and beside it the notebooks, experiments and pages of the manual that `--changed` names.
 """
 
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import PurePosixPath
 
 import pytest
+
+SHARE = 10
+"""One test in so many is drawn."""
 
 MOST = 2
 """Cases of each test that the test suite runs at most."""
@@ -35,3 +41,33 @@ def beyond(nodes: Iterable[str], most: int = MOST) -> set[str]:
         step = -(-len(of_test) // most)
         left.update(set(of_test) - set(of_test[zlib.crc32(name.encode()) % step :: step]))
     return left
+
+
+def drawn(nodes: Iterable[str], seed: str, share: int = SHARE) -> set[str]:
+    """The tests of one draw: about one in `share`, the same for the same seed, each equally likely over all seeds."""
+    return {node for node in nodes if zlib.crc32(f"{seed} {node}".encode()) % share == 0}
+
+
+def runs_a_file(node: str, files: Iterable[str]) -> bool:
+    """Whether a test of the books runs one of these files: its case is named by the file's path below the first folder."""
+    case = PurePosixPath(node.partition("[")[2].removesuffix("]"))
+    for file in map(PurePosixPath, files):
+        below = PurePosixPath(*file.parts[1:])
+        if not below.name:  # the README, whose test has no cases
+            found = f"_{file.stem.lower()}_" in node
+        else:
+            found = bool(case.name) and case.with_suffix("") == below.with_suffix("")
+        if found:
+            return True
+    return False
+
+
+def draw(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep the tests that were drawn or run a file that changed, where a draw was asked for."""
+    seed = config.getoption("--draw")
+    if seed is None:
+        return
+    kept, changed = drawn((item.nodeid for item in items), seed), config.getoption("--changed").split()
+    kept |= {i.nodeid for i in items if i.get_closest_marker("books") and runs_a_file(i.nodeid, changed)}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = [item for item in items if item.nodeid in kept]

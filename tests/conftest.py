@@ -43,6 +43,16 @@ if TYPE_CHECKING:
     from playwright import sync_api
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What `tests/cases.py` draws from."""
+    parser.addoption(
+        "--draw", metavar="SEED", help="run a tenth of the chosen tests, another one for another seed"
+    )
+    parser.addoption(
+        "--changed", default="", metavar="FILES", help="beside a draw: books that run these files"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What opens a page in a browser is marked so by the fixture that it asks for; see the markers `kinds`, `more`."""
@@ -52,6 +62,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if "chromium" in getattr(item, "fixturenames", ()):
             item.add_marker("browser")
+
+
+@pytest.hookimpl(
+    specname="pytest_collection_modifyitems", trylast=True
+)  # after they were chosen by their marks
+def pytest_collection_chosen(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep what is drawn, where a draw was asked for."""
+    cases.draw(config, items)
 
 
 def pytest_collection_finish() -> None:

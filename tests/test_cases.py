@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import MOST, beyond
+from tests.cases import MOST, SHARE, beyond, drawn, runs_a_file
 
 SUITE = {
     "pytest.ini": "[pytest]\ntestpaths = checks\naddopts = -m 'not more'\nmarkers =\n    more: the others\n",
@@ -32,6 +32,32 @@ def test_of_every_test_one_case_is_run_and_no_more_than_asked(test: str, most: i
 def test_tests_do_not_count_for_one_another() -> None:
     first, second = ([f"a.py::{name}[{i}]" for i in range(9)] for name in ("one", "two"))
     assert beyond([*first, "a.py::alone", *second]) == beyond(first) | beyond(second)
+
+
+def test_each_test_is_drawn_by_one_seed_in_ten_and_a_seed_draws_the_same_again() -> None:
+    nodes, seeds = [f"a.py::test[{i}]" for i in range(200)], [str(seed) for seed in range(200)]
+    draws = [drawn(nodes, seed) for seed in seeds]
+    assert draws == [drawn(nodes, seed) for seed in seeds]
+    mean, spread = 200 / SHARE, (200 / SHARE * (1 - 1 / SHARE)) ** 0.5  # binomial
+    for counts in ([len(d) for d in draws], [sum(node in d for d in draws) for node in nodes]):
+        assert abs(sum(counts) / 200 - mean) < 4 * spread / 200**0.5
+        assert max(abs(count - mean) for count in counts) < 6 * spread
+
+
+@pytest.mark.parametrize(
+    ("node", "file", "runs"),
+    [
+        ("t.py::test_page[howto/runs.md]", "docs/howto/runs.md", True),
+        ("t.py::test_page[howto/runs.md]", "docs/runs.md", False),
+        ("t.py::test_notebook[08_runs]", "notebooks/08_runs.ipynb", True),
+        ("t.py::test_experiment[ioi]", "experiments/ioi.py", True),
+        ("t.py::test_experiment[ioi]", "experiments/steering.py", False),
+        ("t.py::test_the_first_lines_of_the_readme_print", "README.md", True),
+        ("t.py::test_the_first_lines_of_the_readme_print", "docs/index.md", False),
+    ],
+)
+def test_a_changed_file_brings_the_test_that_runs_it(node: str, file: str, runs: bool) -> None:
+    assert runs_a_file(node, [file]) is runs
 
 
 @pytest.mark.parametrize(
