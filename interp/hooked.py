@@ -180,13 +180,12 @@ class HookedTransformer(Shown):
         size = sum(p.numel() for p in self.transformer.parameters())
         mlp = "none" if c.mlp is None else f"{c.mlp.d_mlp} neurons a layer"
         where = f"{str(self.transformer.dtype).removeprefix('torch.')} on {self.transformer.device}"
-        stored = self.transformer.dequantised
         return fitted(
             [
                 f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
                 f"  {c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}",
                 f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
-                *([] if stored is None else [f"  weights dequantised at load from {stored}"]),
+                *(f"  {clause}" for clause in self.transformer.opened),
             ]
         )
 

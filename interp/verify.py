@@ -193,8 +193,8 @@ def relative(actual: Tensor, expected: Tensor) -> float:
 
 def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iterator[Line]:
     plain, own = observe(model, batch).output, SAME[model.dtype]
-    if model.dequantised is not None:
-        yield Line("weights as stored", None, note=f"dequantised at load from {model.dequantised}")
+    for clause in model.opened:
+        yield Line("checkpoint as opened", None, note=clause)
     yield from _against(model, reference, batch, plain)
     seen = _everything(model, batch)
     yield _parts(model, seen)

@@ -1,8 +1,8 @@
 """Which cases of each test the test suite runs, and which of all others a submission's CI draws.
 
-`make test` runs at most two cases of each test, `make test-more` the others; a file or a test that is named runs with all
-of its cases. `--draw SEED` keeps a tenth of what was chosen: another tenth for another seed (CI gives the commit's
-hash), and beside it the notebooks, experiments and pages of the manual that `--changed` names.
+`make test` runs at most two cases of each test, `make test-more` the others; a file or a test that is named runs
+with all of its cases. `--draw SEED` keeps a tenth of what was chosen: another tenth for another seed (CI gives the
+commit's hash), and beside it the notebooks, experiments and pages of the manual that `--changed` names.
 """
 
 import zlib
@@ -20,7 +20,9 @@ MOST = 2
 
 
 def mark(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
-    """Mark as `more` what is left out where the whole suite was asked for, which no path on the command line means."""
+    """Mark as `more` what is left out where the whole suite was asked for, which no path on the command line
+    means.
+    """
     if config.args == config.getini("testpaths"):
         left = beyond(item.nodeid for item in items)
         for item in items:
@@ -49,7 +51,9 @@ def drawn(nodes: Iterable[str], seed: str, share: int = SHARE) -> set[str]:
 
 
 def runs_a_file(node: str, files: Iterable[str]) -> bool:
-    """Whether a test of the books runs one of these files: its case is named by the file's path below the first folder."""
+    """Whether a test of the books runs one of these files: its case is named by the file's path below the first
+    folder.
+    """
     case = PurePosixPath(node.partition("[")[2].removesuffix("]"))
     for file in map(PurePosixPath, files):
         below = PurePosixPath(*file.parts[1:])

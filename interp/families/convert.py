@@ -12,6 +12,7 @@ from interp.core.boundary import nearest
 from interp.families.fill import Plan, fill, plan
 from interp.families.spec import AnyFamily, Rule
 from interp.families.stored import Tensors, equal
+from interp.model.attention import Attention
 from interp.model.config import AnyConfig, EncoderDecoderConfig, ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder, build
 from interp.model.transformer import Transformer, layer_devices
@@ -26,28 +27,32 @@ def to_model(
     *,
     dtype: torch.dtype | None,
     devices: Sequence[torch.device],
+    may_lack_head: bool = False,
 ) -> AnyModel:
     """A frozen model in eval mode whose parameters are filled from `tensors`, each allocated once and in its place.
 
     dtype None keeps the checkpoint's. Layer i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
+    may_lack_head: the checkpoint may be a base model, or one with another linear head (a classifier), and then ends
+    in its residual stream, or in that head.
     Errors: ValueError for missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
     """
     _check_counts(config, len(tensors))
+    names = _located(family, config, tensors)
+    config, rules, duplicates, said = fitted(family, config, names, tensors, may_lack_head=may_lack_head)
     with torch.device("meta"), _Unfilled():
         model = build(config)
     every = dict(model.named_parameters(remove_duplicate=False))
-    rules, duplicates = family.table(config)
-    names = _located(family, tensors)
-    names |= {
-        first: names[copy] for copy, first in duplicates.items() if copy in names and first not in names
-    }
     chosen = [_chosen(rule, names) for rule in expanded(rules, config)]
-    _account(family, chosen, names, duplicates, tensors)
+    left_out = _account(family, chosen, names, duplicates, tensors)
     plans = [
-        _planned(rule, every, names, tensors, config, dtype, _device_of(rule.ours, config, devices))
+        _planned(rule, model, every, names, tensors, config, dtype, _device_of(rule.ours, config, devices))
         for rule in chosen
     ]
-    made = {id(every[p.ours]): nn.Parameter(fill(p, tensors), requires_grad=False) for p in plans}
+    last_use = {name: i for i, p in enumerate(plans) for name in p.parts}
+    made: dict[int, nn.Parameter] = {}
+    for i, each in enumerate(plans):
+        made[id(every[each.ours])] = nn.Parameter(fill(each, tensors), requires_grad=False)
+        tensors.drop(tuple(name for name in each.parts if last_use[name] == i))
     if bare := sorted(name for name, parameter in every.items() if id(parameter) not in made):
         raise ValueError(
             f"{family.name}: no rule makes {bare[0]!r} and {len(bare) - 1} more of our parameters"
@@ -55,10 +60,86 @@ def to_model(
     # a tied parameter has several names and stays one object
     model.load_state_dict({name: made[id(p)] for name, p in every.items()}, assign=True)
     for side in (model,) if isinstance(model, Transformer) else (model.encoder, model.decoder):
-        side.files, side.dequantised = tensors.mapped_files(side), tensors.dequantised
+        side.files, side.opened = tensors.mapped_files(side), (*tensors.notes, *said, *left_out)
         if len(devices) > 1:
             side.devices = layer_devices(side.config.n_layers, devices)
     return model.requires_grad_(False).eval()
+
+
+Fitted = tuple[AnyConfig, Sequence[Rule], Mapping[str, str], tuple[str, ...]]
+"""A config as a checkpoint has it, the rules and duplicates of it, and what is to be said of it."""
+
+
+def fitted(
+    family: AnyFamily, config: AnyConfig, names: dict[str, str], tensors: Tensors, *, may_lack_head: bool
+) -> Fitted:
+    """The config as the tensors have it: an unembedding apart though the config says tied, another head, or none.
+
+    `names` gets a tied tensor's first name where only its second is stored.
+    """
+    rules, duplicates = family.table(config)
+    copies = [copy for copy, first in duplicates.items() if copy in names and first in names]
+    differ = [c for c in copies if c in _UNEMBEDDINGS and not equal(tensors, names[c], names[duplicates[c]])]
+    if differ and isinstance(config, ModelConfig):
+        config = replace(config, tied=False)
+        rules, duplicates = family.table(config)
+        return (
+            config,
+            rules,
+            duplicates,
+            (f"{differ[0]} differs from the embedding, though the config says tied: untied",),
+        )
+    names |= {
+        first: names[copy] for copy, first in duplicates.items() if copy in names and first not in names
+    }
+    if not (may_lack_head and isinstance(config, ModelConfig) and config.unembed):
+        return config, rules, duplicates, ()
+    head = [rule for rule in rules if rule.ours == "unembed.weight"]
+    other = next((name for name in OTHER_HEADS if f"{name}.weight" in names), None)
+    if other is None and (config.tied or any(_stored(rule, names) for rule in head)):
+        return config, rules, duplicates, ()
+    bare = replace(
+        config,
+        unembed=False,
+        tied=False,
+        unembed_bias=False,
+        mlm_head=None,
+        logit_softcap=None,
+        logit_scale=1.0,
+    )
+    if other is None:
+        rules, duplicates = family.table(bare)
+        return (
+            bare,
+            rules,
+            duplicates,
+            ("no unembedding in the checkpoint: the model ends in its residual stream",),
+        )
+    n_outputs, biased = tensors.outline(names[f"{other}.weight"]).shape[0], f"{other}.bias" in names
+    rules, duplicates = family.table(bare)
+    with_head = replace(bare, unembed=True, d_vocab_out=n_outputs, unembed_bias=biased)
+    rules = (
+        *rules,
+        *(Rule(f"unembed.{kind}", (f"{other}.{kind}",)) for kind in ("weight", "bias")[: 1 + biased]),
+    )
+    return (
+        with_head,
+        rules,
+        duplicates,
+        (f"the head {other} is read as the unembedding: {n_outputs} outputs",),
+    )
+
+
+_UNEMBEDDINGS = ("lm_head.weight", "cls.predictions.decoder.weight", "embed_out.weight")
+"""The checkpoint's names of an unembedding that may be the embedding."""
+OTHER_HEADS = ("score", "classifier")
+"""Linear maps of the final states that stand where an unembedding would: of classifiers and reward models."""
+VALUE_HEADS = r"(v_head|value_head|reward_head|q_head|regression_head)\..*"
+"""Tensors beside the model that tools for reinforcement learning save with it."""
+
+
+def _stored(rule: Rule, names: Mapping[str, str]) -> bool:
+    return rule.theirs[0] in names or (rule.otherwise is not None and _stored(rule.otherwise, names))
 
 
 def _check_counts(config: AnyConfig, stored: int) -> None:
@@ -120,13 +201,50 @@ def _chosen(rule: Rule, names: Mapping[str, str]) -> Rule:
     return max(ways, key=lambda way: (way.theirs[0] in names, sum(n in names for n in way.theirs)))
 
 
-def _located(family: AnyFamily, tensors: Tensors) -> dict[str, str]:
-    """The family's name of each tensor -> its name in this checkpoint (which may be older, or lack the prefix)."""
-    renamed = {name: family.rename(name) for name in tensors}
+WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "model.",
+    "base_model.",
+    "pretrained_model.",
+    "network.",
+    "net.",
+    "_fsdp_wrapped_module.",
+)
+"""What wrappers of a model and training loops put before the name of every tensor."""
+
+
+def _located(family: AnyFamily, config: AnyConfig, tensors: Tensors) -> dict[str, str]:
+    """The family's name of each tensor -> its name in this checkpoint, which may have more or less before its names.
+
+    Of what is left when the wrappers' beginnings are taken off one by one, that with most names of the family.
+    """
+    rules, duplicates = family.table(config)
+    wanted = {name for rule in expanded(rules, config) for name in rule.theirs} | set(duplicates)
+    short = {name: name for name in tensors}
+    best = _prefixed(family, short)
+    while missing := wanted - set(best):
+        begins = next((w for w in WRAPPERS if short and all(_begins(name, w) for name in short)), None)
+        if begins is None:
+            break
+        short = {name.removeprefix(begins): full for name, full in short.items()}
+        found = _prefixed(family, short)
+        best = found if len(wanted - set(found)) < len(missing) else best
+    return best
+
+
+def _begins(name: str, wrapper: str) -> bool:
+    """Whether a name begins so; heads beside the model may stand outside its wrapper."""
+    return name.startswith(wrapper) or re.fullmatch(VALUE_HEADS, name) is not None
+
+
+def _prefixed(family: AnyFamily, stored: Mapping[str, str]) -> dict[str, str]:
+    renamed = {full: family.rename(name) for name, full in stored.items()}
     bare = family.prefix and not any(name.startswith(family.prefix) for name in renamed.values())
     found: dict[str, str] = {}
     for name, new in renamed.items():
-        full = family.prefix + new if bare and not new.startswith(family.outside) else new
+        outside = (*family.outside, *(f"{head}." for head in OTHER_HEADS))
+        full = family.prefix + new if bare and not new.startswith(outside) else new
         if full in found:
             raise ValueError(f"{family.name}: {found[full]!r} and {name!r} are two names of one tensor")
         found[full] = name
@@ -139,16 +257,19 @@ def _account(
     names: Mapping[str, str],
     duplicates: Mapping[str, str],
     tensors: Tensors,
-) -> None:
-    """Nothing missing, nothing left over; a second copy that is stored must equal the first."""
+) -> tuple[str, ...]:
+    """What is said of tensors that are left out: nothing may be missing, nothing else left over, and a second copy
+    that is stored must equal the first.
+    """
     used = {name for rule in rules for name in rule.theirs}
     if missing := sorted(used - set(names)):
         raise ValueError(
             f"{family.name}: the checkpoint lacks {len(missing)} of {len(used)} tensors, first {missing[0]!r}; "
             f"{nearest(missing[0], names)}"
         )
-    known = (*family.buffers, *family.unused)
-    extra = {n for n in set(names) - used - set(duplicates) if not any(re.fullmatch(p, n) for p in known)}
+    beside = set(names) - used - set(duplicates)
+    unused = sorted(n for n in beside if any(re.fullmatch(p, n) for p in (*family.unused, VALUE_HEADS)))
+    extra = {n for n in beside - set(unused) if not any(re.fullmatch(p, n) for p in family.buffers)}
     if extra:
         raise ValueError(
             f"{family.name}: {len(extra)} tensors are not understood, first {sorted(extra)[0]!r}"
@@ -156,10 +277,13 @@ def _account(
     for copy, first in duplicates.items():
         if copy in names and not equal(tensors, names[copy], names[first]):
             raise ValueError(f"{family.name}: config says tied, but {copy} differs from {first}")
+    more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
+    return (f"left out, as parts that are not modelled: {unused[0]}{more}",) if unused else ()
 
 
 def _planned(
     rule: Rule,
+    model: nn.Module,
     every: Mapping[str, nn.Parameter],
     names: Mapping[str, str],
     tensors: Tensors,
@@ -173,7 +297,25 @@ def _planned(
         )
     parts = tuple(names[name] for name in rule.theirs)
     side = _side(rule.ours, config)
-    return plan(rule, every[rule.ours].shape, parts, tensors, side, dtype, device)
+    whole = every[rule.ours].shape
+    return plan(rule, whole, parts, tensors, side, dtype, device, _sizes(rule.ours, len(parts), whole, model))
+
+
+def _sizes(ours: str, n: int, whole: torch.Size, model: nn.Module) -> tuple[int, ...] | None:
+    """How many numbers each of the n parts of a parameter has: of queries, keys and values as their heads say, else
+    as many each; None where queries, keys and values are stored in another number of parts.
+    """
+    if n == 1:
+        return None
+    owner, _, _ = ours.rpartition(".")
+    mixer, _, name = owner.rpartition(".")
+    if name != "qkv":
+        return (whole.numel() // n,) * n
+    attention = model.get_submodule(mixer)
+    assert isinstance(attention, Attention)
+    if n != len(attention.heads):
+        return None
+    return tuple(whole.numel() // whole[0] * heads * attention.d_head for heads in attention.heads)
 
 
 def _device_of(ours: str, config: AnyConfig, devices: Sequence[torch.device]) -> torch.device:

@@ -24,7 +24,9 @@ from interp.model.config import ModelConfig
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 """What a parameter may be stored in."""
 MAPPED_FROM = 2**20
-"""Bytes from which on a parameter may stay a view of its file; smaller ones are copied, which costs next to nothing."""
+"""Bytes from which on a parameter may stay a view of its file; smaller ones are copied, which costs next to
+nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -48,10 +50,16 @@ def plan(
     config: ModelConfig,
     dtype: torch.dtype | None,
     device: torch.device,
+    sizes: tuple[int, ...] | None = None,
 ) -> Plan:
-    """The plan of one rule, shapes and dtypes checked without reading a number; dtype None keeps the checkpoint's."""
+    """The plan of one rule, shapes and dtypes checked without reading a number; dtype None keeps the checkpoint's.
+
+    sizes: how many numbers each part of a joined parameter has; None where that does not follow from the config.
+    """
     outlines = [_floating(tensors, name) for name in parts]
     laid = [rule.layout(outline, config).shape for outline in outlines]
+    if sizes is not None:
+        _check_parts(rule, parts, laid, sizes)
     too_deep = rule.layout is same and any(len(part) > len(shape) for part in laid)
     if too_deep or not _fits(laid, shape):
         given = " + ".join(shape_text(part) for part in laid) if len(laid) <= 3 else f"{len(laid)} parts"
@@ -67,6 +75,17 @@ def plan(
     return Plan(rule.ours, parts, rule.layout, shape, dtype or stored, device, config)
 
 
+def _check_parts(rule: Rule, parts: tuple[str, ...], laid: list[torch.Size], sizes: tuple[int, ...]) -> None:
+    """ValueError naming the first part of a joined parameter that has another shape than its own."""
+    for name, part, size in zip(parts, laid, sizes, strict=True):
+        if prod(part) != size:
+            required = (size // max(1, prod(part[1:])), *part[1:])
+            raise ValueError(
+                f"{rule.ours} is made of {len(parts)} tensors, and {name} requires shape {shape_text(required)}, "
+                f"got {shape_text(part)}"
+            )
+
+
 def fill(made: Plan, tensors: Tensors) -> Tensor:
     """The parameter of a plan; ValueError naming a tensor that holds NaN or infinite values."""
     size = made.shape.numel() * made.dtype.itemsize
@@ -75,6 +94,11 @@ def fill(made: Plan, tensors: Tensors) -> Tensor:
         if view is not None and view.dtype == made.dtype:
             _require_finite_parts(made.parts, view, tensors)
             return view.view(made.shape)
+    if made.layout is same and len(made.parts) == 1:
+        own = tensors.taken(made.parts[0])
+        if own is not None and (own.dtype, own.device, own.shape) == (made.dtype, made.device, made.shape):
+            require_finite(made.parts[0], (own[rows] for rows in row_slices(own)))
+            return own
     return _copied(made, tensors)
 
 

@@ -15,6 +15,7 @@ from torch import nn
 
 from interp.core.boundary import Device, nearest, public
 from interp.core.files import json_object, made_folder, write_atomically
+from interp.core.notes import note
 from interp.families import (
     bamba,
     bart,
@@ -30,6 +31,7 @@ from interp.families import (
     gemma2,
     gemma3,
     gemma3_text,
+    gguf,
     glm,
     glm4_moe,
     gpt2,
@@ -49,6 +51,7 @@ from interp.families import (
     mistral,
     mixtral,
     mpt,
+    nanogpt,
     native,
     olmo,
     olmo2,
@@ -68,11 +71,34 @@ from interp.families import (
 )
 from interp.families.convert import AnyModel, to_model
 from interp.families.fill import check_dtype
-from interp.families.hub import download as download
-from interp.families.other import can_wrap, vocabulary, wrapped_folder, wrapped_model
+from interp.families.hub import download as download, located
+from interp.families.live import hooks_of, inside
 from interp.families.quantised import KEYS, ordinary, quantisation_of
 from interp.families.spec import AnyFamily, Settings
-from interp.families.stored import LiveTensors, StoredTensors, listing, weight_files
+from interp.families.stored import (
+    FOREIGN,
+    LiveTensors,
+    StoredTensors,
+    foreign_format,
+    listing,
+    saved_beside,
+    weight_files,
+)
+from interp.families.theirs import (
+    TASKS,
+    adapter_of,
+    adapters_of,
+    can_wrap,
+    merge_folder,
+    merge_live,
+    network_of_folder,
+    network_of_gguf,
+    opener_of,
+    refuse_quantised,
+    require_peft,
+    vocabulary,
+    wrapped as wrapped_network,
+)
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
 from interp.model.config import AnyConfig, EncoderDecoderConfig
 from interp.model.transformer import Transformer
@@ -105,6 +131,7 @@ FAMILIES: tuple[AnyFamily, ...] = (
     stablelm.FAMILY,
     falcon.FAMILY,
     mpt.FAMILY,
+    nanogpt.FAMILY,
     gpt_bigcode.FAMILY,
     codegen.FAMILY,
     mixtral.FAMILY,
@@ -167,6 +194,9 @@ def from_hf_model(
 ) -> Transformer:
     """Our copy of a live Hugging Face model; the original is not touched and shares no memory.
 
+    Wrappers of torch (`compile`, `DataParallel`, `DistributedDataParallel`), of PEFT (merged in a copy) and value
+    heads are looked through. Hooks on its modules are no part of the copy, and a `Note` names them.
+
     devices: several to spread the layers over, in consecutive runs; what stands outside them goes to the first.
     wrapped: True wraps the network's own code (on its own tensors, unless they are cast or moved), False never does;
     None wraps a decoder whose family has no file here.
@@ -186,19 +216,41 @@ def any_from_hf_model(
     wrapped: bool | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
-    if hasattr(hf_model, "original_model"):
-        raise ValueError(f"{type(hf_model).__name__} wraps a model: interp.compat.from_bridge reads it")
-    config = getattr(hf_model, "config", None)
+    network, said = inside(hf_model)
+    owned = bool(adapters_of(network))
+    if owned:
+        network, merged = merge_live(network)
+        said = (*said, *merged)
+    if hooked := hooks_of(network):
+        note(
+            f"hooks on {len(hooked)} modules of this model, first {hooked[0]!r}, are no part of our copy: its numbers "
+            "are those of the model without them; remove them, or say what they do as edits or hooks of the copy"
+        )
+    return _from_network(network, said, owned, _places(dtype, device, devices), dtype, wrapped)
+
+
+def _from_network(
+    network: nn.Module,
+    said: tuple[str, ...],
+    owned: bool,
+    places: Sequence[torch.device],
+    dtype: torch.dtype | None,
+    wrapped: bool | None,
+) -> AnyModel:
+    """The model of a network of transformers. owned: nobody else has the network, so its tensors may be taken."""
+    config = getattr(network, "config", None)
     if config is None or not hasattr(config, "to_dict"):
-        raise ValueError(f"a Hugging Face model with a config is required, got {type(hf_model).__name__}")
+        raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
     # a config may still name the class it was saved from, one with a head, say
-    values: dict[str, object] = {**config.to_dict(), "architectures": [type(hf_model).__name__]}
-    places = _places(dtype, device, devices)
+    values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__]}
     if _wraps(values, wrapped):
-        return wrapped_model(hf_model, values, dtype=dtype, device=_one_place(places))
+        refuse_quantised(values)
+        return wrapped_network(network, said, dtype=dtype, device=_one_place(places))
     family, ours = config_of(values)
-    tensors = ordinary(LiveTensors(hf_model.state_dict()), values, family.name, dtype)
-    return to_model(family, ours, tensors, dtype=dtype, devices=places)
+    state = LiveTensors(network.state_dict(), owned=owned, notes=said)
+    del network
+    tensors = ordinary(state, values, family.name, dtype)
+    return to_model(family, ours, tensors, dtype=dtype, devices=places, may_lack_head=_may_lack_head(values))
 
 
 @public()
@@ -212,6 +264,10 @@ def from_folder(
     wrapped: bool | None = None,
 ) -> Transformer:
     """The model of a local folder (`config.json` beside the weights), or of one file of weights in such a folder.
+
+    A folder with safetensors and a config that we know is read directly; a GGUF file, an adapter and its base, and
+    what is wrapped, by transformers. A file may also be what a training script saved, with the state dict under a
+    name.
 
     config: the config's file, where it is not beside the weights.
     devices: several to spread the layers over, in consecutive runs; what stands outside them goes to the first.
@@ -233,13 +289,13 @@ def any_from_folder(
     wrapped: bool | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
-    folder = path if path.is_dir() else path.parent
-    config_file = config or folder / "config.json"
-    if not config_file.is_file():
-        raise FileNotFoundError(
-            f"{config_file} is required beside the weights; the source {folder} holds {listing(folder)}"
-        )
-    values, places = json_object(config_file), _places(dtype, device, devices)
+    places = _places(dtype, device, devices)
+    if (file := gguf_in(path)) is not None:
+        return _from_gguf(file, places, dtype, wrapped)
+    if path.is_dir() and (said := adapter_of(path)) is not None:
+        network, notes = merged_folder(path, said, dtype)
+        return _from_network(network, notes, True, places, dtype, wrapped)
+    values = values_of(path, config)
     if _wraps(values, wrapped):
         if path.is_file() or config is not None:
             raise ValueError(
@@ -248,23 +304,123 @@ def any_from_folder(
         if not can_wrap(values):
             kind = values.get("model_type")
             raise ValueError(f"model_type {kind!r} cannot be wrapped: transformers has no causal model of it")
-        return wrapped_folder(folder, values, dtype=dtype, device=_one_place(places))
+        network, notes = network_of_folder(path, values, opener_of(values), dtype)
+        return wrapped_network(network, notes, dtype=None, device=_one_place(places))
     family, ours = config_of(values)
-    with StoredTensors([path] if path.is_file() else weight_files(folder)) as stored:
-        if isinstance(said := values.get(native.DEQUANTISED), str):
-            stored.dequantised = said
+    with StoredTensors([path] if path.is_file() else weight_files(path)) as stored:
+        stored.notes = native.opened(values)
         tensors = ordinary(stored, values, family.name, dtype)
-        return to_model(family, ours, tensors, dtype=dtype, devices=places)
+        return to_model(
+            family, ours, tensors, dtype=dtype, devices=places, may_lack_head=_may_lack_head(values)
+        )
+
+
+def _from_gguf(
+    path: Path, places: Sequence[torch.device], dtype: torch.dtype | None, wrapped: bool | None
+) -> AnyModel:
+    file = gguf.read(path)
+    values: dict[str, object] = file.config.to_dict()
+    if _wraps(values, wrapped):
+        network, notes = network_of_gguf(file, dtype), gguf.GgufTensors(file, dtype).notes
+        return wrapped_network(network, notes, dtype=None, device=_one_place(places))
+    family, ours = config_of(values)
+    gguf.agrees(file, ours)
+    return to_model(family, ours, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places)
+
+
+def merged_folder(
+    folder: Path, said: Mapping[str, object], dtype: torch.dtype | None
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """transformers' network of an adapter's base with the adapter merged, and what was done."""
+    require_peft(folder)
+    base = base_of(folder, said)
+    values = values_of(base)
+    task = str(said.get("task_type") or "CAUSAL_LM")
+    if task not in TASKS:
+        raise ValueError(f"{folder}: adapters for {', '.join(TASKS)} are read, this one is for {task}")
+    if (file := gguf_in(base)) is not None:
+        network = network_of_gguf(gguf.read(file), dtype)
+    else:
+        network, _ = network_of_folder(base, values, TASKS[task], dtype)
+    return merge_folder(network, folder, said)
+
+
+def base_of(folder: Path, said: Mapping[str, object]) -> Path:
+    """The folder or file of an adapter's base: as named, beside the adapter, or on the hub."""
+    name = said.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise ValueError(
+            f"{folder}: adapter_config.json must name its base under base_model_name_or_path, got {name!r}"
+        )
+    for path in (Path(name), folder / name, folder.parent / name):
+        if path.exists():
+            return path
+    try:
+        return located(name, None, "an adapter needs its base")
+    except (ValueError, FileNotFoundError) as cause:
+        beside = (folder / "config.json").is_file()
+        remedy = (
+            "; to open the weights beside it without it, give their own path, or move adapter_config.json away"
+            if beside
+            else "; write its path under base_model_name_or_path"
+        )
+        raise ValueError(
+            f"{folder} is an adapter of {name!r}, which is not found: {cause}{remedy}"
+        ) from cause
+
+
+def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
+    """What the config of a folder, a file of weights or a GGUF file says; of an adapter, its base's.
+
+    Errors: FileNotFoundError where there is none, ValueError for a format that is not read.
+    """
+    if (file := gguf_in(path)) is not None:
+        found: dict[str, object] = gguf.read(file).config.to_dict()
+        return found
+    folder = path if path.is_dir() else path.parent
+    if path.is_dir() and (said := adapter_of(path)) is not None:
+        return values_of(base_of(path, said))
+    if path.is_file() and path.suffix in FOREIGN:
+        raise ValueError(foreign_format(path))
+    config_file = config or folder / "config.json"
+    if config_file.is_file():
+        return dict(json_object(config_file))
+    trained = [path] if path.is_file() else sorted(folder.glob("*.pt"))
+    if len(trained) == 1 and (values := nanogpt.values(saved_beside(trained[0]))) is not None:
+        return values
+    raise FileNotFoundError(
+        f"{config_file} is required beside the weights; the source {folder} holds {listing(folder)}"
+    )
+
+
+def gguf_in(path: Path) -> Path | None:
+    """The GGUF file that a path means: itself, or the only set of weights of its folder; None where it means none."""
+    if path.is_file():
+        return path if path.suffix == gguf.SUFFIX else None
+    found = sorted(path.glob(f"*{gguf.SUFFIX}"))
+    if not found or any(any(path.glob(f"*{suffix}")) for suffix in (".safetensors", ".bin")):
+        return None
+    if len(found) > 1:
+        raise ValueError(
+            f"{path} holds {len(found)} GGUF files, {', '.join(f.name for f in found[:4])}; give the path of one"
+        )
+    return found[0]
+
+
+def _may_lack_head(values: Mapping[str, object]) -> bool:
+    """Whether a checkpoint of this class may have no unembedding: those of language models must."""
+    names = values.get("architectures")
+    names = [str(name) for name in names] if isinstance(names, list) else []
+    return not any("LM" in name or "Generation" in name or "DoubleHeads" in name for name in names)
 
 
 @public()
 def is_encoder_decoder(path: Path) -> bool:
     """Whether the checkpoint in a folder (or a file of one) is an encoder-decoder, by its config."""
-    folder = path if path.is_dir() else path.parent
-    config_file = folder / "config.json"
-    if not config_file.is_file():
+    try:
+        values = values_of(path)
+    except FileNotFoundError:
         return False
-    values = json_object(config_file)
     return not _wraps(values, None) and isinstance(config_of(values)[1], EncoderDecoderConfig)
 
 
@@ -333,7 +489,7 @@ def save(model: AnyModel, folder: Path) -> None:
     made_folder(folder)
     state = {name: p.detach().cpu().contiguous() for name, p in model.named_parameters()}
     first = model if isinstance(model, Transformer) else model.encoder
-    values = native.values(model.config, first.dequantised)
+    values = native.values(model.config, first.opened)
     write_atomically(folder / "model.safetensors", lambda p: save_file(state, p, metadata={"format": "pt"}))
     write_atomically(folder / "config.json", lambda p: _write_text(p, json.dumps(values, indent=2) + "\n"))
 

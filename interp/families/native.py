@@ -1,6 +1,7 @@
 """Our own checkpoints: our config and our parameter names, one safetensors file."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -11,26 +12,29 @@ from interp.model.encoder_decoder import build
 MODEL_TYPE = "interp"
 BOS = "<|bos|>"
 """The token that begins a sequence, ends a text and pads a row in our own tokenizers."""
-DEQUANTISED = "dequantised"
-"""The key that says how weights were stored before they were dequantised and saved here."""
+OPENED = "opened"
+"""The key that says what was done to the checkpoint that these weights came from (`Transformer.opened`)."""
 _KINDS = {kind.__name__: kind for kind in (ModelConfig, EncoderDecoderConfig)}
 
 
-def values(config: AnyConfig, dequantised: str | None = None) -> Json:
-    """What `config.json` holds; an encoder-decoder says so under `kind`.
-
-    dequantised: how the weights were stored before, where they were dequantised (`Transformer.dequantised`).
-    """
+def values(config: AnyConfig, opened: Sequence[str] = ()) -> Json:
+    """What `config.json` holds; an encoder-decoder says so under `kind`. opened: as `Transformer.opened`."""
     kind = type(config).__name__
     named = {} if kind == ModelConfig.__name__ else {"kind": kind}
-    said = {} if dequantised is None else {DEQUANTISED: dequantised}
+    said = {OPENED: list(opened)} if opened else {}
     return {"model_type": MODEL_TYPE, **named, **said, **config.to_dict()}
+
+
+def opened(values: Mapping[str, object]) -> tuple[str, ...]:
+    """What such a config says was done to the checkpoint before."""
+    said = values.get(OPENED)
+    return tuple(map(str, said)) if isinstance(said, list) else ()
 
 
 def config(settings: Settings) -> AnyConfig:
     """The config that `values` wrote."""
     settings.require("kind", *_KINDS, None)
-    settings.text(DEQUANTISED, "")
+    settings.get(OPENED)
     kind = _KINDS[settings.text("kind", ModelConfig.__name__)]
     return kind.from_dict(
         settings.present([*(f.name for f in dataclasses.fields(kind)), *ModelConfig.EARLIER])

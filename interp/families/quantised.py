@@ -1,7 +1,8 @@
 """Quantised checkpoints: matrices stored in 8 or 4 bits become ordinary numbers as they are read.
 
-MXFP4 (GPT-OSS), float8 with a scale per block, row or tensor (DeepSeek, Qwen, FBGEMM, compressed-tensors), int8 with a
-scale per row, group or tensor (LLM.int8 of bitsandbytes, compressed-tensors), and the 4-bit formats of bitsandbytes.
+MXFP4 (GPT-OSS), float8 with a scale per block, row or tensor (DeepSeek, Qwen, FBGEMM, compressed-tensors), int8 with
+a scale per row, group or tensor (LLM.int8 of bitsandbytes, compressed-tensors), and the 4-bit formats of
+bitsandbytes.
 Only weights are meant: kernels that also quantise activations as they run compute something a little different.
 """
 
@@ -137,9 +138,20 @@ class Quantisation:
 
 
 def method_of(values: Mapping[str, object]) -> str | None:
-    """The `quant_method` of a config; None for one with ordinary weights."""
+    """The `quant_method` of a config; None for one with ordinary weights, which those read from GGUF already are."""
     said = _said(values)
-    return None if said is None else str(said.get("quant_method") if isinstance(said, Mapping) else said)
+    if said is None:
+        return "mlx" if _is_mlx(values) else None
+    method = str(said.get("quant_method") if isinstance(said, Mapping) else said)
+    if method == "None" and _is_mlx(values):
+        return "mlx"
+    return None if method == "gguf" else method
+
+
+def _is_mlx(values: Mapping[str, object]) -> bool:
+    """Whether a config says, as MLX does, in how many bits and groups its weights are stored."""
+    said = values.get("quantization")
+    return isinstance(said, Mapping) and {"bits", "group_size"} <= set(said)
 
 
 def _said(values: Mapping[str, object]) -> object:
@@ -151,7 +163,7 @@ def quantisation_of(values: Mapping[str, object], family: str) -> Quantisation |
     said, method = _said(values), method_of(values)
     if method is None:
         return None
-    if not isinstance(said, Mapping):
+    if not isinstance(said, Mapping) and method != "mlx":
         raise ValueError(f"{family}: config requires an object for quantization_config, got {said!r}")
     if method not in METHODS:
         raise ValueError(
@@ -159,6 +171,7 @@ def quantisation_of(values: Mapping[str, object], family: str) -> Quantisation |
             f"{', '.join(METHODS)} ({nearest(method, METHODS)}); load the original checkpoint, or one that was "
             "dequantised and saved again"
         )
+    assert isinstance(said, Mapping)  # MLX is none of the methods
     try:
         return METHODS[method](said)
     except ValueError as cause:
@@ -291,7 +304,10 @@ class Dequantised(Tensors):
         self._names = [name for name in stored if name not in out]
         self._names += [name for name in self._made if name not in stored]
         self._last: tuple[str, Tensor] | None = None
-        self.dequantised = f"{how.words}: {len(self._made)} of {len(self._names)} tensors"
+        said = (
+            f"weights dequantised at load from {how.words}: {len(self._made)} of {len(self._names)} tensors"
+        )
+        self.notes = (*stored.notes, said)
 
     def outline(self, name: str) -> Tensor:
         """The tensor on "meta", without reading its numbers."""

@@ -1,20 +1,27 @@
 """Hugging Face's own implementation as the reference of the numerical contract (`verify`)."""
 
 import copy
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.families import gpt2, llama, native
+from interp.families import gguf, gpt2, llama, nanogpt, native
 from interp.families.convert import expanded
-from interp.families.other import on_our_numbers
+from interp.families.live import inside
+from interp.families.load import gguf_in, merged_folder, values_of
 from interp.families.quantised import method_of
 from interp.families.spec import Family, Settings
+from interp.families.stored import PICKLES
+from interp.families.theirs import (
+    DEQUANTISING,
+    adapter_of,
+    adapters_of,
+    merge_live,
+    network_of_folder,
+    network_of_gguf,
+)
 from interp.model.config import MLP, LayerNorm, ModelConfig, RMSNorm, Rotary
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.transformer import Transformer
@@ -22,8 +29,6 @@ from interp.model.transformer import Transformer
 NAME = "Hugging Face"
 ON_OURS = "Hugging Face on the numbers we read"
 """The reference for quantised checkpoints that transformers does not dequantise on a processor."""
-THEIRS = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
-"""Those that it does, with the class that says so."""
 
 
 class HuggingFaceReference:
@@ -91,59 +96,67 @@ class HuggingFaceReference:
         return next(output[kind] for kind in kinds if output.get(kind) is not None)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' own progress bars."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def reference_of(
     source: nn.Module | Path, model: Transformer | EncoderDecoder, dtype: torch.dtype
 ) -> HuggingFaceReference | str:
     """The reference of a model loaded from `source`, or the reason why there is none.
 
-    For our own format it is the Hugging Face model of the family that the config belongs to, filled with our weights.
+    For our own format, and what a training script saved, it is the Hugging Face model of the family that the config
+    belongs to, filled with our weights.
     """
     if isinstance(source, nn.Module):
-        return _compared(source, model)
-    folder = source if source.is_dir() else source.parent
-    values = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    if values.get("model_type") == native.MODEL_TYPE:
+        network, _ = inside(source)
+        return _compared(merge_live(network)[0] if adapters_of(network) else network, model)
+    if (file := gguf_in(source)) is not None:
+        return _compared(network_of_gguf(gguf.read(file), dtype), model)
+    if source.is_dir() and (said := adapter_of(source)) is not None:
+        return _compared(merged_folder(source, said, dtype)[0], model)
+    values = values_of(source)
+    if values.get("model_type") in (native.MODEL_TYPE, nanogpt.MODEL_TYPE) or source.suffix in PICKLES:
         return exported(model) if isinstance(model, Transformer) else "stored in our own format"
     import transformers
 
-    names = values.get("architectures") or []
-    kind = getattr(transformers, str(names[0]), None) if names else None
-    if kind is None:
-        return f"transformers has no class {names[0]!r}" if names else "the config names no architecture"
-    method, how = method_of(values), {}
-    if method is not None and method not in THEIRS:
-        return _compared(on_our_numbers(kind, folder, values, dtype)[0], model, ON_OURS)
-    if method is not None:
-        how["quantization_config"] = getattr(transformers, THEIRS[method])(dequantize=True)
-    with _quiet():
-        loaded = kind.from_pretrained(str(folder), dtype=dtype, trust_remote_code=False, **how)
-    return _compared(
-        loaded.to(dtype) if how else loaded, model
-    )  # it leaves what was not quantised as it is stored
+    names = values.get("architectures")
+    if not isinstance(names, list) or not names:
+        return "the config names no architecture"
+    if not hasattr(transformers, str(names[0])):
+        return f"transformers has no class {names[0]!r}"
+    folder, method = source if source.is_dir() else source.parent, method_of(values)
+    try:
+        network, _ = network_of_folder(folder, values, str(names[0]), dtype)
+    except ValueError as cause:
+        return f"transformers does not open it: {cause}"
+    return _compared(network, model, NAME if method is None or method in DEQUANTISING else ON_OURS)
+
+
+class _AtEveryPosition(nn.Module):
+    """A classifier of Hugging Face whose head is asked at every position, not at the last one alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.base: nn.Module = network.base_model  # type: ignore[assignment]
+        self.head: nn.Module = network.score if hasattr(network, "score") else network.classifier  # type: ignore[assignment]
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """The head's outputs, `[b p v]`, as logits."""
+        return {"logits": self.head(self.base(**inputs).last_hidden_state)}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of tokens."""
+        found: nn.Module = self.base.get_input_embeddings()  # type: ignore[operator]
+        return found
 
 
 def _compared(
     theirs: nn.Module, model: Transformer | EncoderDecoder, name: str = NAME
 ) -> HuggingFaceReference | str:
-    """Their part that ends where ours does: in logits, or in the final states below any other head."""
+    """Their part that ends where ours does: in logits, in another head, or in the final states below any head."""
     if isinstance(model, Transformer) and model.unembed is None:
         below = theirs.base_model
         assert isinstance(below, nn.Module)
         return HuggingFaceReference(below, name)
+    if isinstance(model, Transformer) and (hasattr(theirs, "score") or hasattr(theirs, "classifier")):
+        return HuggingFaceReference(_AtEveryPosition(theirs), name)
     if theirs.get_output_embeddings() is None:  # type: ignore[operator]
         return f"{type(theirs).__name__} gives no logits of tokens"
     return HuggingFaceReference(theirs, name)
@@ -154,8 +167,8 @@ def exported(model: Transformer) -> HuggingFaceReference | str:
     import transformers
 
     kinds = {"GPT2LMHeadModel": (gpt2.FAMILY, _as_gpt2), "LlamaForCausalLM": (llama.FAMILY, _as_llama)}
-    for kind, (family, values_of) in kinds.items():
-        values = values_of(model.config)
+    for kind, (family, written) in kinds.items():
+        values = written(model.config)
         if values is None or family.config(Settings(values, family.name)) != model.config:
             continue
         theirs = getattr(transformers, kind)(getattr(transformers, kind).config_class(**values))

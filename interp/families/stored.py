@@ -1,6 +1,7 @@
 """Where a checkpoint's tensors are: in files, mapped and let go of again piece by piece, or in a live module."""
 
 import json
+import re
 import zipfile
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
@@ -16,6 +17,17 @@ from interp.model.mapped import FileState, MappedFile
 
 CHUNK = 4 * 2**20
 """Bytes that are read, tested and copied at a time: small enough for a processor's cache."""
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+"""Ends of names of files that torch's weights-only unpickler reads."""
+FOREIGN = {
+    ".h5": "TensorFlow", ".keras": "Keras", ".msgpack": "Flax", ".ot": "rust-bert", ".onnx": "ONNX", ".npz": "NumPy",
+    ".tflite": "TensorFlow Lite", ".gguf": "GGUF",
+}  # fmt: skip
+"""Ends of names of files that hold weights for other programs, and whose."""
+STATES = ("model", "state_dict", "model_state_dict", "module", "model_state", "weights")
+"""Where training scripts keep the state dict in what they save."""
+BESIDE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin", "rng_state.pth", "scaler.pt")
+"""Files of a training run that hold no weights of the model."""
 MAPPED = 16 * 2**20
 """Bytes of a file that may stay in memory after they were read."""
 
@@ -23,8 +35,8 @@ MAPPED = 16 * 2**20
 class Tensors(Mapping[str, Tensor]):
     """A checkpoint's tensors by name. What is handed out is for reading at once: `release` may unmap its file."""
 
-    dequantised: str | None = None
-    """How the checkpoint stores what had to be dequantised; None where it holds ordinary numbers."""
+    notes: tuple[str, ...] = ()
+    """What was done to get at them, a clause each (`Transformer.opened`)."""
 
     def outline(self, name: str) -> Tensor:
         """The tensor on "meta": its shape and dtype."""
@@ -34,6 +46,9 @@ class Tensors(Mapping[str, Tensor]):
     def release(self, read: int) -> None:
         """Say that `read` more bytes were read and are no longer needed."""
 
+    def drop(self, names: tuple[str, ...]) -> None:
+        """Say that these tensors will not be read again."""
+
     @abstractmethod
     def mapped(self, names: tuple[str, ...]) -> Tensor | None:
         """These tensors end to end as one flat private view of their file; None where they do not lie like that.
@@ -41,19 +56,43 @@ class Tensors(Mapping[str, Tensor]):
         Writing to the view changes neither the file nor another view (copy on write).
         """
 
+    def taken(self, name: str) -> Tensor | None:
+        """The tensor itself, to be kept, where nobody else will read or change it; None where it must be copied."""
+        return None
+
     def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
         """The files of which parameters of this model are views."""
         return ()
 
 
 class LiveTensors(Tensors):
-    """The tensors of a module in memory."""
+    """The tensors of a module in memory.
 
-    def __init__(self, state: Mapping[str, Tensor]) -> None:
-        self._state = state
+    owned: nobody else has them: what a parameter needs just as it is becomes it, and what was copied is let go of.
+    """
+
+    def __init__(
+        self, state: Mapping[str, Tensor], *, owned: bool = False, notes: tuple[str, ...] = ()
+    ) -> None:
+        self._state, self._owned, self.notes = dict(state), owned, notes
 
     def release(self, read: int) -> None:
-        """Nothing to let go of."""
+        """Nothing to let go of: a tensor that was copied may still be another's copy."""
+
+    def taken(self, name: str) -> Tensor | None:
+        """The tensor itself, if it is owned and fills its memory."""
+        tensor = self._state[name].detach()
+        whole = (
+            tensor.is_contiguous()
+            and tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+        )
+        return tensor if self._owned and whole else None
+
+    def drop(self, names: tuple[str, ...]) -> None:
+        """Let go of owned tensors: they are in their places."""
+        if self._owned:
+            for name in names:
+                self._state.pop(name, None)
 
     def mapped(self, names: tuple[str, ...]) -> None:
         """None: a live module's memory is its own."""
@@ -107,7 +146,7 @@ class StoredTensors(Tensors):
     def mapped(self, names: tuple[str, ...]) -> Tensor | None:
         """The view, where all the tensors are in one safetensors file, of one dtype, one after the other."""
         file = self._where[names[0]]
-        if file.suffix == ".bin" or any(self._where[name] != file for name in names):
+        if file.suffix in PICKLES or any(self._where[name] != file for name in names):
             return None
         if file not in self._begins:
             self._begins[file] = _begins(file)
@@ -122,6 +161,10 @@ class StoredTensors(Tensors):
             state = self._states[file] = FileState.of(file)
             self._views[file] = torch.from_file(str(file), shared=False, size=state.size, dtype=torch.uint8)
         return self._views[file][start:end].view(tensors[0].dtype)
+
+    def taken(self, name: str) -> Tensor | None:
+        """The tensor itself, to be kept, where nobody else will read or change it; None where it must be copied."""
+        return None
 
     def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
         """The files that were mapped, each as it was then, with where the parameters begin that are views of it."""
@@ -145,7 +188,7 @@ class StoredTensors(Tensors):
     def _opened(self, file: Path) -> Mapping[str, Tensor]:
         if file not in self._open:
             regular(file)
-            self._open[file] = _unpickled(file) if file.suffix == ".bin" else _Safetensors(file)
+            self._open[file] = _unpickled(file) if file.suffix in PICKLES else _Safetensors(file)
         return self._open[file]
 
 
@@ -177,7 +220,9 @@ class _Safetensors(Mapping[str, Tensor]):
 
 
 def _begins(file: Path) -> dict[str, int]:
-    """Where each tensor of a safetensors file begins, in bytes: after 8 bytes that hold the header's length, and it."""
+    """Where each tensor of a safetensors file begins, in bytes: after 8 bytes that hold the header's length, and
+    it.
+    """
     with file.open("rb") as content:
         length = int.from_bytes(content.read(8), "little")
         header = json.loads(content.read(length))
@@ -197,9 +242,28 @@ def _unpickled(file: Path) -> Mapping[str, Tensor]:
         ) from cause
     except (OSError, EOFError, RuntimeError, ValueError) as cause:
         raise ValueError(f"{file} is not a readable file of weights (truncated?): {cause}") from cause
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ValueError(f"{file} must hold a dict of tensors, got {type(found).__name__} of other things")
-    return found
+    return state_in(found, file)
+
+
+def saved_beside(file: Path) -> Mapping[str, object]:
+    """What a training script saved beside the state dict in one file, such as its options; empty for a bare state
+    dict.
+    """
+    if file.suffix not in PICKLES:
+        return {}
+    found = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    return found if isinstance(found, Mapping) and state_in(found, file) is not found else {}
+
+
+def state_in(found: object, file: Path) -> Mapping[str, Tensor]:
+    """The state dict in what a file holds: itself, or under a name that training scripts give it."""
+    inside = found
+    while isinstance(inside, Mapping):
+        if inside and all(isinstance(value, Tensor) for value in inside.values()):
+            return inside
+        inside = next((inside[key] for key in STATES if isinstance(inside.get(key), Mapping)), None)
+    keys = ", ".join(map(str, list(found)[:8])) if isinstance(found, Mapping) else type(found).__name__
+    raise ValueError(f"{file} must hold a dict of tensors, or one under {', '.join(STATES)}; it holds {keys}")
 
 
 def row_slices(tensor: Tensor) -> Iterator[slice]:
@@ -223,22 +287,50 @@ def equal(tensors: Tensors, a: str, b: str) -> bool:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights; pickles only where there are no safetensors."""
+    """The files that hold the weights, as transformers chooses among several: one safetensors file before an index of
+    shards, and pickles only where there are no safetensors; then whatever else is the only set of weights.
+    """
     for kind in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / kind).is_file():
+            return [folder / kind]
         index = folder / f"{kind}.index.json"
         if index.is_file():
-            table = json_object(index).get("weight_map")
-            if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
-                raise ValueError(f"{index}: weight_map must name a file for every tensor, got {shown(table)}")
-            files = [named_path(folder / name) for name in sorted(set(table.values()))]
-        else:
-            files = sorted(folder.glob("*.safetensors" if kind == "model.safetensors" else kind))
-        if missing := [f.name for f in files if not f.is_file()]:
-            raise FileNotFoundError(f"{folder}: the index names {missing[0]}, which is not there")
-        if files:
-            return files
+            return _of_index(folder, index)
+    for suffix in (".safetensors", *PICKLES):
+        found = [p for p in sorted(folder.glob(f"*{suffix}")) if p.name not in BESIDE]
+        shards = [p for p in found if re.fullmatch(r".*-\d+-of-\d+", p.stem)]
+        if shards and len(shards) == len(found) == int(shards[0].stem.rpartition("-")[2]):
+            return found
+        if len(found) > 1:
+            raise ValueError(
+                f"{folder} holds {len(found)} sets of weights, {', '.join(p.name for p in found[:4])}, and none of the "
+                "names that are looked for first (model.safetensors, pytorch_model.bin); give the path of one"
+            )
+        if found:
+            return found
+    foreign = [p for p in sorted(folder.iterdir()) if p.suffix in FOREIGN] if folder.is_dir() else []
+    if foreign:
+        raise ValueError(foreign_format(foreign[0]))
     raise FileNotFoundError(
         f"{folder} holds no *.safetensors file and no pytorch_model.bin; it holds {listing(folder)}"
+    )
+
+
+def _of_index(folder: Path, index: Path) -> list[Path]:
+    table = json_object(index).get("weight_map")
+    if not isinstance(table, dict) or not all(isinstance(name, str) for name in table.values()):
+        raise ValueError(f"{index}: weight_map must name a file for every tensor, got {shown(table)}")
+    files = [named_path(folder / name) for name in sorted(set(table.values()))]
+    if missing := [f.name for f in files if not f.is_file()]:
+        raise FileNotFoundError(f"{folder}: the index names {missing[0]}, which is not there")
+    return files
+
+
+def foreign_format(file: Path) -> str:
+    """The sentence that refuses a file of weights for another program."""
+    return (
+        f"{file} holds weights for {FOREIGN[file.suffix]}, which are not read; open it with a version of transformers "
+        "that reads it and save it again as safetensors: model.save_pretrained(folder)"
     )
 
 

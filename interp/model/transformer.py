@@ -159,8 +159,10 @@ class Transformer(nn.Module):
     With `tap=None` no site exists and attention is the fused kernel.
     """
 
-    dequantised: str | None = None
-    """How the checkpoint stores the weights that were dequantised as they were read; None for ordinary ones."""
+    opened: tuple[str, ...] = ()
+    """What was done to the checkpoint as it was opened, a clause each: its format where that is no plain
+    safetensors, what was dequantised, merged or left out.
+    """
     rules: frozenset[Rule] = NO_RULES
     """What its derivatives take for constant or linear; none but in what `ruled` returns."""
 
@@ -280,8 +282,8 @@ class Transformer(nn.Module):
         tokens: ids `[b p]`; with `start > 0` the residual stream entering block `start`, `[b p d]`.
         keep: True at real tokens; None = no padding. Positions count the kept tokens only.
         logits_at: columns of each row whose logits are wanted; the others are never computed, and the sites after the
-        blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns. With `stop` = the number of blocks: the columns
-        of the final stream that are wanted, `[b n d]`.
+        blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns. With `stop` = the number of blocks: the
+        columns of the final stream that are wanted, `[b n d]`.
         documents: an id per column, where rows pack several texts; each sees itself only, its positions begin at 0.
         types: token types of a model that has them; None = 0 everywhere.
         memory: what cross-attention reads, required by models that have it.
@@ -331,8 +333,8 @@ class Transformer(nn.Module):
     ) -> Float[Tensor, "*b v"]:
         """Logits of a residual stream: final norm (recomputed), unembedding, scale and soft cap.
 
-        In the dtype of the stream: one in float32 has logits in float32 where the model is in half precision, whose own
-        logits are rounded (those near 20 to eighths in bfloat16). Weights are widened a block at a time.
+        In the dtype of the stream: one in float32 has logits in float32 where the model is in half precision, whose
+        own logits are rounded (those near 20 to eighths in bfloat16). Weights are widened a block at a time.
         columns: the tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed.
         For a model without an unembedding: the normed stream; with another output layer than the full softmax
         log-probabilities, and `columns` saves nothing.
@@ -410,7 +412,9 @@ class Transformer(nn.Module):
         types: Int[Tensor, "b p"] | None,
         tap: Scope | None,
     ) -> Float[Tensor, "b p d"]:
-        """The stream entering the first block: token, position and type embeddings, normed where the family does so."""
+        """The stream entering the first block: token, position and type embeddings, normed where the family does
+        so.
+        """
         resid = self.embed(tokens)
         if self.config.embed_scale != 1:
             resid = resid * torch.tensor(self.config.embed_scale, dtype=resid.dtype, device=resid.device)
@@ -553,7 +557,8 @@ _ZERO_AT_FIRST = (
 
 
 def initialise(model: nn.Module) -> None:
-    """GPT-2's scheme: normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms 1.
+    """GPT-2's scheme: normal(0, 0.02), what writes to the stream (`out`) scaled by 1/sqrt(2 layers), biases 0, norms
+    1.
 
     Vectors of other names stay as their module made them. Parameters without storage (device "meta") are left alone.
     """

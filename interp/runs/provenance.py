@@ -90,7 +90,7 @@ def provenance(
         "model_sha256": digest or model_hash(model),
         "config": model.config.to_dict(),
         "dtype": str(model.dtype),
-        "dequantised": model.dequantised,
+        "opened": list(model.opened),
         "device": str(model.device),
         "parameters": parameters,
         "seed": seed,

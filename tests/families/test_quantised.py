@@ -193,16 +193,16 @@ def test_verify_and_records_say_how_weights_were_stored(name: str, tmp_path: Pat
     model = HookedTransformer.from_pretrained(made(name, tmp_path / "stored"), dtype=torch.float32)
     found, words = model.verify(), KINDS[name][3]
     assert found.passed, f"\n{found}"
-    (line,) = [line for line in found.lines if line.claim == "weights as stored"]
-    assert line.note.startswith("dequantised at load from ")
+    (line,) = [line for line in found.lines if line.claim == "checkpoint as opened"]
+    assert re.match(f"weights dequantised at load from {words}", line.note), line.note
     named = "Hugging Face" if name in THEIRS else "Hugging Face on the numbers we read"
     assert f"logits = {named}" in [line.claim for line in found.lines if line.error is not None]
-    said = model.transformer.dequantised
-    assert said is not None and re.match(words, said), said
-    assert f"weights dequantised at load from {said}" in " ".join(str(model).split())
-    assert provenance(model.transformer, "x", seed=None, parameters={})["dequantised"] == said
+    said = model.transformer.opened
+    assert said == (line.note,)
+    assert line.note in " ".join(str(model).split())
+    assert provenance(model.transformer, "x", seed=None, parameters={})["opened"] == [line.note]
     save(model.transformer, tmp_path / "ours")
-    assert HookedTransformer.from_pretrained(tmp_path / "ours").transformer.dequantised == said
+    assert HookedTransformer.from_pretrained(tmp_path / "ours").transformer.opened == said
 
 
 @pytest.mark.parametrize("name", ["mxfp4", "nf4"])
@@ -215,7 +215,7 @@ def test_a_wrapped_model_reads_the_same_numbers(tmp_path: Path) -> None:
     folder = made("nf4", tmp_path)
     native = HookedTransformer.from_pretrained(folder, dtype=torch.float32).transformer
     wrapped = HookedTransformer.from_pretrained(folder, dtype=torch.float32, wrapped=True).transformer
-    assert wrapped.dequantised == native.dequantised
+    assert wrapped.opened == native.opened != ()
     assert largest(wrapped(some_tokens()), native(some_tokens())) <= 1e-5
 
 
@@ -354,5 +354,5 @@ def test_damaged_checkpoints_are_refused_by_the_tensors_name(
 def test_an_ordinary_checkpoint_says_nothing_of_it(tmp_path: Path) -> None:
     CASES["llama"].model_class(CASES["llama"].config()).save_pretrained(tmp_path)
     model = HookedTransformer.from_pretrained(tmp_path)
-    assert model.transformer.dequantised is None
+    assert model.transformer.opened == ()
     assert "weights as stored" not in [line.claim for line in model.verify().lines]

@@ -1,0 +1,45 @@
+"""Live networks as people have them: inside the wrappers of torch, of tools for reinforcement learning, with
+hooks.
+"""
+
+from torch import nn
+
+LIBRARIES = ("transformers.", "accelerate.", "peft.", "torch.")
+"""Where hooks come from that belong to a network rather than to whoever looks at it."""
+
+
+def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """The Hugging Face model in the wrappers around it, and what was taken off that is more than a wrapper.
+
+    Errors: ValueError for a model whose parameters lie in pieces on several processes, and for a bridge of
+    TransformerLens.
+    """
+    said: tuple[str, ...] = ()
+    while True:
+        name = type(network).__name__
+        if name.startswith("FullyShardedDataParallel") or type(network).__name__.startswith("FSDP"):
+            raise ValueError(
+                f"a model whose parameters are all here is required, {name} holds pieces: save it, give the folder"
+            )
+        if isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            network = network.module
+        elif isinstance(inner := getattr(network, "_orig_mod", None), nn.Module):  # torch.compile
+            network = inner
+        elif isinstance(
+            inner := getattr(network, "pretrained_model", None), nn.Module
+        ):  # with a value head (TRL)
+            network, said = inner, (*said, f"the value head of {name} is left out")
+        elif hasattr(network, "original_model"):
+            raise ValueError(f"{name} wraps a model: interp.compat.from_bridge reads it")
+        else:
+            return network, said
+
+
+def hooks_of(network: nn.Module) -> list[str]:
+    """The names of the modules with forward hooks that no library put there."""
+    return [
+        name or type(module).__name__
+        for name, module in network.named_modules()
+        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if not str(getattr(hook, "__module__", None)).startswith(LIBRARIES)
+    ]
