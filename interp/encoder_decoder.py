@@ -16,6 +16,7 @@ from interp.core.boundary import Device, Precision, as_dtype, public
 from interp.core.viewer import Shown
 from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
 from interp.families.hub import located
+from interp.families.places import Devices
 from interp.families.reference import reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
 from interp.model.edits import Edit
@@ -65,7 +66,7 @@ class HookedEncoderDecoder(Shown):
         revision: str | None = None,
         dtype: Precision | None = None,
         device: Device = "cpu",
-        devices: Sequence[Device] | None = None,
+        devices: Devices | None = None,
     ) -> HookedEncoderDecoder:
         """The model of a local folder, hub name or live Hugging Face model, as in `HookedTransformer`."""
         dtype = as_dtype(dtype)
