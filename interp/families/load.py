@@ -69,11 +69,10 @@ from interp.families import (
 from interp.families.convert import AnyModel, to_model
 from interp.families.fill import check_dtype
 from interp.families.hub import download as download
-from interp.families.other import can_wrap, vocabulary, wrapped_folder, wrapped_model
+from interp.families.other import can_wrap, wrapped_folder, wrapped_model
 from interp.families.quantised import KEYS, ordinary, quantisation_of
 from interp.families.spec import AnyFamily, Settings
 from interp.families.stored import LiveTensors, StoredTensors, listing, weight_files
-from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
 from interp.model.config import AnyConfig, EncoderDecoderConfig
 from interp.model.transformer import Transformer
 
@@ -129,7 +128,6 @@ FAMILIES: tuple[AnyFamily, ...] = (
     native.FAMILY,
 )
 Devices = Sequence[Device]
-TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
 def family_of(values: Mapping[str, object]) -> AnyFamily:
@@ -294,35 +292,6 @@ def _one_stack(model: AnyModel) -> Transformer:
     if not isinstance(model, Transformer):
         raise ValueError("one stack of layers is required, this checkpoint is an encoder-decoder")
     return model
-
-
-@public()
-def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
-    """The tokenizer stored in a folder, or None if there is none; ValueError if it does not fit the model."""
-    tokenizer = _stored_tokenizer(folder)
-    if tokenizer is not None and (folder / "config.json").is_file():
-        values = json_object(folder / "config.json")
-        if _wraps(values, None):
-            size = vocabulary(values)
-        else:
-            config = config_of(values)[1]
-            size = (config.decoder if isinstance(config, EncoderDecoderConfig) else config).d_vocab
-        if size is not None:
-            check_fit(tokenizer, size)
-    return tokenizer
-
-
-def _stored_tokenizer(folder: Path) -> TokenizerAdapter | None:
-    native_file, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
-    if pieces.is_file() and not native_file.is_file():
-        return SentencePieceTokenizer.read(pieces)
-    config = json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    if config.get("model_type") == native.MODEL_TYPE:
-        return FileTokenizer.read(native_file, native.BOS) if native_file.is_file() else None
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    if not any((folder / name).is_file() for name in names):
-        return None
-    return HuggingFaceTokenizer.read(folder)
 
 
 @public()
