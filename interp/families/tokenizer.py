@@ -120,7 +120,10 @@ class HuggingFaceTokenizer:
         except (
             Exception
         ) as cause:  # of many kinds, and of none in particular: the files may be damaged anywhere
-            raise ValueError(f"{folder}: its tokenizer cannot be read: {_in_short(cause)}") from cause
+            where = ", ".join(_names(folder, VOCABULARIES)) or "no vocabulary"
+            raise ValueError(
+                f"{folder}: its tokenizer cannot be read from {where}: {_in_short(cause)}"
+            ) from cause
 
     @classmethod
     def from_gguf(cls, path: Path) -> "HuggingFaceTokenizer":
@@ -273,8 +276,8 @@ class StoredTokenizer:
             return FileTokenizer.read(folder / "tokenizer.json", native.BOS)
         if not _names(folder, VOCABULARIES):
             raise ValueError(
-                f"{folder}: its tokenizer cannot be read: {', '.join(names)} without a vocabulary "
-                "(tokenizer.json, tokenizer.model, vocab.json with merges.txt, vocab.txt)"
+                f"{folder}: its tokenizer cannot be read: there is {', '.join(names)} but no vocabulary "
+                "(tokenizer.json, tokenizer.model, vocab.json and merges.txt, vocab.txt)"
             )
         return HuggingFaceTokenizer.read(folder)
 
@@ -323,7 +326,12 @@ def _is_ours(folder: Path) -> bool:
 
 def _in_short(cause: Exception) -> str:
     """The first line of what another library says."""
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    said = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    if said.startswith(
+        "Couldn't instantiate the backend tokenizer"
+    ):  # a list of what else it would take follows
+        return "transformers has no reader of such files for this type of model"
+    return said
 
 
 # --- what transformers reads --------------------------------------------------------------------------------------
@@ -371,7 +379,8 @@ def _of_pieces(folder: Path, says: Mapping[str, object]) -> TransformersTokenize
     The classes of transformers that such folders name (LlamaTokenizer) normalise in a way of their own, so that texts
     with spaces, or with characters that the file rewrites, get other ids than the model was trained with. Its
     conversion of the file itself does not, from some version on (5.9 loses the first space, 5.24 does not). Of both,
-    the first that agrees is taken. Errors: ValueError if neither does.
+    the first that agrees is taken. With `"legacy": false` a text that begins with a space has no other before it, as
+    transformers has it. Errors: ValueError if neither agrees.
     """
     import transformers
 
@@ -381,25 +390,42 @@ def _of_pieces(folder: Path, says: Mapping[str, object]) -> TransformersTokenize
         return _by_class(folder, says)
     if says.get("add_prefix_space") is False:  # which asks for other ids than the file's own
         return _by_class(folder, says)
+    probes = [text.lstrip() if says.get("legacy") is False else text for text in PROBES]
     if "auto_map" not in says:
         found = _by_class(folder, says)
-        if _agree(found, plain):
+        if _agree(found, plain, probes):
+            _check_added(found, says)
             return found
     begins = {} if "add_bos_token" in says else {"add_bos_token": True}  # as these classes do
     found = _read_by(transformers.PreTrainedTokenizerFast, folder, **begins)
-    if not _agree(found, plain):
+    if not _agree(found, plain, probes):
         raise ValueError(
             f"transformers {transformers.__version__} reads tokenizer.model to other ids than SentencePiece itself; "
             "a newer version may not"
         )
+    _check_added(found, says)
     return found
 
 
-def _agree(found: TransformersTokenizer, plain: SentencePieceTokenizer) -> bool:
+def _check_added(found: TransformersTokenizer, says: Mapping[str, object]) -> None:
+    """ValueError for an added token that has another id than the settings say; a gap between ids closes unseen."""
+    ids, added = found.get_vocab(), says.get("added_tokens_decoder")
+    for token, entry in added.items() if isinstance(added, Mapping) else ():
+        content = entry.get("content") if isinstance(entry, Mapping) else entry
+        if ids.get(str(content)) != int(token):
+            raise ValueError(
+                f"tokenizer_config.json says id {token} for {content!r}, got {ids.get(str(content))}"
+            )
+
+
+def _agree(found: TransformersTokenizer, plain: SentencePieceTokenizer, texts: Sequence[str]) -> bool:
     """Whether both give the same ids to plain texts, those in which no added token stands."""
     added = getattr(found, "added_tokens_encoder", {})
-    texts = [text for text in PROBES if not any(token in text for token in added)]
-    return all(found.encode(text, add_special_tokens=False) == plain.encode(text) for text in texts)
+    return all(
+        found.encode(text, add_special_tokens=False) == plain.encode(text)
+        for text in texts
+        if not any(token in text for token in added)
+    )
 
 
 def _read_by(kind: type, folder: Path, **settings: bool) -> TransformersTokenizer:
