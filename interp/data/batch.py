@@ -516,6 +516,9 @@ class Text:
     d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
     """
 
+    _why: str | None = None  # the tokenizer cannot be read
+    _bos_said = False
+
     def __init__(
         self,
         tokenizer: Tokenizer | UnreadTokenizer | None,
@@ -526,12 +529,15 @@ class Text:
         d_vocab_out: int | None = None,
     ) -> None:
         self._given = tokenizer
-        self._why: str | None = None
-        self._bos_said = False
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
         self._d_vocab_out = d_vocab_out
         self._wants_special = special
+
+    def __getstate__(self) -> dict[str, object]:
+        """What another process gets: the tokenizer itself, since its files may not be there, and nothing looked up."""
+        given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
+        return given | {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:

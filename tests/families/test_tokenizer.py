@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import pickle
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from interp import HookedTransformer, Stream, families
 from interp.data import open_source
+from interp.data.batch import Text
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, tokenizer_in, tokenizer_of
+from interp.runs.fingerprint import fingerprint
 from tests.configs import CONFIGS, perturbed
 from tests.families.oracle import hf_model
 from tests.tiny import CORPUS, END, backend, gpt2_tokenizer
@@ -218,6 +221,23 @@ def test_a_tokenizer_is_read_at_the_first_text_and_once(
     first, _ = model.text.tokenizer, model.text.tokenizer
     assert model.text.tokenizer is first
     assert read == [folder]
+
+
+def test_another_process_gets_the_tokenizer_itself_and_the_same_whatever_was_read_before(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path, {"tokenizer.json": backend().to_str()})
+    text = Text(tokenizer_in(folder), 24, 400)
+    before = fingerprint(text)
+    sent = pickle.dumps(text)
+    (folder / "tokenizer.json").unlink()
+    there = pickle.loads(sent)
+    assert there.ids("The cat") == text.ids("The cat") == backend().encode("The cat").ids
+    assert text.batch("The cat").tokens.tolist() == [text.ids("The cat")]
+    assert fingerprint(text) == fingerprint(there) == before
+    nothing = Text(tokenizer_in(write(folder, {"vocab.json": WORDS})), 24, 400)
+    with pytest.raises(ValueError, match=r"texts are refused, .* from vocab.json"):
+        pickle.loads(pickle.dumps(nothing)).ids("The cat")
 
 
 def test_what_transformers_reads_has_its_ids(tmp_path: Path) -> None:
