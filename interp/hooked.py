@@ -19,7 +19,7 @@ from interp import families, zoo
 from interp.core.boundary import Device, Precision, as_dtype, nearest, public
 from interp.core.factored import FactoredMatrix
 from interp.core.viewer import Shown, fitted
-from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
+from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer, UnreadTokenizer
 from interp.families.hub import located
 from interp.families.places import Devices, places_of
 from interp.families.reference import exported, reference_of
@@ -64,7 +64,7 @@ class HookedTransformer(Shown):
     def __init__(
         self,
         transformer: Transformer,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | UnreadTokenizer | None = None,
         *,
         name: str = "custom",
         origin: Path | nn.Module | None = None,
@@ -123,9 +123,7 @@ class HookedTransformer(Shown):
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
         model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
-        folder = path if path.is_dir() else path.parent
-        tokenizer = tokenizer or families.tokenizer_of(folder)
-        return cls(model, tokenizer, name=str(source), origin=path)
+        return cls(model, tokenizer or families.tokenizer_for(path), name=str(source), origin=path)
 
     @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
@@ -184,12 +182,14 @@ class HookedTransformer(Shown):
         size = sum(p.numel() for p in self.transformer.parameters())
         mlp = "none" if c.mlp is None else f"{c.mlp.d_mlp} neurons a layer"
         where = f"{str(self.transformer.dtype).removeprefix('torch.')} on {self.transformer.device}"
+        unreadable = self.text.unreadable
         return fitted(
             [
                 f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
                 f"  {c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}",
                 f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
                 *(f"  {clause}" for clause in self.transformer.opened),
+                *([] if unreadable is None else [f"  texts are refused: {unreadable}"]),
             ]
         )
 

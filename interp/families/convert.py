@@ -98,7 +98,8 @@ def fitted(
     other = next((name for name in OTHER_HEADS if f"{name}.weight" in names), None)
     if other is None and (config.tied or any(_stored(rule, names) for rule in head)):
         return config, rules, duplicates, ()
-    bare = replace(config, unembed=False, tied=False, **NO_HEAD)
+    bare = replace(config, unembed=False, tied=False, unembed_bias=False, mlm_head=None)
+    bare = replace(bare, logit_softcap=None, logit_scale=1.0)
     rules, duplicates = family.table(bare)
     rules = tuple(rule for rule in rules if not rule.ours.startswith("unembed."))
     if other is None:
@@ -112,8 +113,6 @@ def fitted(
     return with_head, (*rules, *head), duplicates, (note,)
 
 
-NO_HEAD = {"unembed_bias": False, "mlm_head": None, "logit_softcap": None, "logit_scale": 1.0}
-"""What an unembedding has beside its matrix, as a model without one has it."""
 _UNEMBEDDINGS = ("lm_head.weight", "cls.predictions.decoder.weight", "embed_out.weight")
 """The checkpoint's names of an unembedding that may be the embedding."""
 OTHER_HEADS = ("score", "classifier")

@@ -96,10 +96,9 @@ from interp.families.theirs import (
     opener_of,
     refuse_quantised,
     require_peft,
-    vocabulary,
     wrapped as wrapped_network,
 )
-from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
+from interp.families.tokenizer import StoredTokenizer, tokenizer_in
 from interp.model.config import AnyConfig, EncoderDecoderConfig
 from interp.model.transformer import Transformer
 
@@ -155,7 +154,6 @@ FAMILIES: tuple[AnyFamily, ...] = (
     marian.FAMILY,
     native.FAMILY,
 )
-TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
 def family_of(values: Mapping[str, object]) -> AnyFamily:
@@ -444,32 +442,12 @@ def _one_stack(model: AnyModel) -> Transformer:
 
 
 @public()
-def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
-    """The tokenizer stored in a folder, or None if there is none; ValueError if it does not fit the model."""
-    tokenizer = _stored_tokenizer(folder)
-    if tokenizer is not None and (folder / "config.json").is_file():
-        values = json_object(folder / "config.json")
-        if _wraps(values, None):
-            size = vocabulary(values)
-        else:
-            config = config_of(values)[1]
-            size = (config.decoder if isinstance(config, EncoderDecoderConfig) else config).d_vocab
-        if size is not None:
-            check_fit(tokenizer, size)
-    return tokenizer
-
-
-def _stored_tokenizer(folder: Path) -> TokenizerAdapter | None:
-    native_file, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
-    if pieces.is_file() and not native_file.is_file():
-        return SentencePieceTokenizer.read(pieces)
-    config = json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    if config.get("model_type") == native.MODEL_TYPE:
-        return FileTokenizer.read(native_file, native.BOS) if native_file.is_file() else None
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    if not any((folder / name).is_file() for name in names):
-        return None
-    return HuggingFaceTokenizer.read(folder)
+def tokenizer_for(path: Path) -> StoredTokenizer | None:
+    """The tokenizer of a checkpoint, not read yet, as `tokenizer_in`; an adapter without one has its base's."""
+    found = tokenizer_in(path)
+    if found is None and path.is_dir() and (said := adapter_of(path)) is not None:
+        return tokenizer_for(base_of(path, said))
+    return found
 
 
 @public()

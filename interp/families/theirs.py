@@ -53,13 +53,6 @@ def opener_of(values: Mapping[str, object]) -> str:
     return next(name for name, known in _kinds().items() if str(values.get("model_type")) in known)
 
 
-def vocabulary(values: Mapping[str, object]) -> int | None:
-    """How many tokens a config's text part has; None if it does not say."""
-    text = values.get("text_config")
-    found = (text if isinstance(text, Mapping) else values).get("vocab_size")
-    return found if isinstance(found, int) else None
-
-
 # --- opening ------------------------------------------------------------------------------------------------------
 
 
