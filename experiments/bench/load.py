@@ -66,7 +66,7 @@ def main(
         report(
             "load",
             system,
-            "sharded float32 Llama" if source is None else folder.name,
+            "sharded float32 Llama" if source is None else source.name,
             medians,
             ratios,
             memory,
