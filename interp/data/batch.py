@@ -763,7 +763,7 @@ class Text:
             )
         ids = [int(a) if is_id(a) else self.single(str(a)) for a in every]
         if bad := [i for i in ids if self._within(i) is None]:
-            raise ValueError(f"answer {self.outside(bad[0]).removeprefix('token ids ')}")
+            raise ValueError(f"answer tokens {self.outside(bad[0]).removeprefix('token ids ')}")
         return torch.tensor(ids)
 
     def _checked(self, batch: Batch) -> Batch:

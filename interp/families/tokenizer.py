@@ -269,14 +269,14 @@ class StoredTokenizer:
         folder = self.path
         if folder.is_file():
             return HuggingFaceTokenizer.from_gguf(folder)
-        names = _names(folder, VOCABULARIES + SETTINGS)
-        if "tokenizer.model" in names and not {"tokenizer.json", *_names(folder, SETTINGS)} & {*names}:
+        vocabularies, settings = _names(folder, VOCABULARIES), _names(folder, SETTINGS)
+        if "tokenizer.model" in vocabularies and "tokenizer.json" not in vocabularies and not settings:
             return SentencePieceTokenizer.read(folder / "tokenizer.model")
         if _is_ours(folder):
             return FileTokenizer.read(folder / "tokenizer.json", native.BOS)
-        if not _names(folder, VOCABULARIES):
+        if not vocabularies:
             raise ValueError(
-                f"{folder}: its tokenizer cannot be read: there is {', '.join(names)} but no vocabulary "
+                f"{folder}: its tokenizer cannot be read: there is {', '.join(settings)} but no vocabulary "
                 "(tokenizer.json, tokenizer.model, vocab.json and merges.txt, vocab.txt)"
             )
         return HuggingFaceTokenizer.read(folder)
@@ -327,9 +327,7 @@ def _is_ours(folder: Path) -> bool:
 def _in_short(cause: Exception) -> str:
     """The first line of what another library says."""
     said = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
-    if said.startswith(
-        "Couldn't instantiate the backend tokenizer"
-    ):  # a list of what else it would take follows
+    if said.startswith("Couldn't instantiate the backend tokenizer"):  # and what else it would take
         return "transformers has no reader of such files for this type of model"
     return said
 

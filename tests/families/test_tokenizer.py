@@ -5,6 +5,7 @@ import io
 import json
 import pickle
 import re
+from base64 import b64encode
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,6 +149,24 @@ def pieces(**options: object) -> bytes:
     return found.getvalue()
 
 
+def tekken() -> dict[str, object]:
+    """What Mistral's own file of a vocabulary holds."""
+    words = [bytes([i]) for i in range(256)] + [b"th", b"the", b"ca", b"cat", b" cat"]
+    entries = [
+        {"rank": i, "token_bytes": b64encode(w).decode(), "token_str": None} for i, w in enumerate(words)
+    ]
+    special = [
+        {"rank": i, "token_str": w, "is_control": True} for i, w in enumerate(("<unk>", "<s>", "</s>"))
+    ]
+    sizes = {
+        "num_vocab_tokens": len(words),
+        "default_vocab_size": len(words) + 3,
+        "default_num_special_tokens": 3,
+    }
+    config = {"pattern": r" ?\p{L}+|\s+|.", "version": "v7", **sizes}
+    return {"config": config, "vocab": entries, "special_tokens": special}
+
+
 def as_llama() -> bytes:
     return pieces(normalization_rule_name="identity", remove_extra_whitespaces=False)
 
@@ -248,6 +267,7 @@ def test_what_transformers_reads_has_its_ids(tmp_path: Path) -> None:
             "llama",
             {"vocab.json": WORDS, "merges.txt": MERGES, "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}},
         ),
+        "tekken": ("mistral", {"tekken.json": tekken()}),
         "json": ("llama", {"tokenizer.json": backend().to_str(), "special_tokens_map.json": {"bos_token": END}}),
     }  # fmt: skip
     for name, (kind, files) in layouts.items():

@@ -121,6 +121,12 @@ def _pieces(path: Path) -> None:
         shutil.copy(Path(where) / "tokenizer.model", path)
 
 
+def _settled_pieces(path: Path) -> None:
+    _pieces(path)
+    settings = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "chat_template": "{{ messages }}"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
 def _spelled(path: Path) -> object:
     found = interp.families.tokenizer_of(path)
     return None if found is None else (found.decode(found.encode("the cat")), found.piece(1))
@@ -282,6 +288,7 @@ LOADERS: Mapping[str, Loader] = {
         ("HookedEncoderDecoder.from_pretrained",)
     ),
     "pieces": Loader(_pieces, _spelled, ("families.SentencePieceTokenizer.read",)),
+    "pieces with settings": Loader(_settled_pieces, _spelled, ("families.tokenizer_in",)),
     "a vocabulary": Loader(
         lambda path: shutil.copy(TOKENIZER, path),
         lambda path: interp.training.Vocabulary.read(path / "tokenizer.json"),
