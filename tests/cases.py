@@ -6,7 +6,7 @@ commit's hash), and beside it the notebooks, experiments and pages of the manual
 """
 
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
@@ -64,6 +64,15 @@ def runs_a_file(node: str, files: Iterable[str]) -> bool:
         if found:
             return True
     return False
+
+
+def not_opened(skipped: Iterable[pytest.TestReport]) -> list[str]:
+    """A line for each reason why tests of real models were skipped, with how many there are."""
+    real = (report for report in skipped if "real" in report.keywords)
+    reasons = Counter(
+        report.longrepr[2].removeprefix("Skipped: ") for report in real if isinstance(report.longrepr, tuple)
+    )
+    return [f"real models: {n} tests skipped: {reason}" for reason, n in reasons.items()]
 
 
 def draw(config: pytest.Config, items: list[pytest.Item]) -> None:

