@@ -66,13 +66,12 @@ def runs_a_file(node: str, files: Iterable[str]) -> bool:
     return False
 
 
-def not_opened(skipped: Iterable[pytest.TestReport]) -> list[str]:
+def not_opened(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
     """A line for each reason why tests of real models were skipped, with how many there are."""
-    real = (report for report in skipped if "real" in report.keywords)
-    reasons = Counter(
-        report.longrepr[2].removeprefix("Skipped: ") for report in real if isinstance(report.longrepr, tuple)
-    )
-    return [f"real models: {n} tests skipped: {reason}" for reason, n in reasons.items()]
+    real = [r for r in skipped if isinstance(r, pytest.TestReport) and "real" in r.keywords]
+    said = [r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in real]
+    reasons = Counter(reason.removeprefix("Skipped: ") for reason in said)
+    return [f"real models: {n} skipped: {reason}" for reason, n in reasons.items()]
 
 
 def draw(config: pytest.Config, items: list[pytest.Item]) -> None:

