@@ -74,8 +74,8 @@ def test_skipped_tests_of_real_models_are_counted_by_reason() -> None:
         report("no gguf", "real"),
     ]
     assert not_opened(reports) == [
-        "real models: 2 tests skipped: no index",
-        "real models: 1 tests skipped: no gguf",
+        "real models: 2 skipped: no index",
+        "real models: 1 skipped: no gguf",
     ]
     assert not_opened([report("no GPU")]) == []
 
