@@ -30,12 +30,15 @@ GIB = 2**30
 Figures = dict[str, float]
 
 
-def main(repeats: int = 5, layers: int = 11, child: tuple[System, Path] | None = None) -> None:
-    """Write a checkpoint, load it by turns in fresh processes, and report medians and ratios.
+def main(
+    repeats: int = 5, layers: int = 11, source: Path | None = None, child: tuple[System, Path] | None = None
+) -> None:
+    """Write a checkpoint, or take one, load it by turns in fresh processes, and report medians and ratios.
 
     Args:
         repeats: processes per system.
         layers: of the checkpoint; 11 make 1.5 GB.
+        source: a folder or a GGUF file to load instead, such as those of a real model.
         child: measure one system on one folder and print its figures (what the processes do).
     """
     torch.set_num_threads(1)
@@ -43,9 +46,11 @@ def main(repeats: int = 5, layers: int = 11, child: tuple[System, Path] | None =
         print(json.dumps(measured(*child)))
         return
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        write_checkpoint(folder, layers)
-        size = sum(f.stat().st_size for f in folder.glob("*.safetensors")) / GIB
+        folder = source or Path(place)
+        if source is None:
+            write_checkpoint(folder, layers)
+        files = [folder] if folder.is_file() else list(folder.glob("*.safetensors"))
+        size = sum(f.stat().st_size for f in files) / GIB
         runs: dict[System, list[Figures]] = {system: [] for system in SYSTEMS}
         for turn in range(repeats + 1):
             for system in SYSTEMS if turn % 2 else reversed(SYSTEMS):
@@ -58,7 +63,16 @@ def main(repeats: int = 5, layers: int = 11, child: tuple[System, Path] | None =
         ratios = {f"{key}_ratio": round(medians[key] / theirs[key], 2) for key in medians if "_s" in key}
         claim = {"goal": GOAL, "claim_memory": CLAIM_MEMORY} if system == "interp" else {}
         memory = {"taken_over_size": round(medians["taken_gib"] / size, 3), "size_gib": round(size, 3)}
-        report("load", system, "sharded float32 Llama", medians, ratios, memory, claim, rounds=repeats)
+        report(
+            "load",
+            system,
+            "sharded float32 Llama" if source is None else source.name,
+            medians,
+            ratios,
+            memory,
+            claim,
+            rounds=repeats,
+        )
 
 
 def write_checkpoint(folder: Path, layers: int) -> None:
@@ -128,8 +142,13 @@ def _hugging_face() -> Callable[[Path], Callable[[torch.Tensor], object]]:
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
-    model_class = transformers.LlamaForCausalLM
-    return lambda folder: model_class.from_pretrained(folder, dtype=torch.float32)
+
+    def load(source: Path) -> transformers.PreTrainedModel:
+        packed = {"gguf_file": source.name} if source.is_file() else {}
+        folder = source.parent if source.is_file() else source
+        return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **packed)
+
+    return load
 
 
 LOADERS = {"interp": _ours, "huggingface": _hugging_face}
