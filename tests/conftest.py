@@ -1,4 +1,4 @@
-"""What holds for every test: no network, one thread per worker, fixed seeds.
+"""What holds for every test: no network (but pip's, for those marked `real`), one thread per worker, fixed seeds.
 
 `make test-shapes` sets INTERP_TEST_SHAPES and checks the shapes of annotated calls too (`shapes.py`).
 """
@@ -70,6 +70,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_collection_chosen(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep what is drawn, where a draw was asked for."""
     cases.draw(config, items)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say which real models were not opened, and why."""
+    for line in cases.not_opened(terminalreporter.stats.get("skipped", [])):
+        terminalreporter.write_line(line)
 
 
 def pytest_collection_finish() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases import MOST, SHARE, beyond, drawn, runs_a_file
+from tests.cases import MOST, SHARE, beyond, drawn, not_opened, runs_a_file
 
 SUITE = {
     "pytest.ini": "[pytest]\ntestpaths = checks\naddopts = -m 'not more'\nmarkers =\n    more: the others\n",
@@ -58,6 +58,26 @@ def test_each_test_is_drawn_by_one_seed_in_ten_and_a_seed_draws_the_same_again()
 )
 def test_a_changed_file_brings_the_test_that_runs_it(node: str, file: str, runs: bool) -> None:
     assert runs_a_file(node, [file]) is runs
+
+
+def test_skipped_tests_of_real_models_are_counted_by_reason() -> None:
+    def report(reason: str, *marks: str) -> pytest.TestReport:
+        said = ("t.py", 1, f"Skipped: {reason}")
+        return pytest.TestReport(
+            "t.py::t", ("t.py", 1, "t"), dict.fromkeys(marks, 1), "skipped", said, "setup"
+        )
+
+    reports = [
+        report("no index", "real"),
+        report("no GPU"),
+        report("no index", "real", "more"),
+        report("no gguf", "real"),
+    ]
+    assert not_opened(reports) == [
+        "real models: 2 skipped: no index",
+        "real models: 1 skipped: no gguf",
+    ]
+    assert not_opened([report("no GPU")]) == []
 
 
 @pytest.mark.parametrize(

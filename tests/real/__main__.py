@@ -1,0 +1,48 @@
+"""`make real`: fetch SmolLM2, open its GGUF file, and write the page of one prompt to out/real.
+
+Says in one line what could not be fetched or written, and why; the exit code is 0 where the page is there.
+"""
+
+import shlex
+import sys
+import traceback
+from pathlib import Path
+
+from interp import HookedTransformer, cli
+from tests.real.wheels import fetched
+
+OUT = Path("out/real")
+PROMPT, ANSWER, WRONG = "When Mary and John went to the store, John gave a drink to", " Mary", " John"
+AROUND = {"cli", "core", "pages", "real"}
+"""Folders of what asks the questions of a page; what is called first outside of them is one."""
+
+
+def main() -> int:
+    """Fetch, open, say what was opened, write the page."""
+    try:
+        file = fetched("smollm2")
+    except (OSError, ValueError) as why:
+        print(f"error: {why}", file=sys.stderr)
+        return 1
+    print(HookedTransformer.from_pretrained(file), flush=True)
+    about = ["--prompt", PROMPT, "--answer", ANSWER, "--wrong", WRONG]
+    command = ["report", "--model", str(file), *about, "--out", str(OUT)]
+    print(f"\ninterp {shlex.join(command)}   # a minute or two", flush=True)
+    try:
+        return cli.main([*command, "--debug"])
+    except Exception as cause:
+        print(not_written(cause), file=sys.stderr)
+        return 1
+
+
+def not_written(cause: Exception) -> str:
+    """One line: which question of the page failed, and why."""
+    frames = traceback.extract_tb(cause.__traceback__)
+    ours = [frame for frame in frames if {"interp", "tests"} & {*Path(frame.filename).parts}]
+    asked = next((f.name for f in ours if Path(f.filename).parent.name not in AROUND), "report")
+    why = " ".join(str(cause).split()) or type(cause).__name__
+    return f"{OUT}: the page could not be written, since `{asked}` failed: {why}"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
