@@ -96,9 +96,10 @@ MORE: Mapping[str, Sizes] = {
         "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8,
         "use_mamba_kernels": False,
     },
+    "xlm": {"causal": True}, "xlnet": {"d_head": 16, "d_inner": 96, "attn_type": "uni"},
     "gemma4_text": OWN_KEYS, "gemma3n_text": OWN_KEYS,
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"]},
-    "rwkv": {"attention_hidden_size": 64}, "xlnet": {"d_head": 16, "d_inner": 96},
+    "rwkv": {"attention_hidden_size": 64},
     "dots3_note_text": {"num_key_value_heads": 4}, "lfm2": {"block_ff_dim": 96},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "xlstm": {"num_heads": 4, "chunk_size": 8},
@@ -143,7 +144,7 @@ def main(job: EveryDecoder, record: Record) -> None:
 
 def figure(table: pd.DataFrame) -> Figure:
     """How many types open to what, in all layers and in some."""
-    opened = table[table.state == "opens"]
+    opened = table[(table.state == "opens") & (table.layers > 0)]
     names = ["stream and lens", *OPENED.values()]
     columns = [opened.assign(stream=opened.layers)[name] for name in ("stream", *OPENED)]
     drawn, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
@@ -159,11 +160,13 @@ def figure(table: pd.DataFrame) -> Figure:
 def summary(table: pd.DataFrame) -> str:
     """How many types open to what, and how far the worst edit is from the same edit by hand."""
     built, opened = table[table.state != "not built"], table[table.state == "opens"]
-    every = {name: int((opened[name] == opened.layers).sum()) for name in OPENED}
+    blocks = opened.layers > 0
+    every = {name: int((blocks & (opened[name] == opened.layers)).sum()) for name in OPENED}
     some = {name: int((opened[name] > 0).sum()) for name in OPENED}
     return "\n".join(
         [
-            f"{len(table)} types, {len(built)} built, {len(opened)} open: stream and lens in all of them",
+            f"{len(table)} types, {len(built)} built, {len(opened)} open: stream and lens in all of them, of "
+            f"{int((opened.layers == 0).sum())} the final stream alone",
             *(
                 f"{OPENED[name]}: in every layer of {every[name]} types, in some of {some[name]}"
                 for name in every
@@ -246,7 +249,7 @@ class ByHand:
 def edits_by_hand(model: Wrapped, layer: int, seed: int) -> Iterator[ByHand]:
     """One edit for every kind of site that a layer is offered at."""
     plan, d, generator = model.plan.layers[layer], model.config.d_model, torch.Generator().manual_seed(seed)
-    block, offered = f"{model.plan.blocks}.{layer}", model.config.mixers[layer].offered  # type: ignore[attr-defined]
+    block, offered = model.plan.root(layer), model.config.mixers[layer].offered  # type: ignore[attr-defined]
     vector = 0.3 * torch.randn(d, generator=generator)
 
     def edit(site: str, change: Add | Scale, **at: int) -> Edit:
@@ -271,6 +274,14 @@ def edits_by_hand(model: Wrapped, layer: int, seed: int) -> Iterator[ByHand]:
         )
     if plan.attended is not None:
         yield from (each for each in _inside(edit, generator) if each.edit.site.split(".", 2)[2] in offered)
+
+
+def edits_of_stream(model: Wrapped, seed: int) -> Iterator[ByHand]:
+    """The edit of a network whose blocks were not found: of its final stream."""
+    assert model.plan.reader is not None
+    vector = 0.3 * torch.randn(model.config.d_model, generator=torch.Generator().manual_seed(seed))
+    edit = Edit("hook_stream", Add(vector), at={"pos": 2})
+    yield ByHand(edit, _on_input(model.plan.reader, vector, 2))
 
 
 def _inside(edit: Callable[..., Edit], generator: torch.Generator) -> Iterator[ByHand]:
@@ -385,8 +396,10 @@ def compared(network: nn.Module, model: Wrapped, tokens: Tensor, layers: Sequenc
     """
     plain, found = network(input_ids=tokens, use_cache=False).logits, {}
     for layer in layers:
-        for one in edits_by_hand(model, layer, seed=layer):
-            theirs = logits_by_hand(network, tokens, one, f"{model.plan.blocks}.{layer}")
+        blocks = model.config.n_layers
+        by_hand = edits_by_hand(model, layer, seed=layer) if blocks else edits_of_stream(model, seed=layer)
+        for one in by_hand:
+            theirs = logits_by_hand(network, tokens, one, model.plan.root(layer) if blocks else None)
             ours = model(tokens, Tap(edits=[one.edit]))
             changed = float((theirs - plain).abs().max())
             floor = 1e-2 * float(plain.abs().max())
