@@ -55,21 +55,46 @@ SIZES: Sizes = {
     **dict.fromkeys(["kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "index_head_dim", "global_head_dim"], 16),
     **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim"], 16),
     "q_lora_rank": 24, "index_n_heads": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "hidden_size_global": 64, "encoder_hash_byte_group_vocab": 50,
 }  # fmt: skip
 """What the fields of configs are set to, where a config has them."""
 LATENT: Sizes = {"head_dim": 8, "num_key_value_heads": 4}
 WITH_LATENTS = (
     "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
-    "youtu", "bailing_hybrid",
+    "youtu", "bailing_hybrid", "sarvam_mla",
 )  # fmt: skip
 OWN_KEYS: Sizes = {
     "num_kv_shared_layers": 0, "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2,
+}  # fmt: skip
+PLAIN_ROTARY: Sizes = {"rope_type": "default", "rope_theta": 10000.0}
+COMPRESSED: Sizes = {
+    "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+    "indexer_compress_ratio": 2, "hc_count": 2, "hc_lowrank": 16, "ngram_vocab_size_base": 50, "split_ngram_parts": 2,
+    "make_ngram_vocab_size_divisible_by": 2, "head_dim": 16,
 }  # fmt: skip
 STATES: Sizes = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
 MORE: Mapping[str, Sizes] = {
     "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8},
     "mamba": {"state_size": 8, "time_step_rank": 8}, "falcon_mamba": {"state_size": 8, "time_step_rank": 8},
     **dict.fromkeys(WITH_LATENTS, LATENT),
+    "kimi_linear": {**LATENT, "linear_num_heads": 4, "linear_head_dim": 16},
+    "hunyuan_v1_dense": {"head_dim": 16}, "ministral": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16, "moe_topk": 2}, "xmod": {"default_language": "en_XX"},
+    "reformer": {
+        "axial_pos_embds_dim": [32, 32], "axial_pos_shape": [8, 8], "attention_head_size": 16, "feed_forward_size": 96,
+        "attn_layers": ["local", "local"], "local_attn_chunk_length": 4, "num_hidden_layers": 2, "hash_seed": 0,
+    },
+    **dict.fromkeys(["qwen4_exp", "qwen4_exp_text"], COMPRESSED),
+    "inkling2_text": {
+        "unpadded_vocab_size": VOCABULARY, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
+        "swa_head_dim": 16, "rel_extent": 8, "d_rel": 8, "sliding_window_size": 4, "n_layers_per_attn_res_block": 2,
+    },
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(["full_attention", "sliding_attention"], PLAIN_ROTARY)},
+    "zamba": {
+        "layers_block_type": ["mamba", "hybrid"] * 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_d_state": 8, "mamba_dt_rank": 8,
+        "n_mamba_heads": 2, "use_mamba_kernels": False,
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 8},
     "zamba2": {

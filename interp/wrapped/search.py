@@ -611,9 +611,7 @@ def _final_norms(
     yield None, NoNorm(), stream
 
 
-def _last_norms(
-    network: nn.Module, calls: Calls, last: Call
-) -> Iterator[tuple[str, Norm, Tensor, Tensor]]:
+def _last_norms(network: nn.Module, calls: Calls, last: Call) -> Iterator[tuple[str, Norm, Tensor, Tensor]]:
     """The norms that ran once and give what the unembedding is given, or what a map before it is."""
     for name, one in calls.items():
         call = one[-1]
@@ -693,9 +691,7 @@ def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> t
     if plan.head is None:
         return _without_blocks(network, calls, logits, plan.reasons["ln_final.hook_scale"]), logits
     plan = embeddings(network, plan, calls, tokens)
-    changed, _ = recorded(
-        network, another(network, tokens, 0), Running(original, written_out=True, noted=[])
-    )
+    changed, _ = recorded(network, another(network, tokens, 0), Running(original, written_out=True, noted=[]))
     there, here = changed[plan.root(0)][0].given, calls[plan.root(0)][0].given
     assert there is not None and here is not None
     if plan.embed is None and not torch.equal(there[:, 1:], here[:, 1:]):

@@ -93,7 +93,9 @@ def test_a_map_that_is_none_of_ours_leaves_only_the_stream_after_it() -> None:
     model = wrap(made)
     assert model.config.n_layers == 0 and model.config.mlm_head is None
     assert model.plan.reader == "cls.predictions.transform.LayerNorm"
-    with pytest.raises(KeyError, match="no blocks: the logits are not a norm and a linear map of the last stream"):
+    with pytest.raises(
+        KeyError, match="no blocks: the logits are not a norm and a linear map of the last stream"
+    ):
         sites.find("blocks.0.hook_resid_pre", model.config)
 
 
@@ -183,7 +185,9 @@ def test_without_blocks_what_is_inside_is_refused_with_the_reason(kind: str) -> 
     assert not inside
     with pytest.raises(KeyError, match="this model has no blocks: no list of blocks was found"):
         sites.find("blocks.0.hook_resid_pre", config)
-    with pytest.raises(KeyError, match="no list of blocks was found of which each is given the residual stream"):
+    with pytest.raises(
+        KeyError, match="no list of blocks was found of which each is given the residual stream"
+    ):
         sites.find("hook_embed", config)
     lines = {line.claim: line.note for line in verify.contract(wrapped(kind), "compared above").lines}
     assert lines["open to what is inside"].startswith("no: no list of blocks was found")
@@ -220,5 +224,7 @@ def test_without_blocks_generation_with_the_networks_cache_is_generation_without
     vector = torch.randn(64, generator=torch.Generator().manual_seed(3))
     batch = Batch.of([[5, 6, 7, 8], [9, 10, 11, 12]])
     for edits in ([], [Edit("hook_stream", Add(vector))]):
-        cached, whole = (generate(wrapped(kind), batch, 4, edits=edits, use_cache=use) for use in (True, False))
+        cached, whole = (
+            generate(wrapped(kind), batch, 4, edits=edits, use_cache=use) for use in (True, False)
+        )
         assert torch.equal(cached.tokens, whole.tokens)
