@@ -48,7 +48,7 @@ SIZES: Sizes = {
     **dict.fromkeys(["num_key_value_heads", "num_experts_per_tok", "encoder_layers", "num_encoder_layers"], 2),
     **dict.fromkeys(["intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim"], 96),
     **dict.fromkeys(["vocab_size", "vocab_size_per_layer_input"], VOCABULARY),
-    **dict.fromkeys(["max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length"], 64),
+    **dict.fromkeys(["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length"], 64),
     **dict.fromkeys(["moe_intermediate_size", "shared_expert_intermediate_size", "image_size"], 32),
     **dict.fromkeys(["n_group", "topk_group", "first_k_dense_replace"], 1),
     **dict.fromkeys(["qk_rope_head_dim", "hidden_size_per_layer_input", "patch_size"], 8),

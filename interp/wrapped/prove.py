@@ -100,9 +100,11 @@ def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
     """What was proven, and whether our attention may be asked for."""
     tokens = some_tokens(plain)
     logits = plain(input_ids=tokens, use_cache=False).logits
-    other = another(plain, tokens, -1)
-    if not close(plain(input_ids=other, use_cache=False).logits[:, :-1], logits[:, :-1], LOOSE):
-        raise UnknownNetworkError("its logits depend on later tokens: only causal decoders are wrapped")
+    n = tokens.shape[1]
+    for column in (n // 2, n - 1):
+        changed = plain(input_ids=another(plain, tokens, column), use_cache=False).logits
+        if not close(changed[:, :column], logits[:, :column], LOOSE):
+            raise UnknownNetworkError("its logits depend on later tokens: only causal decoders are wrapped")
     why = ""
     for registry in (True, False):
         trees = trees_of(plain, registry=registry)

@@ -423,10 +423,9 @@ def explored_layer(
     factors = writers(inner, call.gave - call.given)
     seen = replace(noted[0], calls=len(noted)) if noted else None
     if factors is None:
-        return Layer(
-            attended=seen,
-            reasons={"hook_attn_out": "no modules were found whose outputs sum to what it adds"},
-        )
+        why = "no modules were found whose outputs sum to what it adds"
+        lost = ("hook_attn_out", "hook_mlp_out", "hook_resid_mid", "attn.hook_z", "attn.hook_result")
+        return Layer(attended=seen, reasons=dict.fromkeys(lost, why))
     found, middle = named_writers(block, call, inner, factors)
     reasons: dict[str, str] = {}
     cores: dict[str, Tensor] = {}

@@ -19,11 +19,16 @@ from tests.loops import over
 from tests.tolerances import assert_close
 from tests.wrapped.wrapping import network, spoken, tokens, wrapped
 
-WITH_MAPS = ("bert", "electra", "camembert", "modernbert-decoder")
+WITH_MAPS = (
+    "bert", pytest.param("electra", marks=pytest.mark.slow), pytest.param("camembert", marks=pytest.mark.slow),
+    "modernbert-decoder",
+)  # fmt: skip
 """A map, an activation and a norm before the unembedding: after normed sums, to another width, at positions that do not
 begin at 0, and after a final norm."""
-WITHOUT_BLOCKS = ("deepseek_v4", "gemma3n_text", "hrm_text", "xlm")
-"""Streams of several lanes, before the position and after it, blocks that run many times, blocks in several lists."""
+WITHOUT_BLOCKS = (
+    "deepseek_v4", "hrm_text", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gemma3n_text", "xlm")),
+)  # fmt: skip
+"""Streams of several lanes, blocks that run many times, lanes before the position, blocks in several lists."""
 BY_HAND = 2e-3
 """As in the tests of edits: rounding of float32, relative to what an edit changes."""
 
@@ -45,7 +50,7 @@ def with_final(kind: str, stream: Tensor) -> Tensor:
 # --- what stands before the unembedding -------------------------------------------------------------------------------
 
 
-@over("kind", [*WITH_MAPS, "nemotron", "gemma2"])
+@over("kind", ["bert", "electra", "nemotron", "gemma2"])
 def test_any_final_stream_has_the_logits_of_the_networks_own_code(kind: str) -> None:
     model = wrapped(kind)
     for size in (0.3, 3.0):
@@ -209,7 +214,7 @@ def gradient_by_hand(model: Wrapped, probe: Tensor) -> Tensor:
     return found
 
 
-@over("kind", WITHOUT_BLOCKS)
+@over("kind", ["deepseek_v4", "hrm_text"])
 def test_without_blocks_gradients_are_those_of_the_networks_own_code(kind: str) -> None:
     model, read = wrapped(kind), Read("hook_stream", grad=True)
     tap = Tap([read])
@@ -219,7 +224,7 @@ def test_without_blocks_gradients_are_those_of_the_networks_own_code(kind: str) 
     assert_close(found, gradient_by_hand(model, probe))
 
 
-@pytest.mark.parametrize("kind", ["gemma3n_text", "hrm_text"])
+@pytest.mark.parametrize("kind", ["hrm_text", pytest.param("gemma3n_text", marks=pytest.mark.slow)])
 def test_without_blocks_generation_with_the_networks_cache_is_generation_without(kind: str) -> None:
     vector = torch.randn(64, generator=torch.Generator().manual_seed(3))
     batch = Batch.of([[5, 6, 7, 8], [9, 10, 11, 12]])
