@@ -48,28 +48,53 @@ SIZES: Sizes = {
     **dict.fromkeys(["num_key_value_heads", "num_experts_per_tok", "encoder_layers", "num_encoder_layers"], 2),
     **dict.fromkeys(["intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim"], 96),
     **dict.fromkeys(["vocab_size", "vocab_size_per_layer_input"], VOCABULARY),
-    **dict.fromkeys(["max_position_embeddings", "n_positions", "max_seq_len", "max_seq_length"], 64),
+    **dict.fromkeys(["max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "max_seq_length"], 64),
     **dict.fromkeys(["moe_intermediate_size", "shared_expert_intermediate_size", "image_size"], 32),
     **dict.fromkeys(["n_group", "topk_group", "first_k_dense_replace"], 1),
     **dict.fromkeys(["qk_rope_head_dim", "hidden_size_per_layer_input", "patch_size"], 8),
     **dict.fromkeys(["kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "index_head_dim", "global_head_dim"], 16),
     **dict.fromkeys(["linear_key_head_dim", "linear_value_head_dim"], 16),
     "q_lora_rank": 24, "index_n_heads": 2, "linear_num_value_heads": 4, "linear_num_key_heads": 2,
+    "hidden_size_global": 64, "encoder_hash_byte_group_vocab": 50,
 }  # fmt: skip
 """What the fields of configs are set to, where a config has them."""
 LATENT: Sizes = {"head_dim": 8, "num_key_value_heads": 4}
 WITH_LATENTS = (
     "axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "glm_moe_dsa", "minicpm3",
-    "youtu", "bailing_hybrid",
+    "youtu", "bailing_hybrid", "sarvam_mla",
 )  # fmt: skip
 OWN_KEYS: Sizes = {
     "num_kv_shared_layers": 0, "layer_types": ["sliding_attention"] * 2 + ["full_attention"] * 2,
+}  # fmt: skip
+PLAIN_ROTARY: Sizes = {"rope_type": "default", "rope_theta": 10000.0}
+COMPRESSED: Sizes = {
+    "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+    "indexer_compress_ratio": 2, "hc_count": 2, "hc_lowrank": 16, "ngram_vocab_size_base": 50, "split_ngram_parts": 2,
+    "make_ngram_vocab_size_divisible_by": 2, "head_dim": 16,
 }  # fmt: skip
 STATES: Sizes = {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_chunk_size": 8}
 MORE: Mapping[str, Sizes] = {
     "codegen": {"rotary_dim": 8}, "gptj": {"rotary_dim": 8},
     "mamba": {"state_size": 8, "time_step_rank": 8}, "falcon_mamba": {"state_size": 8, "time_step_rank": 8},
     **dict.fromkeys(WITH_LATENTS, LATENT),
+    "kimi_linear": {**LATENT, "linear_num_heads": 4, "linear_head_dim": 16},
+    "hunyuan_v1_dense": {"head_dim": 16}, "ministral": {"head_dim": 16},
+    "hunyuan_v1_moe": {"head_dim": 16, "moe_topk": 2}, "xmod": {"default_language": "en_XX"},
+    "reformer": {
+        "axial_pos_embds_dim": [32, 32], "axial_pos_shape": [8, 8], "attention_head_size": 16, "feed_forward_size": 96,
+        "attn_layers": ["local", "local"], "local_attn_chunk_length": 4, "num_hidden_layers": 2, "hash_seed": 0,
+    },
+    **dict.fromkeys(["qwen4_exp", "qwen4_exp_text"], COMPRESSED),
+    "inkling2_text": {
+        "unpadded_vocab_size": VOCABULARY, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2,
+        "swa_head_dim": 16, "rel_extent": 8, "d_rel": 8, "sliding_window_size": 4, "n_layers_per_attn_res_block": 2,
+    },
+    "cohere_compass_text": {"rope_parameters": dict.fromkeys(["full_attention", "sliding_attention"], PLAIN_ROTARY)},
+    "zamba": {
+        "layers_block_type": ["mamba", "hybrid"] * 2, "attn_layer_period": 2, "attn_layer_offset": 1,
+        "attention_hidden_size": 128, "attention_head_dim": 32, "mamba_d_state": 8, "mamba_dt_rank": 8,
+        "n_mamba_heads": 2, "use_mamba_kernels": False,
+    },
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 4},
     "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 8},
     "zamba2": {
@@ -96,9 +121,10 @@ MORE: Mapping[str, Sizes] = {
         "attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 8,
         "use_mamba_kernels": False,
     },
+    "xlm": {"causal": True}, "xlnet": {"d_head": 16, "d_inner": 96, "attn_type": "uni"},
     "gemma4_text": OWN_KEYS, "gemma3n_text": OWN_KEYS,
     "recurrent_gemma": {"lru_width": 64, "block_types": ["recurrent", "attention"]},
-    "rwkv": {"attention_hidden_size": 64}, "xlnet": {"d_head": 16, "d_inner": 96},
+    "rwkv": {"attention_hidden_size": 64},
     "dots3_note_text": {"num_key_value_heads": 4}, "lfm2": {"block_ff_dim": 96},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_dense_layers": 1},
     "xlstm": {"num_heads": 4, "chunk_size": 8},
@@ -143,7 +169,7 @@ def main(job: EveryDecoder, record: Record) -> None:
 
 def figure(table: pd.DataFrame) -> Figure:
     """How many types open to what, in all layers and in some."""
-    opened = table[table.state == "opens"]
+    opened = table[(table.state == "opens") & (table.layers > 0)]
     names = ["stream and lens", *OPENED.values()]
     columns = [opened.assign(stream=opened.layers)[name] for name in ("stream", *OPENED)]
     drawn, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
@@ -159,11 +185,13 @@ def figure(table: pd.DataFrame) -> Figure:
 def summary(table: pd.DataFrame) -> str:
     """How many types open to what, and how far the worst edit is from the same edit by hand."""
     built, opened = table[table.state != "not built"], table[table.state == "opens"]
-    every = {name: int((opened[name] == opened.layers).sum()) for name in OPENED}
+    blocks = opened.layers > 0
+    every = {name: int((blocks & (opened[name] == opened.layers)).sum()) for name in OPENED}
     some = {name: int((opened[name] > 0).sum()) for name in OPENED}
     return "\n".join(
         [
-            f"{len(table)} types, {len(built)} built, {len(opened)} open: stream and lens in all of them",
+            f"{len(table)} types, {len(built)} built, {len(opened)} open: stream and lens in all of them, of "
+            f"{int((opened.layers == 0).sum())} the final stream alone",
             *(
                 f"{OPENED[name]}: in every layer of {every[name]} types, in some of {some[name]}"
                 for name in every
@@ -246,7 +274,7 @@ class ByHand:
 def edits_by_hand(model: Wrapped, layer: int, seed: int) -> Iterator[ByHand]:
     """One edit for every kind of site that a layer is offered at."""
     plan, d, generator = model.plan.layers[layer], model.config.d_model, torch.Generator().manual_seed(seed)
-    block, offered = f"{model.plan.blocks}.{layer}", model.config.mixers[layer].offered  # type: ignore[attr-defined]
+    block, offered = model.plan.root(layer), model.config.mixers[layer].offered  # type: ignore[attr-defined]
     vector = 0.3 * torch.randn(d, generator=generator)
 
     def edit(site: str, change: Add | Scale, **at: int) -> Edit:
@@ -271,6 +299,14 @@ def edits_by_hand(model: Wrapped, layer: int, seed: int) -> Iterator[ByHand]:
         )
     if plan.attended is not None:
         yield from (each for each in _inside(edit, generator) if each.edit.site.split(".", 2)[2] in offered)
+
+
+def edits_of_stream(model: Wrapped, seed: int) -> Iterator[ByHand]:
+    """The edit of a network whose blocks were not found: of its final stream."""
+    assert model.plan.reader is not None
+    vector = 0.3 * torch.randn(model.config.d_model, generator=torch.Generator().manual_seed(seed))
+    edit = Edit("hook_stream", Add(vector), at={"pos": 2})
+    yield ByHand(edit, _on_input(model.plan.reader, vector, 2))
 
 
 def _inside(edit: Callable[..., Edit], generator: torch.Generator) -> Iterator[ByHand]:
@@ -385,8 +421,10 @@ def compared(network: nn.Module, model: Wrapped, tokens: Tensor, layers: Sequenc
     """
     plain, found = network(input_ids=tokens, use_cache=False).logits, {}
     for layer in layers:
-        for one in edits_by_hand(model, layer, seed=layer):
-            theirs = logits_by_hand(network, tokens, one, f"{model.plan.blocks}.{layer}")
+        blocks = model.config.n_layers
+        by_hand = edits_by_hand(model, layer, seed=layer) if blocks else edits_of_stream(model, seed=layer)
+        for one in by_hand:
+            theirs = logits_by_hand(network, tokens, one, model.plan.root(layer) if blocks else None)
             ours = model(tokens, Tap(edits=[one.edit]))
             changed = float((theirs - plain).abs().max())
             floor = 1e-2 * float(plain.abs().max())

@@ -240,6 +240,10 @@ def _lacking(config: ModelConfig, short: str) -> dict[int, str]:
 
 def _open(config: ModelConfig) -> Iterator[Line]:
     """Which analyses a network is open to whose sites are offered as far as they were proven."""
+    if not config.n_layers:
+        yield Line("open to the final stream and its lens", None, note="yes")
+        yield Line("open to what is inside", None, note=f"no: {config.block.why_not('blocks')}")
+        return
     for analyses, sites in {
         "stream, lenses, probes": ["hook_resid_pre", "hook_resid_post"],
         "attribution to sublayers": [f"hook_{name}" for name in config.sublayers] or ["hook_attn_out"],
@@ -342,7 +346,8 @@ def _parts(model: Transformer, seen: dict[str, Tensor]) -> Line:
     added = [f"hook_{name}" for name in model.config.sublayers]
     lacks = {layer: why for site in added for layer, why in _lacking(model.config, site).items()}
     if lacks or not added:
-        why = next(iter(lacks.values()), model.config.block.why_not("blocks.0.hook_attn_out"))
+        block = model.config.block
+        why = next(iter(lacks.values()), block.why_not("blocks.0.hook_attn_out") or block.why_not("blocks"))
         return Line("residual parts sum", None, note=why)
     error = _measured(lambda: by_sublayer(seen, model).error)
     return Line("residual parts sum", error, TOLERANCE[model.dtype])

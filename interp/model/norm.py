@@ -23,6 +23,8 @@ class LayerNorm(Record):
     eps: float = 1e-5
     trained: Trained = "gamma and beta"
     """Which of its two vectors the norm has: Cohere and MPT have no beta, OLMo-1 has neither."""
+    unit_offset: bool = False
+    """True: what is stored is gamma - 1 (Nemotron)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +76,7 @@ class Normalize(nn.Module):
         self.width, self.heads = d_model, heads
         trained = "nothing" if isinstance(norm, NoNorm) else norm.trained
         plain = trained == "nothing"
-        self.unit_offset = isinstance(norm, RMSNorm) and norm.unit_offset
+        self.unit_offset = not isinstance(norm, NoNorm) and norm.unit_offset
         size = d_model * (heads or 1)
         stored = torch.zeros(size) if self.unit_offset else torch.ones(size)
         self.weight = None if plain else nn.Parameter(stored)

@@ -267,6 +267,9 @@ def find(name: str, config: ModelConfig) -> tuple[Site, int | None]:
         site = _found(block_rows(config.at_layer(layer)), short) if there else None
     if site is None:
         any_row = _found(MODEL_SITES if layer is None else block_rows(), short)
+        if any_row is not None and layer is not None and not config.n_layers:
+            why = config.block.why_not("blocks")
+            raise KeyError(f"{name!r}: this model has no blocks{why and f': {why}'}")
         if any_row is not None and layer is not None and not there:
             raise KeyError(f"{name!r}: layers are 0 to {config.n_layers - 1} in this model, got {layer}")
         hint = nearest(name, names(config, on_demand=True))

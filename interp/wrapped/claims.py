@@ -9,10 +9,12 @@ from torch import Tensor, nn
 from interp.model.config import Learned, ModelConfig, NoPosition
 from interp.wrapped.network import Trees
 from interp.wrapped.records import WrappedBlock, WrappedMixer, WrappedMLP
-from interp.wrapped.search import Layer, Plan, UnknownNetworkError
+from interp.wrapped.search import Layer, Plan
 
 HEADS = ("attn.hook_rot_q", "attn.hook_rot_k", "attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern")
 """The sites inside attention, scores and pattern last."""
+LATE = ("ln_final.hook_scale", "ln_final.hook_normalized", "unembed.hook_out", "unembed.hook_uncapped")
+"""The sites after the blocks."""
 CONTEXTS = ("max_position_embeddings", "max_seq_len", "seq_length", "max_sequence_length")
 """What configs call the tokens that fit."""
 UNBOUNDED = 2**20
@@ -38,13 +40,11 @@ def settings(network: nn.Module) -> Settings:
 
 
 def claimed(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
-    """The config with everything that was found; `registry`: why attention cannot be asked for, empty if it can.
-
-    Errors: UnknownNetworkError where layers before the first block mix positions.
-    """
+    """The config with everything that was found; `registry`: why attention cannot be asked for, empty if it can."""
     theirs = settings(trees.plain).get_text_config()
     embedding = cast("nn.Embedding", trees.plain.get_input_embeddings()).weight  # type: ignore[operator]
     head = cast("nn.Linear", trees.plain.get_submodule(plan.head or ""))
+    width = plan.width
     with_mlp = [layer for layer in plan.layers if "mlp_out" in layer.writers]
     middles = {layer.middle for layer in with_mlp}
     before = middles.pop() if len(middles) == 1 else ()
@@ -58,11 +58,11 @@ def claimed(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
         any(layer.writers["mlp_out"].mixes for layer in with_mlp),
     )
     return ModelConfig(
-        n_layers=len(plan.layers), d_model=embedding.shape[1], n_heads=heads[0], n_kv_heads=heads[1],
+        n_layers=len(plan.layers), d_model=width, n_heads=heads[0], n_kv_heads=heads[1],
         n_ctx=_context(theirs, trees.plain, plan), d_vocab=embedding.shape[0],
-        d_head=max(1, (widths[0] if widths else embedding.shape[1]) // heads[0]),
+        d_head=max(1, (widths[0] if widths else width) // heads[0]),
         mlp=mlp if with_mlp else None,
-        mixer=tuple(_mixer(plan, layer, heads, before, sandwich) for layer in plan.layers),
+        mixer=tuple(_mixer(plan, layer, heads, before, sandwich) for layer in plan.layers) or WrappedMixer(),
         position=NoPosition() if plan.place is None else Learned(plan.place_offset),
         norm=plan.norm, norm_place="sandwich" if sandwich else "pre",
         parallel=bool(with_mlp) and not before and not sandwich, embed_scale=plan.embed_scale,
@@ -70,17 +70,20 @@ def claimed(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
         d_vocab_out=None if len(head.weight) == len(embedding) else len(head.weight),
         unembed_bias=isinstance(getattr(head, "bias", None), Tensor), tied=head.weight is embedding,
         logit_scale=plan.logit_scale, logit_softcap=plan.softcap,
+        mlm_head=None if plan.transform is None else plan.transform.act,
     )  # fmt: skip
 
 
 def _block(plan: Plan, registry: str, heads: tuple[int, int], before: tuple[str, ...]) -> WrappedBlock:
     """What the blocks add, the sites outside of them, and why others are not claimed."""
+    if not plan.layers:
+        return _without_blocks(plan.reasons.get("blocks", ""))
     longest = list(max(plan.layers, key=lambda layer: len(layer.writers)).writers)
     every = dict.fromkeys([*longest, *(name for layer in plan.layers for name in layer.writers)])
     outside = [
         "hook_embed", *["hook_pos_embed"] * (plan.place is not None),
         *["ln_embed.hook_scale", "ln_embed.hook_normalized"] * (plan.embed_norm is not None),
-        "ln_final.hook_scale", "ln_final.hook_normalized", "unembed.hook_out", "unembed.hook_uncapped",
+        *LATE,
     ]  # fmt: skip
     refused = [
         (f"blocks.{i}.{site}", why)
@@ -91,15 +94,18 @@ def _block(plan: Plan, registry: str, heads: tuple[int, int], before: tuple[str,
         ("matrices", "which matrices its MLPs have, and what its gradients meet there, is not known")
     )
     if plan.embed is None:
-        if not plan.pointwise_start:
-            raise UnknownNetworkError(
-                "what enters its first block mixes positions: the blocks before it were not found"
-            )
         refused.append(
             ("embed", "what enters the first block is no multiple of rows of the embedding matrix")
         )
     factors = tuple(_factor(plan, name) for name in every)
     return WrappedBlock(tuple(every), before, factors, tuple(outside), tuple(refused))
+
+
+def _without_blocks(why: str) -> WrappedBlock:
+    """What is offered of a network whose blocks are not: its final stream, and what is read from it."""
+    why = f"{why}; only the final stream is known (hook_stream)"
+    names = ("embed", "hook_embed", "matrices", "start", "blocks")
+    return WrappedBlock((), (), (), ("hook_stream", *LATE), tuple((name, why) for name in names))
 
 
 def _factor(plan: Plan, name: str) -> float:

@@ -23,7 +23,7 @@ from interp.model.kv_cache import Past
 from interp.model.norm import NoNorm, Normalize
 from interp.model.rules import Rule
 from interp.model.tap import Tap
-from interp.model.transformer import Transformer, check_extras, check_pass
+from interp.model.transformer import MaskedHead, Transformer, check_extras, check_pass
 from interp.wrapped.maps import Reading
 from interp.wrapped.records import WrappedBlock
 from interp.wrapped.rules import RuleMode, lay
@@ -39,11 +39,12 @@ from interp.wrapped.seams import (
     NormOf,
     NormSeam,
     OutputSeam,
+    ReaderSeam,
     Running,
     WriterSeam,
     register,
 )
-from interp.wrapped.search import Plan
+from interp.wrapped.search import Plan, Transform
 
 Matrix = tuple[Tensor, Tensor | None]
 """A matrix `[h e d]` and its bias `[h e]`."""
@@ -218,7 +219,7 @@ def install(trees: Trees, plan: Plan, config: ModelConfig) -> None:
     """Put a seam into every module of the watched tree that has a site."""
     tree = trees.watched
     for index, layer in enumerate(plan.layers):
-        block = tree.get_submodule(f"{plan.blocks}.{index}")
+        block = tree.get_submodule(plan.root(index))
         if layer.output is not None:
             module = block.get_submodule(layer.output)
             module.forward = OutputSeam(module.forward, config.n_heads, LinearView(module, layer.transposed))
@@ -230,6 +231,9 @@ def install(trees: Trees, plan: Plan, config: ModelConfig) -> None:
             module = block.get_submodule(layer.mixer)
             module.forward = MixerSeam(module.forward)
         block.forward = BlockSeam(block.forward, index, in_tuple=plan.in_tuple, embeds=plan.embed is None)
+    if plan.reader is not None:
+        module = tree.get_submodule(plan.reader)
+        module.forward = ReaderSeam(module.forward)
     if plan.embed_norm is not None:
         module = tree.get_submodule(plan.embed_norm)
         module.forward = NormSeam(module.forward, "ln_embed", NormOf(module, plan.norm, "ln_embed"))
@@ -262,12 +266,13 @@ class Wrapped(Transformer):
         self.edits, self.files, self.devices = (), (), None
         self.leaking: list[int] | None = None
         """While it is proven: the layers whose scores are used beside the softmax."""
-        self.output, self.mlm_head, self.type_embed, self.score_bias = None, None, None, None
+        self.output, self.type_embed, self.score_bias = None, None, None
         self._accepted = frozenset(inspect.signature(trees.plain.forward).parameters)
         self.embed = self._table(plan.embed)
         self.pos_embed = self._table(plan.place) if plan.place is not None else None
         self.ln_embed = self._norm(plan.embed_norm, config, "ln_embed") if config.embed_norm else None
         self.ln_final = self._norm(plan.final_norm, config, "ln_final")
+        self.mlm_head = None if plan.transform is None else self._transform(plan.transform)
         self.unembed = self._linear(plan.head) if config.unembed else None
         self.blocks = nn.ModuleList(self._known(i) for i in range(config.n_layers))
         self.eval()
@@ -290,6 +295,14 @@ class Wrapped(Transformer):
             made.bias = bias
         return made
 
+    def _transform(self, found: Transform) -> MaskedHead:
+        """What stands before the unembedding, on the network's parameters."""
+        with torch.device("meta"):
+            made = MaskedHead(found.act, found.kind, 1)
+        made.dense = self._linear(found.dense)
+        made.norm = NormOf(self.wrapped.get_submodule(found.norm), found.kind, "mlm_head").module()
+        return made
+
     def _norm(self, path: str | None, config: ModelConfig, name: str) -> Normalize:
         if path is None:
             return Normalize(NoNorm(), config.d_model, name)
@@ -301,7 +314,7 @@ class Wrapped(Transformer):
 
     def _known(self, index: int) -> KnownBlock:
         layer, config = self.plan.layers[index], self.config
-        block = self.wrapped.get_submodule(f"{self.plan.blocks}.{index}")
+        block = self.wrapped.get_submodule(self.plan.root(index))
         offered = "attn.hook_z" in config.mixers[index].offered  # type: ignore[attr-defined]
         out = None
         if layer.output is not None and offered:
@@ -384,7 +397,7 @@ class Wrapped(Transformer):
         self, run: Running, inputs: dict[str, object], cache: WrappedCache | None, n: int
     ) -> Float[Tensor, "b p d"]:
         """The stream where the pass ends."""
-        if run.start == self.config.n_layers:
+        if run.start == self.config.n_layers and run.start:
             assert run.entering is not None
             return run.entering
         token = RUNNING.set(run)
@@ -434,9 +447,8 @@ class Wrapped(Transformer):
         if whole is not None:
             inputs["attention_mask"] = whole.long()
         if (whole is not None or documents is not None) and "position_ids" in self._accepted:
-            inputs["position_ids"] = (
-                Layout(whole, documents).positions(n, past, tokens.device).expand(rows, n)
-            )
+            positions = Layout(whole, documents).positions(n, past, tokens.device).expand(rows, n)
+            inputs["position_ids"] = positions + self.plan.first_position
         if isinstance(cache, WrappedCache) and cache.held is not None:
             inputs[next(name for name in PASTS if name in self._accepted)] = cache.held
         return inputs

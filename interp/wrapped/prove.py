@@ -7,6 +7,7 @@ in passes that edit it (a pattern that was changed must give the z that follows 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
-from interp.model.sites import names
+from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Tap
 from interp.wrapped.claims import HEADS, claimed, settings
 from interp.wrapped.maps import Reading, agree, reading
@@ -30,21 +31,25 @@ from interp.wrapped.search import (
     Calls,
     Plan,
     UnknownNetworkError,
+    another,
     close,
     explored,
     fitted,
     numbers,
     recorded,
+    without_padding,
 )
 
 SUMS, LOOSE = 1e-5, 1e-4
 """Allowed between sums of sites, and between whole passes computed in two ways (of float32, relative)."""
 GRADIENT = 1e-3
 """Allowed between two gradients of float32, relative."""
-_HOOKED = ("hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_more_out", "attn.hook_z")
+_HOOKED = ("hook_stream", "hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_more_out", "attn.hook_z")
 """The sites where an ordinary hook on the network's modules stands at the same tensor."""
 MOST_STARTS = 6
 """Blocks at which a later start is tried."""
+FIRSTS = 5
+"""Positions that the first token is tried at."""
 EMBEDDED = ("hook_embed", "hook_pos_embed")
 SINGLE = 24
 """Tokens that stand alone, on which matrices of heads are found."""
@@ -58,7 +63,7 @@ def some_tokens(network: nn.Module, rows: int = 2, n: int = 7) -> Int[Tensor, "b
     """Random tokens of the network's vocabulary."""
     vocabulary = network.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
     drawn = torch.randint(0, vocabulary, (rows, n), generator=torch.Generator().manual_seed(11))
-    return drawn.to(next(network.parameters()).device)
+    return without_padding(network, drawn, vocabulary).to(next(network.parameters()).device)
 
 
 def wrap(
@@ -95,10 +100,11 @@ def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
     """What was proven, and whether our attention may be asked for."""
     tokens = some_tokens(plain)
     logits = plain(input_ids=tokens, use_cache=False).logits
-    other = tokens.clone()
-    other[:, -1] = (other[:, -1] + 1) % int(tokens.max() + 1)
-    if not close(plain(input_ids=other, use_cache=False).logits[:, :-1], logits[:, :-1], LOOSE):
-        raise UnknownNetworkError("its logits depend on later tokens: only causal decoders are wrapped")
+    n = tokens.shape[1]
+    for column in (n // 2, n - 1):
+        changed = plain(input_ids=another(plain, tokens, column), use_cache=False).logits
+        if not close(changed[:, :column], logits[:, :column], LOOSE):
+            raise UnknownNetworkError("its logits depend on later tokens: only causal decoders are wrapped")
     why = ""
     for registry in (True, False):
         trees = trees_of(plain, registry=registry)
@@ -118,11 +124,27 @@ def _proven(plain: nn.Module) -> tuple[_Proof, bool]:
         raise UnknownNetworkError("it gives other logits when it is watched")
     if plan.head is None:
         raise UnknownNetworkError(plan.reasons["ln_final.hook_scale"])
+    plan = replace(plan, first_position=_first_position(plain, tokens, logits))
     proof = _Proof(trees, plan, claimed(trees, plan, why), tokens, logits)
     proof.sites()
     proof.matrices()
     proof.options()
     return proof, registry
+
+
+def _first_position(network: nn.Module, tokens: Int[Tensor, "b p"], logits: Tensor) -> int:
+    """What the network takes the position of the first token for: given these positions it has the same logits."""
+    if "position_ids" not in inspect.signature(network.forward).parameters:
+        return 0
+    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+    for first in range(FIRSTS):
+        try:
+            found = network(input_ids=tokens, position_ids=places + first, use_cache=False).logits
+        except Exception:  # left to the options of a pass, which are refused where it fails
+            return 0
+        if close(found, logits, LOOSE):
+            return first
+    return 0
 
 
 # --- the proof ------------------------------------------------------------------------------------------------------
@@ -152,8 +174,9 @@ class _Proof:
         leaking, self.model.leaking = self.model.leaking, None
         if not close(base["logits"], self.logits, LOOSE):
             raise UnknownNetworkError("it gives other logits when everything is read")
-        if not close(self.model(self.tokens, Tap([Read("blocks.0.hook_resid_post")])), self.logits, LOOSE):
+        if not close(self.model(self.tokens, Tap([Read(final_stream(self.config))])), self.logits, LOOSE):
             raise UnknownNetworkError("it gives other logits when its stream is read")
+        self._ends(base[final_stream(self.config)])
         for layer in set(leaking):
             self._drop(layer, HEADS[3:], "its scores are used beside the softmax")
         self._shapes(base)
@@ -176,6 +199,34 @@ class _Proof:
         self._outside()
         self._traits(base)
 
+    def _ends(self, stream: Tensor) -> None:
+        """Refuse a network whose logits of other final streams, put there by hand, are not those that are read out."""
+        noise = torch.randn(stream.shape, generator=torch.Generator().manual_seed(17)).to(stream)
+        size = stream.square().mean().sqrt()
+        for factor in (0.1, 4.0):
+            new = factor * (stream + size * noise)
+            if not close(self.model.read_out(new), self._from_final(new), LOOSE):
+                raise UnknownNetworkError(
+                    "other final streams do not give the logits that are read out of them"
+                )
+
+    def _from_final(self, stream: Tensor) -> Tensor:
+        """The logits of the network's own code with this in place of its final stream, by an ordinary hook."""
+        network, plan = self.trees.plain, self.plan
+        if plan.reader is not None:
+            handle = network.get_submodule(plan.reader).register_forward_pre_hook(
+                lambda module, args, kwargs: replaced(args, kwargs, stream.clone()), with_kwargs=True
+            )
+        else:
+            handle = network.get_submodule(plan.root(-1)).register_forward_hook(
+                lambda module, args, out: with_first(out, stream.clone())
+            )
+        try:
+            logits: Tensor = network(input_ids=self.tokens, use_cache=False).logits
+        finally:
+            handle.remove()
+        return logits
+
     def _traits(self, base: Values) -> None:
         """Say of each layer whether its pattern is made of shares, and whether z is the pattern times the values."""
         mixers = list(self._mixers)
@@ -188,7 +239,7 @@ class _Proof:
             mixers[layer] = replace(
                 mixer, distribution=shares, additive=additive and self._sums.get(layer, False)
             )
-        self._use(replace(self.config, mixer=tuple(mixers)))
+        self._mix(mixers)
 
     def _readable(self) -> Values:
         """A pass that reads everything; the sites of heads are given up where it fails."""
@@ -390,12 +441,12 @@ class _Proof:
             for name in "qkv":
                 if name not in maps:
                     self._refuse(f"blocks.{layer}.attn.W_{name.upper()}", why)
-        self._use(replace(self.config, mixer=tuple(mixers)))
+        self._mix(mixers)
 
     def _reading(self, layer: int, calls: Calls, alone: Values, base: Values) -> Reading | None:
         """The maps of a layer: found on tokens that stand alone, and kept if they hold at every position."""
         wanted = {"v": "attn.hook_v"} | dict(zip("qk", HEADS[:2], strict=True))
-        offered, root = self._mixers[layer].offered, f"{self.plan.blocks}.{layer}"
+        offered, root = self._mixers[layer].offered, self.plan.root(layer)
         seen = {name: alone[f"blocks.{layer}.{site}"] for name, site in wanted.items() if site in offered}
         stream = calls[root][0].given
         if not seen or stream is None:
@@ -450,7 +501,9 @@ class _Proof:
 
     @property
     def _last_sites(self) -> Reads:
-        """Every site of the last block: masks are written out where scores are asked for."""
+        """Every site of the last block: masks are written out where scores are asked for. Without blocks the stream."""
+        if not self.config.n_layers:
+            return (Read(final_stream(self.config)),)
         last = f"blocks.{self.config.n_layers - 1}."
         return tuple(Read(name) for name in names(self.config, on_demand=True) if name.startswith(last))
 
@@ -506,6 +559,7 @@ class _Proof:
         probe = torch.randn(self.logits.shape, generator=generator).to(self.logits)
         offered = [f"blocks.{i}.{site}" for i, mixer in enumerate(self._mixers) for site in mixer.offered]
         wanted = [n for n in offered if n.endswith((*_HOOKED, *HEADS[2:])) and "result" not in n]
+        wanted = wanted if self.config.n_layers else [final_stream(self.config)]
         reads = [Read(name, grad=True) for name in wanted]
         tap = Tap([*reads, *(Read(name) for name in wanted)])
         found = torch.autograd.grad(
@@ -546,8 +600,12 @@ class _Proof:
             return hook
 
         for name in sites:
+            if self.plan.reader is not None:
+                module = network.get_submodule(self.plan.reader)
+                handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
+                continue
             index, site = name.split(".", 2)[1:]
-            layer, root = self.plan.layers[int(index)], f"{self.plan.blocks}.{index}"
+            layer, root = self.plan.layers[int(index)], self.plan.root(int(index))
             if site in ("hook_resid_pre", "attn.hook_z"):
                 module = network.get_submodule(root if site == "hook_resid_pre" else f"{root}.{layer.output}")
                 handles.append(module.register_forward_pre_hook(before(name), with_kwargs=True))
@@ -611,6 +669,11 @@ class _Proof:
         block = self.config.block
         assert isinstance(block, WrappedBlock)
         self._use(replace(self.config, block=replace(block, refused=(*block.refused, (name, why)))))
+
+    def _mix(self, mixers: Sequence[WrappedMixer]) -> None:
+        """Say of each layer what was found of it; a network without blocks has none to say it of."""
+        if mixers:
+            self._use(replace(self.config, mixer=tuple(mixers)))
 
     def _use(self, config: ModelConfig) -> None:
         self.config = self.model.config = config

@@ -195,6 +195,22 @@ class BlockSeam(Seam):
             raise EndOfPass(stream)
 
 
+class ReaderSeam(Seam):
+    """What reads the final stream of a network whose blocks were not found: the pass ends here, unless it has a cache
+    to fill.
+    """
+
+    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+        """What the module gives in this pass."""
+        stream = given_to(args, kwargs)
+        assert stream is not None
+        run.final = stream = visited(run.outside(), "hook_stream", stream)
+        if run.stop is not None:
+            raise EndOfPass(stream)
+        args, kwargs = replaced(args, kwargs, stream)
+        return self.inner(*args, **kwargs)
+
+
 def visited(scope: Scope | None, name: str, value: Tensor) -> Tensor:
     """What goes on from a site: a copy where it was looked at, since modules may write into what they are given."""
     return value if scope is None or not scope.wants(name) else at(scope, name, value).clone()

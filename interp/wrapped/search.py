@@ -9,11 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from interp.model.block import ACTIVATIONS, Activation
 from interp.model.norm import LayerNorm, NoNorm, Norm, Normalize, RMSNorm
 from interp.wrapped.seams import (
     RUNNING,
@@ -29,6 +31,11 @@ from interp.wrapped.seams import (
 
 EQUAL = {torch.float64: 1e-9, torch.float32: 2e-6}
 """Allowed between a sum of recorded tensors and the tensor it should be, relative to the largest number in it."""
+NO_BLOCKS = (
+    "no list of blocks was found of which each is given the residual stream [batch, pos, d_model] that the one "
+    "before gave"
+)
+EARLIER = "what enters its first block mixes positions: the blocks before it were not found"
 COMPUTED = 2e-5
 """Allowed where norms or softmaxes are computed again: networks compute them in float32 whatever their dtype."""
 
@@ -85,12 +92,28 @@ class Layer:
 
 
 @dataclass(frozen=True)
+class Transform:
+    """What stands between the last stream and the unembedding of some networks: a linear map, an activation, a norm."""
+
+    dense: str
+    """The linear map, whose matrix is stored `[out, in]`."""
+    act: Activation
+    norm: str
+    kind: Norm
+
+
+@dataclass(frozen=True)
 class Plan:
     """What was found of a network; paths are relative to it."""
 
-    blocks: str
-    in_tuple: bool
+    blocks: str | None
+    """The list of blocks; None where no list was found of which each is given what the one before gave."""
+    members: tuple[int, ...] = ()
+    """Which modules of the list run on tokens, in order: blocks that only images would run are no layers."""
+    in_tuple: bool = False
     """Whether blocks give a tuple that begins with the stream."""
+    width: int = 0
+    """Of the residual stream."""
     layers: tuple[Layer, ...] = ()
     embed: str | None = None
     embed_scale: float = 1.0
@@ -101,14 +124,21 @@ class Plan:
     """The module of learned positions, whose row for position i is `i + place_offset`."""
     place_offset: int = 0
     embed_norm: str | None = None
-    pointwise_start: bool = True
-    """Whether what enters the first block depends on each token and its position alone."""
     final_norm: str | None = None
     norm: Norm = field(default_factory=NoNorm)
     head: str | None = None
+    transform: Transform | None = None
     logit_scale: float = 1.0
     softcap: float | None = None
+    first_position: int = 0
+    """What the network itself takes the position of the first token for, where positions can be given to it."""
+    reader: str | None = None
+    """Where there are no blocks: the module that is given the final stream, from which the logits are read."""
     reasons: Mapping[str, str] = field(default_factory=dict)
+
+    def root(self, layer: int) -> str:
+        """The path of the block that is this layer."""
+        return f"{self.blocks}.{self.members[layer]}"
 
 
 class UnknownNetworkError(ValueError):
@@ -165,28 +195,27 @@ def recorded(
     return calls, output.logits
 
 
-def found_blocks(network: nn.Module, calls: Calls, shape: Sequence[int]) -> tuple[str, bool]:
+def found_blocks(network: nn.Module, calls: Calls, shape: Sequence[int]) -> Plan:
     """The list of modules each of which is given what the one before gave, and whether they give tuples.
 
-    Errors: UnknownNetworkError where there is none.
+    Modules that did not run are left out. Without such a list the plan has no blocks, and says so.
     """
     lists = [(name, m) for name, m in network.named_modules() if isinstance(m, nn.ModuleList) and len(m)]
     for name, members in sorted(lists, key=lambda pair: (pair[0].count("."), -len(pair[1]))):
-        each = [calls.get(f"{name}.{i}", []) for i in range(len(members))]
-        if any(len(one) != 1 for one in each):
+        each = {i: calls.get(f"{name}.{i}", []) for i in range(len(members))}
+        ran = {i: one for i, one in each.items() if one}
+        if not ran or any(len(one) != 1 for one in ran.values()):
             continue
-        chain = [one[0] for one in each]
+        chain = [one[0] for one in ran.values()]
         streams = all(
             c.given is not None and c.gave is not None and c.given.ndim == 3 and c.gave.shape == c.given.shape
             and tuple(c.given.shape[:2]) == tuple(shape)
             for c in chain
         )  # fmt: skip
         if streams and all(torch.equal(a.gave, b.given) for a, b in itertools.pairwise(chain)):  # type: ignore[arg-type]
-            return name, chain[0].in_tuple
-    raise UnknownNetworkError(
-        "no list of blocks was found of which each is given the residual stream [batch, pos, d_model] that the one "
-        "before gave"
-    )
+            assert chain[0].given is not None
+            return Plan(name, tuple(ran), chain[0].in_tuple, chain[0].given.shape[-1])
+    return Plan(None)
 
 
 def norm_of(module: nn.Module, given: Tensor, gave: Tensor) -> Norm | None:
@@ -198,13 +227,15 @@ def norm_of(module: nn.Module, given: Tensor, gave: Tensor) -> Norm | None:
     kinds = [
         kind
         for eps in dict.fromkeys([*known, 1e-5, 1e-6])
-        for kind in (RMSNorm(eps), RMSNorm(eps, unit_offset=True), LayerNorm(eps))
-    ]
+        for kind in (
+            RMSNorm(eps), RMSNorm(eps, unit_offset=True), LayerNorm(eps), LayerNorm(eps, unit_offset=True),
+        )
+    ]  # fmt: skip
     small = given * 1e-2
     for kind in kinds:
-        if isinstance(kind, RMSNorm) and (
-            (kind.unit_offset and weight is None) or getattr(module, "bias", None) is not None
-        ):
+        if kind.unit_offset and weight is None:
+            continue
+        if isinstance(kind, RMSNorm) and getattr(module, "bias", None) is not None:
             continue
         ours = NormOf(module, kind, "norm").module().to(given.dtype)
         if weight is None:
@@ -381,7 +412,7 @@ def explored_layer(
     network: nn.Module, plan: Plan, calls: Calls, index: int, noted: Sequence[Attended]
 ) -> Layer:
     """What was found of one block."""
-    root = f"{plan.blocks}.{index}"
+    root = plan.root(index)
     block, call = network.get_submodule(root), calls[root][0]
     assert call.given is not None and call.gave is not None
     inner = {
@@ -392,10 +423,9 @@ def explored_layer(
     factors = writers(inner, call.gave - call.given)
     seen = replace(noted[0], calls=len(noted)) if noted else None
     if factors is None:
-        return Layer(
-            attended=seen,
-            reasons={"hook_attn_out": "no modules were found whose outputs sum to what it adds"},
-        )
+        why = "no modules were found whose outputs sum to what it adds"
+        lost = ("hook_attn_out", "hook_mlp_out", "hook_resid_mid", "attn.hook_z", "attn.hook_result")
+        return Layer(attended=seen, reasons=dict.fromkeys(lost, why))
     found, middle = named_writers(block, call, inner, factors)
     reasons: dict[str, str] = {}
     cores: dict[str, Tensor] = {}
@@ -437,7 +467,7 @@ def fitted(target: Tensor, base: Tensor) -> float | None:
 
 def embeddings(network: nn.Module, plan: Plan, calls: Calls, tokens: Int[Tensor, "b p"]) -> Plan:
     """The plan with the embeddings, where they were found to sum to what enters the first block."""
-    start = calls[f"{plan.blocks}.0"][0]
+    start = calls[plan.root(0)][0]
     stream = start.given
     table = network.get_input_embeddings()  # type: ignore[operator]
     path = next((name for name, m in network.named_modules() if m is table), "")
@@ -520,64 +550,168 @@ def numbers(values: object) -> Iterator[float]:
 
 
 def head(network: nn.Module, plan: Plan, calls: Calls, logits: Float[Tensor, "b p v"]) -> Plan:
-    """The plan with final norm and unembedding, where they were found to give the logits from the last stream."""
-    last = calls[f"{plan.blocks}.{len(plan.layers) - 1}"][0]
+    """The plan with what gives the logits from the last stream, where it was found: a norm and a linear map, in some
+    networks with another map between them.
+    """
     module = network.get_output_embeddings()  # type: ignore[operator]
     path = next((name for name, m in network.named_modules() if m is module), "")
     own = calls.get(path, [])
-    if module is None or len(own) != 1 or own[0].given is None or last.gave is None:
+    if module is None or len(own) != 1 or own[0].given is None:
         return replace(plan, reasons={**plan.reasons, "ln_final.hook_scale": "no linear head was found"})
-    for name, kind, normed in _final_norms(network, plan, calls, last):
-        view = LinearView(module, transposed=False)
-        if view.weight.shape[-1] != normed.shape[-1]:
-            continue
-        raw = normed @ view.weight.T
-        raw = raw if view.bias is None else raw + view.bias
-        found = replace(plan, final_norm=name, norm=kind, head=path)
-        if (scale := fitted(logits, raw)) is not None:
-            return replace(found, logit_scale=scale)
-        for cap in dict.fromkeys(numbers(network.config.to_dict())):  # type: ignore[operator, union-attr]
-            if close(cap * (raw / cap).tanh(), logits, COMPUTED):
-                return replace(found, softcap=cap)
+    for found, normed in _ends(network, plan, calls, own[0]):
+        for transform, read in _transforms(network, calls, own[0].given, normed):
+            view = LinearView(module, transposed=False)
+            if not isinstance(getattr(module, "weight", None), nn.Parameter) or (
+                view.weight.shape[-1] != read.shape[-1]
+            ):
+                continue
+            raw = read @ view.weight.T
+            raw = raw if view.bias is None else raw + view.bias
+            if raw.shape != logits.shape:
+                continue
+            ends = replace(found, head=path, transform=transform)
+            if (scale := fitted(logits, raw)) is not None:
+                return replace(ends, logit_scale=scale)
+            for cap in dict.fromkeys(numbers(network.config.to_dict())):  # type: ignore[operator, union-attr]
+                if close(cap * (raw / cap).tanh(), logits, COMPUTED):
+                    return replace(ends, softcap=cap)
     why = "the logits are not a norm and a linear map of the last stream"
     return replace(plan, reasons={**plan.reasons, "ln_final.hook_scale": why})
 
 
-def _final_norms(
+def _ends(
     network: nn.Module, plan: Plan, calls: Calls, last: Call
+) -> Iterator[tuple[Plan, Float[Tensor, "b p d"]]]:
+    """What may be the final norm, and what it gives; without blocks also what may be the final stream."""
+    if plan.layers:
+        stream = calls[plan.root(len(plan.layers) - 1)][0]
+        if stream.gave is not None:
+            for name, kind, normed in _final_norms(network, calls, stream.gave, stream.order):
+                yield replace(plan, final_norm=name, norm=kind), normed
+        return
+    for name, kind, given, normed in _last_norms(network, calls, last):
+        width = given.shape[-1]
+        yield replace(plan, final_norm=name, norm=kind, reader=name, width=width), normed
+    unembedding = next(name for name, one in calls.items() if one[-1] is last)
+    if last.given is not None and last.given.ndim == 3:
+        yield replace(plan, reader=unembedding, width=last.given.shape[-1]), last.given
+
+
+def _final_norms(
+    network: nn.Module, calls: Calls, stream: Float[Tensor, "b p d"], order: int
 ) -> Iterator[tuple[str | None, Norm, Tensor]]:
-    assert last.gave is not None
     for name, call in ((name, one[-1]) for name, one in calls.items()):
-        if call.order < last.order or call.given is None or call.gave is None:
+        if call.order < order or call.given is None or call.gave is None:
             continue
-        if call.given.shape == last.gave.shape and torch.equal(call.given, last.gave) and name:
+        if call.given.shape == stream.shape and torch.equal(call.given, stream) and name:
             kind = norm_of(network.get_submodule(name), call.given, call.gave)
             if kind is not None:
                 yield name, kind, call.gave
-    yield None, NoNorm(), last.gave
+    yield None, NoNorm(), stream
+
+
+def _last_norms(network: nn.Module, calls: Calls, last: Call) -> Iterator[tuple[str, Norm, Tensor, Tensor]]:
+    """The norms that ran once and give what the unembedding is given, or what a map before it is."""
+    for name, one in calls.items():
+        call = one[-1]
+        if len(one) != 1 or call.order > last.order or call.given is None or call.gave is None or not name:
+            continue
+        if call.given.ndim != 3 or call.gave.shape != call.given.shape:
+            continue
+        read = [
+            other for many in calls.values() for other in many
+            if other.given is not None and other.order > call.order and other.given.shape == call.gave.shape
+            and torch.equal(other.given, call.gave)
+        ]  # fmt: skip
+        if read and (kind := norm_of(network.get_submodule(name), call.given, call.gave)) is not None:
+            yield name, kind, call.given, call.gave
+
+
+def _transforms(
+    network: nn.Module, calls: Calls, read: Tensor, normed: Float[Tensor, "b p d"]
+) -> Iterator[tuple[Transform | None, Tensor]]:
+    """What may stand between the last stream and `read`, what the unembedding is given: nothing, or a linear map of
+    the stream, an activation and a norm.
+    """
+    yield None, normed
+    norms = {name: one[0] for name, one in calls.items() if len(one) == 1 and _gives(one[0], read)}
+    maps = {name: one[0] for name, one in calls.items() if len(one) == 1 and _reads(one[0], normed)}
+    for (name, norm), (dense, call) in itertools.product(norms.items(), maps.items()):
+        module = network.get_submodule(dense)
+        view = LinearView(module, transposed=False)
+        weight = getattr(module, "weight", None)
+        if norm.given is None or call.gave is None or call.gave.shape != norm.given.shape:
+            continue
+        if not isinstance(weight, nn.Parameter) or weight.shape != (call.gave.shape[-1], normed.shape[-1]):
+            continue
+        made = normed @ view.weight.T
+        kind = norm_of(network.get_submodule(name), norm.given, read)
+        if kind is None or not close(made if view.bias is None else made + view.bias, call.gave, COMPUTED):
+            continue
+        act = _activation(call.gave, norm.given)
+        if act is not None:
+            yield Transform(dense, act, name, kind), read
+
+
+def _gives(call: Call, value: Tensor) -> bool:
+    return call.gave is not None and call.gave.shape == value.shape and torch.equal(call.gave, value)
+
+
+def _reads(call: Call, value: Tensor) -> bool:
+    return call.given is not None and call.given.shape == value.shape and torch.equal(call.given, value)
+
+
+def _activation(given: Tensor, gave: Tensor) -> Activation | None:
+    """The activation that made one of the other; of those that agree to rounding the nearest."""
+    errors = {name: float((ours(given) - gave).abs().max()) for name, ours in ACTIVATIONS.items()}
+    name = min(errors, key=errors.__getitem__)
+    known = cast("Activation", name)
+    return known if close(ACTIVATIONS[name](given), gave, COMPUTED) else None
 
 
 @torch.no_grad()
 def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> tuple[Plan, Tensor]:
-    """What was found of a network, and its logits. Errors: UnknownNetworkError where it has no list of blocks."""
+    """What was found of a network, and its logits. Errors: UnknownNetworkError where they are none of each token."""
     run = Running(original, written_out=True, noted=[])
     calls, logits = recorded(network, tokens, run)
-    blocks, in_tuple = found_blocks(network, calls, tokens.shape)
-    plan = Plan(blocks, in_tuple)
-    count = len(network.get_submodule(blocks))  # type: ignore[arg-type]
     if logits.shape[:2] != tokens.shape:
         raise UnknownNetworkError(
             f"its output has shape {list(logits.shape)}, which is not a logit for each token"
         )
+    plan = found_blocks(network, calls, tokens.shape)
+    if plan.blocks is None:
+        return _without_blocks(network, calls, logits, NO_BLOCKS), logits
     noted = run.noted or []
     layers = tuple(
-        explored_layer(network, plan, calls, i, noted[calls[f"{blocks}.{i}"][0].noted]) for i in range(count)
+        explored_layer(network, plan, calls, i, noted[calls[plan.root(i)][0].noted])
+        for i in range(len(plan.members))
     )
-    plan = replace(plan, layers=layers)
-    plan = embeddings(network, head(network, plan, calls, logits), calls, tokens)
-    other = tokens.clone()
-    other[:, 0] = (other[:, 0] + 1) % int(tokens.max() + 1)
-    changed, _ = recorded(network, other, Running(original, written_out=True, noted=[]))
-    there, here = changed[f"{blocks}.0"][0].given, calls[f"{blocks}.0"][0].given
+    plan = head(network, replace(plan, layers=layers), calls, logits)
+    if plan.head is None:
+        return _without_blocks(network, calls, logits, plan.reasons["ln_final.hook_scale"]), logits
+    plan = embeddings(network, plan, calls, tokens)
+    changed, _ = recorded(network, another(network, tokens, 0), Running(original, written_out=True, noted=[]))
+    there, here = changed[plan.root(0)][0].given, calls[plan.root(0)][0].given
     assert there is not None and here is not None
-    return replace(plan, pointwise_start=torch.equal(there[:, 1:], here[:, 1:])), logits
+    if plan.embed is None and not torch.equal(there[:, 1:], here[:, 1:]):
+        return _without_blocks(network, calls, logits, EARLIER), logits
+    return plan, logits
+
+
+def _without_blocks(network: nn.Module, calls: Calls, logits: Float[Tensor, "b p v"], why: str) -> Plan:
+    """What is found of a network without its blocks: the final stream, and how logits are read from it."""
+    return head(network, Plan(None, reasons={"blocks": why}), calls, logits)
+
+
+def another(network: nn.Module, tokens: Int[Tensor, "b p"], column: int) -> Int[Tensor, "b p"]:
+    """The tokens with others in one column, none of them the one that stands for padding."""
+    changed, count = tokens.clone(), int(tokens.max() + 1)
+    changed[:, column] = without_padding(network, (changed[:, column] + 1) % count, count)
+    return changed
+
+
+def without_padding(network: nn.Module, tokens: Int[Tensor, "*n"], count: int) -> Int[Tensor, "*n"]:
+    """The tokens with the next one in place of the one that stands for padding: some networks do not count it."""
+    config = network.config.get_text_config()  # type: ignore[operator, union-attr]
+    pad = getattr(config, "pad_token_id", None)
+    return tokens if pad is None else torch.where(tokens == pad, (tokens + 1) % count, tokens)

@@ -16,7 +16,8 @@ from tests.tolerances import assert_close
 
 NORMS = {
     "layer": LayerNorm(1e-2), "layer-gamma": LayerNorm(1e-2, trained="gamma"),
-    "layer-nothing": LayerNorm(1e-2, trained="nothing"), "rms": RMSNorm(1e-2),
+    "layer-nothing": LayerNorm(1e-2, trained="nothing"), "layer-offset": LayerNorm(1e-2, unit_offset=True),
+    "rms": RMSNorm(1e-2),
     "rms-offset": RMSNorm(1e-2, unit_offset=True), "none": NoNorm(),
 }  # fmt: skip
 EACH = pytest.mark.parametrize("kind", NORMS.values(), ids=NORMS)
@@ -42,7 +43,7 @@ def slow_scale(kind: LayerNorm | RMSNorm | NoNorm, row: Tensor) -> float:
 
 def slow_gamma(norm: Normalize) -> Tensor | float:
     """What is stored, plus 1 where that is gamma - 1; 1 where nothing is."""
-    offset = isinstance(norm.kind, RMSNorm) and norm.kind.unit_offset
+    offset = not isinstance(norm.kind, NoNorm) and norm.kind.unit_offset
     if norm.weight is None:
         return 1.0
     return offset + (norm.weight if norm.heads is None else torch.stack(norm.weight.split(norm.width)))
