@@ -23,15 +23,15 @@ def config(settings: Settings) -> ModelConfig:
     settings.require("n_embed", d_model, None)
     n_heads = settings.count("num_attention_heads")
     bias = settings.flag("bias", False)
-    position = rotary(settings, d_model // n_heads)
-    n_ctx = context(settings, position, 2048)
+    n_ctx = settings.count("max_position_embeddings", 2048)
+    position = rotary(settings, d_model // n_heads, n_ctx)
     parallel, shared_norm = _form(settings)
     return ModelConfig(
         n_layers=settings.integer("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
         n_kv_heads=_kv_heads(settings, n_heads),
-        n_ctx=n_ctx,
+        n_ctx=context(n_ctx, position),
         d_vocab=settings.integer("vocab_size"),
         mlp=MLP(
             settings.integer("ffn_hidden_size", 4 * d_model),

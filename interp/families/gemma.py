@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from interp.families import llama_like
 from interp.families.activations import ACTIVATIONS
+from interp.families.rope import USUAL, Wording
 from interp.families.spec import Family, Settings
 from interp.model.config import MLP, ModelConfig, RMSNorm
 
@@ -12,12 +13,12 @@ DEFAULTS = {"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings
 
 
 def body(
-    settings: Settings, defaults: Mapping[str, int | float], *, act: str, part: str | None = None
+    settings: Settings, defaults: Mapping[str, int | float], *, act: str, wording: Wording = USUAL
 ) -> ModelConfig:
-    """What all generations of Gemma share. `act`: the key of the non-linearity; `part`: as `rope.rotary` has it."""
+    """What all generations of Gemma share. `act`: the key of the non-linearity; `wording`: of the rotation."""
     llama_like.without(settings, "mlp_bias", "use_bidirectional_attention")
     missing = {"tie_word_embeddings": True, **defaults}
-    found = llama_like.decoder(settings, missing, act=(act, "gelu_pytorch_tanh"), part=part)
+    found = llama_like.decoder(settings, missing, act=(act, "gelu_pytorch_tanh"), wording=wording)
     assert isinstance(found.norm, RMSNorm)
     norm = replace(found.norm, unit_offset=True)
     return replace(found, norm=norm, embed_scale=found.d_model**0.5)

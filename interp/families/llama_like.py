@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.rope import context, rotary
+from interp.families.rope import USUAL, Wording, context, rotary
 from interp.families.spec import Rule, Settings, same
 from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, Mixer, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
@@ -34,13 +34,12 @@ def decoder(
     *,
     act: tuple[str, str] = ("hidden_act", "silu"),
     norm: Norm | None = None,
-    part: str | None = None,
-    same_for_texts: Sequence[str] = (),
+    wording: Wording = USUAL,
 ) -> ModelConfig:
     """The config that the shared keys describe: Llama's arithmetic.
 
     defaults: the family's values of missing keys, where they are not Llama's. act: the key of the non-linearity and
-    its default. norm: None = an RMSNorm whose eps the config says. part, same_for_texts: as `rope.rotary` has them.
+    its default. norm: None = an RMSNorm whose eps the config says. wording: of the rotation.
     """
     given = {key: float(value) for key, value in (defaults or {}).items()}
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
@@ -56,10 +55,8 @@ def decoder(
 
     d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
     bias = settings.flag("attention_bias", False)
-    share = missing.get("partial_rotary_factor", 1.0)
-    position = rotary(
-        settings, d_head, base=missing["rope_theta"], partial=share, part=part, same_for_texts=same_for_texts
-    )
+    n_ctx, share = whole("max_position_embeddings"), missing.get("partial_rotary_factor")
+    position = rotary(settings, d_head, n_ctx, base=missing["rope_theta"], partial=share, wording=wording)
     mlp_bias = settings.flag("mlp_bias", False)
     return ModelConfig(
         n_layers=whole("num_hidden_layers"),
@@ -67,7 +64,7 @@ def decoder(
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
-        n_ctx=context(settings, position, whole("max_position_embeddings")),
+        n_ctx=context(n_ctx, position),
         d_vocab=whole("vocab_size"),
         mlp=MLP(whole("intermediate_size"), activation(settings, *act), gated=True, bias=mlp_bias),
         position=position,

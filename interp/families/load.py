@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -71,7 +72,7 @@ from interp.families.fill import check_dtype
 from interp.families.hub import download as download
 from interp.families.other import can_wrap, vocabulary, wrapped_folder, wrapped_model
 from interp.families.quantised import KEYS, ordinary, quantisation_of
-from interp.families.spec import AnyFamily, Settings
+from interp.families.spec import AnyFamily, Settings, Unsupported
 from interp.families.stored import LiveTensors, StoredTensors, listing, weight_files
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
 from interp.model.config import AnyConfig, EncoderDecoderConfig
@@ -144,16 +145,36 @@ def family_of(values: Mapping[str, object]) -> AnyFamily:
     )
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A checkpoint's config as this package understands it."""
+
+    family: AnyFamily
+    config: AnyConfig
+    inert: tuple[str, ...]
+    """Keys that change nothing, since transformers does not read them for this `model_type` either; one of a table
+    inside the config is `table.key`. `verify()` lists them."""
+
+
 @public()
 def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
     """Family and our config of a checkpoint's config; ValueError for anything it asks that we do not do."""
+    found = reading_of(values)
+    return found.family, found.config
+
+
+def reading_of(values: Mapping[str, object]) -> Reading:
+    """Family, our config and the inert keys of a checkpoint's config.
+
+    Errors: ValueError for a damaged config or a `model_type` without a file here; its kind `Unsupported` where the
+    config asks for something that transformers does and the family's file does not, so that it can be wrapped.
+    """
     family = family_of(values)
     quantisation_of(values, family.name)
     settings = Settings(values, family.name)
     settings.present(KEYS)
     config = family.config(settings)
-    settings.finish()
-    return family, config
+    return Reading(family, config, settings.finish())
 
 
 @public()
@@ -269,9 +290,23 @@ def is_encoder_decoder(path: Path) -> bool:
 
 
 def _wraps(values: Mapping[str, object], wrapped: bool | None) -> bool:
-    """Whether a checkpoint is to be wrapped: as it is asked, or where only transformers knows its type."""
-    known = any(values.get("model_type") in family.model_types for family in FAMILIES)
-    return bool(wrapped) or (wrapped is None and not known and can_wrap(values))
+    """Whether a checkpoint is to be wrapped: as it is asked, or where only transformers does what its config asks."""
+    if wrapped is not None:
+        return wrapped
+    return not _does(values) and can_wrap(values)
+
+
+def _does(values: Mapping[str, object]) -> bool:
+    """Whether a file here knows the type of a config, and does what it asks."""
+    if not any(values.get("model_type") in family.model_types for family in FAMILIES):
+        return False
+    try:
+        reading_of(values)
+    except Unsupported:
+        return False
+    except ValueError:
+        return True  # a damaged config: what is wrong is said where it is read
+    return True
 
 
 def _one_place(places: Sequence[torch.device]) -> torch.device:

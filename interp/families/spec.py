@@ -7,6 +7,7 @@ from typing import Generic, TypeVar, cast
 from torch import Tensor
 
 from interp.core.boundary import shown
+from interp.families.inert import at_default, read_keys
 from interp.model.config import (
     AnyConfig,
     EncoderDecoderConfig,
@@ -38,13 +39,35 @@ LARGEST = 1e15
 """No number of a config is larger: what is, and NaN, comes from a damaged file and would fail far from it."""
 
 
-class Settings:
-    """A checkpoint's config, read key by key; what nobody read is refused by name at the end."""
+class Unsupported(ValueError):
+    """A config asks for something that transformers does and a family's file here does not."""
 
-    def __init__(self, values: Mapping[str, object], family: str) -> None:
+
+class Settings:
+    """A checkpoint's config, or a table inside one, read key by key.
+
+    At the end every other key is told apart: one that transformers does not read either is inert and listed, one that
+    it does read is refused by name, unless it says what holds without it.
+    """
+
+    def __init__(self, values: Mapping[str, object], family: str, kind: str | None = None) -> None:
+        """kind: the `model_type` whose code in transformers is asked; None = the one that `values` say."""
         self._values = values
         self._family = family
+        self._kind = str(values.get("model_type")) if kind is None else kind
         self._read: set[str] = set()
+        self._tables: list[tuple[str, Settings]] = []
+        self._ignored: set[str] = set()
+
+    def inside(self, name: str, values: Mapping[str, object]) -> "Settings":
+        """The settings of a table of this config, whose inert keys this config lists as `name.key`."""
+        table = Settings(values, f"{self._family} {name}", str(values.get("model_type", self._kind)))
+        self._tables.append((name, table))
+        return table
+
+    def ignored(self, keys: Sequence[str]) -> None:
+        """List those of `keys` that the config has and nobody read as inert: under this config they change nothing."""
+        self._ignored |= {key for key in keys if self._values.get(key) is not None}
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number setting; `default` stands in for a missing key or None."""
@@ -106,19 +129,25 @@ class Settings:
         return dict(value or {})
 
     def require(self, key: str, *allowed: Scalar) -> None:
-        """ValueError unless the setting is missing or one of `allowed`."""
+        """Unsupported unless the setting is missing or one of `allowed`."""
         value = self.get(key)
         if key in self._values and value not in allowed:
-            raise ValueError(
-                f"{self._family}: config asks for {key}={value!r}, supported: {', '.join(map(repr, allowed))}"
+            raise Unsupported(
+                f"{self._family}: config asks for {key}={shown(value)}, supported: {', '.join(map(repr, allowed))}"
             )
 
-    def finish(self) -> None:
-        """ValueError naming every key that was neither read nor known to be irrelevant."""
-        unknown = sorted(set(self._values) - self._read - NOT_ARITHMETIC)
-        unknown = [k for k in unknown if self._values[k] is not None]
+    def finish(self) -> tuple[str, ...]:
+        """The inert keys, those of tables as `table.key`; Unsupported naming every other key that was not read."""
+        done = self._read | self._ignored | NOT_ARITHMETIC
+        left = {key: value for key, value in self._values.items() if value is not None and key not in done}
+        asked = read_keys(self._kind, left)
+        unknown = sorted(asked - at_default(self._kind, {key: left[key] for key in asked}))
         if unknown:
-            raise ValueError(f"{self._family}: config keys not understood: {', '.join(unknown)}")
+            said = ", ".join(f"{key}={shown(left[key])}" for key in unknown)
+            raise Unsupported(f"{self._family}: config keys not understood: {said}")
+        tables = [f"{name}.{key}" for name, table in self._tables for key in table.finish()]
+        inert = (left.keys() - asked) | (self._ignored - self._read)
+        return (*sorted(inert), *dict.fromkeys(tables))
 
     def _number(self, key: str, default: int | float | None) -> int | float:
         value = self.get(key)
