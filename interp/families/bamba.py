@@ -26,8 +26,7 @@ def config(settings: Settings) -> ModelConfig:
     """Our config of a Bamba checkpoint. Outside the rotary table Hugging Face reads no share of rotated dimensions."""
     settings.require("hidden_act", "silu", "swish", None)
     settings.present(NOT_READ)
-    body = llama_like.decoder(settings, DEFAULTS, wording=Wording(share=None))
-    settings.require("attn_rotary_emb", body.rotary_dim, None)
+    body = llama_like.decoder(settings, DEFAULTS, biases=llama_like.BOTH, wording=Wording(share=None))
     states, attends = mamba2.state_space(settings, body), _attention(settings, body.n_layers)
     kinds: list[Mixer] = [Softmax() if layer in attends else states for layer in range(body.n_layers)]
     return llama_like.mixed(body, kinds)

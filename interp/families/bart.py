@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.seq2seq import IGNORED
 from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules
 from interp.model.config import MLP, EncoderDecoderConfig, LayerNorm, Learned, ModelConfig, Position
@@ -33,9 +32,6 @@ CROSS: dict[str, str | tuple[str, ...]] = {
 
 def config(settings: Settings) -> EncoderDecoderConfig:
     """Our config of a BART checkpoint."""
-    settings.require("normalize_embedding", True, None)
-    settings.require("static_position_embeddings", False, None)
-    settings.require("extra_pos_embeddings", 2, None)
     encoder, decoder = (stack(settings, side, Learned(offset=2)) for side in ("encoder", "decoder"))
     tied = settings.flag("tie_word_embeddings", True)
     return EncoderDecoderConfig(
@@ -47,11 +43,8 @@ def config(settings: Settings) -> EncoderDecoderConfig:
 
 
 def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
-    """One of both Transformers; keys that BART's relatives use for another place of the norms are refused."""
-    settings.present((*IGNORED, "num_hidden_layers"))
-    settings.require("normalize_before", False, None)
-    settings.require("add_final_layer_norm", False, None)
-    settings.require("add_bias_logits", False, None)
+    """One of both Transformers."""
+    settings.get("num_hidden_layers")  # of one of the stacks, which has a key of its own
     decoder, d_model = side == "decoder", settings.count("d_model")
     return ModelConfig(
         n_layers=settings.count(f"{side}_layers"),

@@ -4,15 +4,13 @@ from interp.families.spec import Family, Rule, Settings
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
-NUMERICS = ("pretraining_tp", "slow_but_exact", "attention_softmax_in_fp32")
+NUMERICS = ("pretraining_tp", "slow_but_exact")
 """How sums are split and in which precision; the numbers are the same."""
-FIRST = ("offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "masked_softmax_fusion", "bias_dropout_fusion")
-"""Keys of the training code that the first configs kept and no model ever read."""
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a BLOOM checkpoint; the residual taken after the norm is refused."""
-    settings.present((*NUMERICS, *FIRST))
+    settings.present(NUMERICS)
     settings.require("apply_residual_connection_post_layernorm", False, None)
     d_model = _either(settings, "n_embed", "hidden_size")
     return ModelConfig(

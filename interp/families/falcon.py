@@ -17,8 +17,7 @@ from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
 
 def config(settings: Settings) -> ModelConfig:
-    """Our config of a Falcon checkpoint; the residual taken after the norm is refused."""
-    settings.require("apply_residual_connection_post_layernorm", False, None)
+    """Our config of a Falcon checkpoint."""
     d_model = settings.integer("hidden_size", settings.integer("n_embed", -1))
     settings.require("n_embed", d_model, None)
     n_heads = settings.count("num_attention_heads")

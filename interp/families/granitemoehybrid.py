@@ -20,10 +20,7 @@ ATTENTION, STATES = ("attention", "full_attention"), ("mamba", "linear_attention
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Granite 4 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     settings.require("hidden_act", "silu", "swish", None)
-    settings.require("normalization_function", "rmsnorm", None)
-    settings.present((*experts.TRAINING, "init_method"))
     body = granite.multiplied(settings, llama_like.decoder(settings, DEFAULTS))
     settings.require("position_embedding_type", "rope", "nope", None)
     if settings.get("position_embedding_type") != "rope":

@@ -14,16 +14,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-SHARED = (
-    "configuration_utils.py", "modeling_rope_utils.py", "modeling_utils.py", "modeling_layers.py",
-    "modeling_attn_mask_utils.py", "masking_utils.py", "cache_utils.py", "integrations/heterogeneity/*.py",
-    "integrations/*_attention.py",
-)  # fmt: skip
+SHARED = ("modeling_utils.py", "masking_utils.py", "cache_utils.py", "integrations/heterogeneity/*.py")
 """Files that every model's code uses and that ask a configuration for something."""
+SOME = {"rope_parameters": "modeling_rope_utils.py", "use_experts_implementation": "integrations/moe.py"}
+"""The same of the models whose own files have this word."""
 CHECKS = re.compile(r"\n    def _?validate_.*?(?=\n    def |\n    @|\n\S|\Z)", re.DOTALL)
 """Methods of a configuration that only check it: what they read changes no number."""
-OF_EXPERTS = "integrations/moe.py"
-"""The same for models whose own code names what is in it."""
 
 
 def read_keys(kind: str, keys: Iterable[str]) -> set[str]:
@@ -41,16 +37,16 @@ def read_keys(kind: str, keys: Iterable[str]) -> set[str]:
     return found
 
 
-def at_default(kind: str, values: Mapping[str, object]) -> set[str]:
-    """Those keys of `values` that say what transformers' configuration of that type takes where they are missing."""
-    if not values:
-        return set()
-    usual = _defaults(kind)
-    return {key for key, value in values.items() if key in usual and _same(usual[key], value)}
-
-
-def _same(a: object, b: object) -> bool:
-    return a == b and isinstance(a, bool) == isinstance(b, bool)
+@functools.cache
+def usual_values(kind: str) -> Mapping[str, object]:
+    """What transformers takes for keys that a config of a `model_type` lacks, where its source says it literally."""
+    folder = _folder(kind)
+    found: dict[str, object] = {}
+    for path in [] if folder is None else sorted(folder.glob("configuration_*.py")):
+        for node in ast.parse(_text(path)).body:
+            if isinstance(node, ast.ClassDef) and _class_values(node).get("model_type") == kind:
+                found |= _class_values(node)
+    return found
 
 
 @functools.cache
@@ -76,8 +72,8 @@ def _sources(kind: str) -> tuple[Path, ...]:
                 own.append(other)
                 seen.add(other)
     files = [path for each in own for path in _files(each)]
-    experts = [OF_EXPERTS] if any("use_experts_implementation" in _text(path) for path in files) else []
-    return (*files, *(path for pattern in (*SHARED, *experts) for path in sorted(root.glob(pattern))))
+    some = [shared for word, shared in SOME.items() if any(word in _text(path) for path in files)]
+    return (*files, *(path for pattern in (*SHARED, *some) for path in sorted(root.glob(pattern))))
 
 
 @functools.cache
@@ -125,18 +121,6 @@ def _reads(path: Path) -> frozenset[str]:
     pattern = rf"{held}\.(\w+)\b(?!\s*=[^=])|{quoted}"
     text = re.sub(CHECKS, "\n", _text(path)) if configures else _text(path)
     return frozenset(name or quoted for name, quoted in re.findall(pattern, text, re.IGNORECASE))
-
-
-@functools.cache
-def _defaults(kind: str) -> dict[str, object]:
-    """The literal defaults of the fields of a type's configuration."""
-    folder = _folder(kind)
-    found: dict[str, object] = {}
-    for path in [] if folder is None else sorted(folder.glob("configuration_*.py")):
-        for node in ast.parse(_text(path)).body:
-            if isinstance(node, ast.ClassDef) and _class_values(node).get("model_type") == kind:
-                found |= _class_values(node)
-    return found
 
 
 def _class_values(node: ast.ClassDef) -> dict[str, object]:

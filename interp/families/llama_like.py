@@ -21,6 +21,8 @@ NORMS: dict[NormPlace, dict[str, str]] = {
         "ln2_post": "post_feedforward_layernorm",
     },
 }
+BOTH = ("attention_bias", "mlp_bias")
+"""The switches of biases that Llama has."""
 BUFFERS = (r".*\.rotary_emb\.inv_freq",)
 """Tensors of old checkpoints that are no weights."""
 duplicates = tied_to("model.embed_tokens.weight")
@@ -32,14 +34,15 @@ def decoder(
     settings: Settings,
     defaults: Mapping[str, int | float] | None = None,
     *,
-    act: tuple[str, str] = ("hidden_act", "silu"),
+    act: tuple[str, str] | None = ("hidden_act", "silu"),
     norm: Norm | None = None,
+    biases: Sequence[str] = ("attention_bias",),
     wording: Wording = USUAL,
 ) -> ModelConfig:
     """The config that the shared keys describe: Llama's arithmetic.
 
     defaults: the family's values of missing keys, where they are not Llama's. act: the key of the non-linearity and
-    its default. norm: None = an RMSNorm whose eps the config says. wording: of the rotation.
+    its default; None = always silu. biases: the switches that the family has, of `attention_bias` and `mlp_bias`. norm: None = an RMSNorm whose eps the config says. wording: of the rotation.
     """
     given = {key: float(value) for key, value in (defaults or {}).items()}
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
@@ -54,10 +57,9 @@ def decoder(
         return usual if settings.optional(key, missing.get(key)) is None else whole(key)
 
     d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
-    bias = settings.flag("attention_bias", False)
+    bias, mlp_bias = (each in biases and settings.flag(each, False) for each in BOTH)
     n_ctx, share = whole("max_position_embeddings"), missing.get("partial_rotary_factor")
     position = rotary(settings, d_head, n_ctx, base=missing["rope_theta"], partial=share, wording=wording)
-    mlp_bias = settings.flag("mlp_bias", False)
     return ModelConfig(
         n_layers=whole("num_hidden_layers"),
         d_model=d_model,
@@ -66,7 +68,7 @@ def decoder(
         d_head=d_head,
         n_ctx=context(n_ctx, position),
         d_vocab=whole("vocab_size"),
-        mlp=MLP(whole("intermediate_size"), activation(settings, *act), gated=True, bias=mlp_bias),
+        mlp=MLP(whole("intermediate_size"), "silu" if act is None else activation(settings, *act), gated=True, bias=mlp_bias),
         position=position,
         norm=norm or RMSNorm(settings.real("rms_norm_eps", missing["rms_norm_eps"])),
         qkv_bias=bias,
@@ -109,12 +111,6 @@ def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
     ):
         raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}")
     return [flag == 1 for flag in given[:n_layers]]
-
-
-def without(settings: Settings, *keys: str) -> None:
-    """ValueError if the config sets a switch that this family does not have."""
-    for key in keys:
-        settings.require(key, False, None)
 
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:

@@ -6,21 +6,12 @@ from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, Softmax
 
-TRAINING = (
-    "embedding_fraction", "init_config", "init_device", "verbose", "tokenizer_name", "learned_pos_emb", "emb_pdrop",
-    "norm_type",
-)  # fmt: skip
-"""Keys of the training, of what counts without ALiBi alone, and of the norms, which are all LayerNorms."""
 KERNEL = ("attn_impl", "attn_pdrop")
 """Keys of the attention's table that choose a kernel; the numbers are the same."""
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of an MPT checkpoint; models without ALiBi, with normed queries or biases are refused."""
-    settings.present(TRAINING)
-    settings.require("expansion_ratio", 4, None)
-    settings.require("no_bias", True, None)
-    settings.require("logit_scale", 1.0, None)
     attention = _attention(settings)
     clip = attention.real("clip_qkv", 0.0)
     d_model = settings.integer("d_model")

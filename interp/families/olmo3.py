@@ -14,7 +14,6 @@ DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta":
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of an OLMo 3 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     body = llama_like.decoder(settings, DEFAULTS, wording=Wording(part="full_attention"))
     n_ctx = settings.count("max_position_embeddings", 2048)
     near = rotary(settings, body.head_width, n_ctx, base=THETA, wording=Wording(part="sliding_attention"))

@@ -14,10 +14,7 @@ WORDING = Wording(original=4096, longrope=("longrope", "su", "yarn"))  # its nam
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Phi-3 checkpoint."""
-    llama_like.without(settings, "attention_bias", "mlp_bias", "lm_head_bias")
-    settings.require("full_attn_mod", 1, None)
-    settings.require("interpolate_factor", 1, None)
-    body = llama_like.decoder(settings, DEFAULTS, wording=WORDING)
+    body = llama_like.decoder(settings, DEFAULTS, biases=(), wording=WORDING)
     return replace(body, window=window_size(settings, None))
 
 

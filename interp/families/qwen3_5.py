@@ -18,8 +18,6 @@ WORDING = Wording(same_for_texts=("mrope_section", "mrope_interleaved"))
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Qwen3.5 text checkpoint."""
-    settings.require("attn_output_gate", True, None)
-    settings.require("mamba_ssm_dtype", "float32", None)
     settings.present(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))  # of layers that are left out
     if settings.text("model_type", "qwen3_5_text") == "qwen3_5_moe_text":
         body = qwen3_next.decoder(settings, renormalise=True, wording=WORDING)

@@ -41,7 +41,6 @@ def config(settings: Settings) -> ModelConfig:
 
 def decoder(settings: Settings, *, renormalise: bool, wording: Wording = USUAL) -> ModelConfig:
     """The config without its delta nets: experts beside a shared one."""
-    settings.present(experts.TRAINING)
     moe = MoE(
         n_experts=settings.count("num_experts", 512),
         top_k=settings.count("num_experts_per_tok", 10),
@@ -57,7 +56,6 @@ def plain(
     settings: Settings, defaults: Mapping[str, int | float], wording: Wording = USUAL
 ) -> ModelConfig:
     """Llama's arithmetic with norms that store gamma - 1, and normed queries and keys."""
-    llama_like.without(settings, "mlp_bias")
     settings.require("hidden_act", "silu", "swish", None)
     norm = RMSNorm(settings.real("rms_norm_eps", 1e-6), unit_offset=True)
     body = llama_like.decoder(settings, defaults, norm=norm, wording=wording)

@@ -37,6 +37,8 @@ class Wording:
     """`original_max_position_embeddings` beside the table where it is missing there."""
     longrope: Sequence[str] = ("longrope",)
     """The kinds of scaling that mean LongRoPE."""
+    table: Mapping[str, object] | None = None
+    """The rotary table where a config has none."""
     same_for_texts: Sequence[str] = ()
     """Keys of the table that tell the positions of images apart, and change nothing in a text."""
 
@@ -58,7 +60,7 @@ def rotary(
     n_ctx: the config's context. base, partial: the family's defaults of the base, and of the share of rotated
     dimensions. partial None = the family rotates whole heads, whatever a config says of it.
     """
-    name, table = _table(settings, wording.part)
+    name, table = _table(settings, wording.part, wording.table)
     rule = settings.inside(name, table)
     rule.present(wording.same_for_texts)
     theta = rule.real("rope_theta", settings.real(wording.theta, base))
@@ -71,9 +73,13 @@ def rotary(
     return Rotary(base=theta, dim=None if dim == d_head else dim, scaling=scaling)
 
 
-def _table(settings: Settings, part: str | None) -> tuple[str, Mapping[str, object]]:
+def _table(
+    settings: Settings, part: str | None, usual: Mapping[str, object] | None = None
+) -> tuple[str, Mapping[str, object]]:
     """The name and the rotary table that counts: `rope_scaling`, which older libraries wrote, or `rope_parameters`."""
     scaling, tables = settings.table("rope_scaling"), settings.table("rope_parameters")
+    if settings.get("rope_parameters") is None:
+        tables = usual or {}
     nested = {key: value for key, value in tables.items() if isinstance(value, Mapping)}
     if part is None:
         if scaling or not nested:

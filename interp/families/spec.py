@@ -7,7 +7,7 @@ from typing import Generic, TypeVar, cast
 from torch import Tensor
 
 from interp.core.boundary import shown
-from interp.families.inert import at_default, read_keys
+from interp.families.inert import read_keys, usual_values
 from interp.model.config import (
     AnyConfig,
     EncoderDecoderConfig,
@@ -29,7 +29,8 @@ NOT_ARITHMETIC = frozenset(
         "hidden_dropout_prob", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
         "summary_type", "summary_use_proj", "attn_implementation", "_attn_implementation",
         "_attn_implementation_autoset", "do_sample", "max_length", "min_length", "temperature", "top_k",
-        "top_p", "repetition_penalty", "num_beams",
+        "top_p", "repetition_penalty", "num_beams", "output_router_logits", "router_aux_loss_coef",
+        "router_jitter_noise", "encoder_layerdrop", "decoder_layerdrop", "dropout_rate",
     }
 )  # fmt: skip
 """Keys of Hugging Face configs that cannot change a number of an evaluated forward pass."""
@@ -141,7 +142,8 @@ class Settings:
         done = self._read | self._ignored | NOT_ARITHMETIC
         left = {key: value for key, value in self._values.items() if value is not None and key not in done}
         asked = read_keys(self._kind, left)
-        unknown = sorted(asked - at_default(self._kind, {key: left[key] for key in asked}))
+        usual = self._usual() if asked else {}
+        unknown = sorted(key for key in asked if key not in usual or not _same(usual[key], left[key]))
         if unknown:
             said = ", ".join(f"{key}={shown(left[key])}" for key in unknown)
             raise Unsupported(f"{self._family}: config keys not understood: {said}")
@@ -149,9 +151,15 @@ class Settings:
         inert = (left.keys() - asked) | (self._ignored - self._read)
         return (*sorted(inert), *dict.fromkeys(tables))
 
+    def _usual(self) -> Mapping[str, object]:
+        """What transformers takes for keys that are missing, of a whole config; of a table inside one it has no such."""
+        return usual_values(self._kind) if "model_type" in self._values else {}
+
     def _number(self, key: str, default: int | float | None) -> int | float:
         value = self.get(key)
         value = default if value is None else value
+        if value is None and key not in self._values:
+            value = self._usual().get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{self._family}: config requires a number for {key}, got {shown(value)}")
         if not abs(value) <= LARGEST:  # nor NaN
@@ -159,6 +167,10 @@ class Settings:
                 f"{self._family}: config requires a number up to {LARGEST:g} for {key}, got {shown(value)}"
             )
         return value
+
+
+def _same(a: object, b: object) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
 
 
 C = TypeVar("C", bound=AnyConfig)
