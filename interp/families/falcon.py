@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.rope import context, rotary
+from interp.families.rope import Wording, context, rotary
 from interp.families.spec import Family, Rule, Settings
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
@@ -23,7 +23,8 @@ def config(settings: Settings) -> ModelConfig:
     n_heads = settings.count("num_attention_heads")
     bias = settings.flag("bias", False)
     n_ctx = settings.count("max_position_embeddings", 2048)
-    position = rotary(settings, d_model // n_heads, n_ctx)
+    alibi = settings.flag("alibi", False)
+    position = rotary(settings, d_model // n_heads, n_ctx, wording=Wording(unused=alibi))
     parallel, shared_norm = _form(settings)
     return ModelConfig(
         n_layers=settings.integer("num_hidden_layers"),
@@ -37,7 +38,7 @@ def config(settings: Settings) -> ModelConfig:
             activation(settings, "activation", "gelu"),
             bias=bias,
         ),
-        position=Alibi(scaled=True, rounded=True) if settings.flag("alibi", False) else position,
+        position=Alibi(scaled=True, rounded=True) if alibi else position,
         norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5)),
         parallel=parallel,
         shared_norm=shared_norm,

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from interp.core.boundary import shown
 from interp.families.spec import LARGEST, Settings, Unsupported
 from interp.model.config import (
     DynamicScaling,
@@ -16,6 +17,10 @@ from interp.model.config import (
 )
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+BESIDE = (
+    "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "rope_scaling", "rope_parameters",
+)  # fmt: skip
+"""Keys beside the table that transformers does not read where something else counts before them."""
 WORDS = (
     "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "attention_factor",
     "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor", "type",
@@ -39,6 +44,8 @@ class Wording:
     """The kinds of scaling that mean LongRoPE."""
     table: Mapping[str, object] | None = None
     """The rotary table where a config has none."""
+    unused: bool = False
+    """Whether the config asks for no rotation, so that nothing of all this counts."""
     same_for_texts: Sequence[str] = ()
     """Keys of the table that tell the positions of images apart, and change nothing in a text."""
 
@@ -60,13 +67,21 @@ def rotary(
     n_ctx: the config's context. base, partial: the family's defaults of the base, and of the share of rotated
     dimensions. partial None = the family rotates whole heads, whatever a config says of it.
     """
+    settings.ignored(BESIDE)
+    if wording.unused:
+        return Rotary(base=base)
     name, table = _table(settings, wording.part, wording.table)
     rule = settings.inside(name, table)
     rule.present(wording.same_for_texts)
     theta = rule.real("rope_theta", settings.real(wording.theta, base))
     said = rule.text("rope_type", rule.text("type", "default"))
     kind = "longrope" if said in wording.longrope else said
-    dim = int(d_head * _share(settings, rule, kind, partial, wording.share))
+    share = _share(settings, rule, kind, partial, wording.share)
+    dim = int(d_head * share)
+    if dim % 2 and dim != d_head:
+        raise Unsupported(
+            f"an even number of rotated dimensions is required, got partial_rotary_factor={share} of {d_head} in a head"
+        )
     truncate = rule.flag("truncate", True) if wording.part is None else True  # asked of the whole table there
     scaling = _scaling(kind, rule, n_ctx, _original(settings, kind, wording), dim, truncate)
     rule.ignored(WORDS)
@@ -89,7 +104,7 @@ def _table(
         raise Unsupported(
             f"rope_parameters requires a table for each kind of layer, got {flat[0]!r} beside them"
         )
-    own = nested.get(part, {})
+    own = nested.get(part, {"rope_type": "default"})
     return f"rope_parameters.{part}", own if part == "sliding_attention" else {**own, **scaling}
 
 
@@ -102,13 +117,13 @@ def _share(settings: Settings, rule: Settings, kind: str, default: float | None,
     key = "partial_rotary_factor"
     if default is not None:
         beside = default if outside is None else settings.real(outside, default)
-        settings.ignored((key,))
         return rule.real(key, beside)
-    share = rule.real(key, settings.real(key, 1.0))
-    if kind != "default" and share != 1.0:
-        raise ValueError(f"rope_parameters: whole heads are required under rope_type={kind!r}, got {key}={share}")
-    for each in (rule, settings):
-        each.ignored((key,))
+    share = rule.peek(key) if rule.peek(key) is not None else settings.peek(key)
+    if kind != "default" and share not in (None, 1.0):
+        raise ValueError(
+            f"rope_parameters: whole heads are required under rope_type={kind!r}, got {key}={shown(share)}"
+        )
+    rule.ignored((key,))
     return 1.0
 
 
@@ -116,7 +131,6 @@ def _original(settings: Settings, kind: str, wording: Wording) -> int | None:
     """`original_max_position_embeddings` beside the table, which counts before the one inside (Phi-3)."""
     key = "original_max_position_embeddings"
     if kind in ("default", "linear", "dynamic") or wording.part is not None:
-        settings.ignored((key,))
         return None
     given = settings.optional(key, wording.original)
     return None if given is None else settings.count(key, wording.original)

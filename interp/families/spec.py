@@ -118,6 +118,10 @@ class Settings:
         self._read.add(key)
         return self._values.get(key)
 
+    def peek(self, key: str) -> object:
+        """Any setting, None if missing, without marking it: for what decides whether other keys count."""
+        return self._values.get(key)
+
     def present(self, keys: Sequence[str]) -> dict[str, object]:
         """Those of `keys` that the config has; marks them as understood."""
         return {key: self.get(key) for key in keys if key in self._values}
@@ -174,6 +178,8 @@ def _same(a: object, b: object) -> bool:
 
 
 C = TypeVar("C", bound=AnyConfig)
+Product = Callable[..., Tensor]
+"""All checkpoint tensors of a rule -> our parameter, where it is computed from them and not joined."""
 Layout = Callable[[Tensor, ModelConfig], Tensor]
 """One checkpoint tensor -> rows of our parameter, a view wherever possible.
 
@@ -204,6 +210,8 @@ class Rule:
     theirs: tuple[str, ...]
     layout: Layout = same
     """Applied to each of the checkpoint's tensors."""
+    product: Product | None = None
+    """What computes our parameter from all of `theirs`; None = they are joined."""
     otherwise: "Rule | None" = None
     """The rule where the checkpoint lacks the first of `theirs` (one parameter, two ways to store it)."""
 
