@@ -29,7 +29,9 @@ def config(settings: Settings) -> ModelConfig:
 
 def _either(settings: Settings, old: str, new: str) -> int:
     """A number under either of its two names; ValueError if under both, and different."""
-    found = settings.count(old, settings.count(new) if settings.get(new) is not None else None)
+    if settings.get(old) is None:
+        return settings.count(new)
+    found = settings.count(old)
     settings.require(new, found, None)
     return found
 

@@ -33,6 +33,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def _v2(settings: Settings) -> ModelConfig:
+    settings.require("mlp_bias", False, None)
     settings.require("topk_method", "greedy", "group_limited_greedy", None)
     grouped = settings.text("topk_method", "greedy") == "group_limited_greedy"
     settings.present(("n_group", "topk_group"))
@@ -69,7 +70,6 @@ def sigmoids(settings: Settings, *, groups: int, top_groups: int, factor: float)
 
 
 def _body(settings: Settings, router: Router, sizes: Sizes, *, renormalise: bool) -> ModelConfig:
-    settings.require("mlp_bias", False, None)
     settings.ignored(DERIVED)
     heads, d_head = settings.count("num_attention_heads"), settings.count("v_head_dim", 128)
     turned, content = settings.count("qk_rope_head_dim", 64), settings.count("qk_nope_head_dim", 128)

@@ -18,8 +18,7 @@ from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Falcon checkpoint."""
-    d_model = settings.integer("hidden_size", settings.integer("n_embed", -1))
-    settings.require("n_embed", d_model, None)
+    d_model = settings.count("n_embed", settings.count("hidden_size"))
     n_heads = settings.count("num_attention_heads")
     bias = settings.flag("bias", False)
     n_ctx = settings.count("max_position_embeddings", 2048)

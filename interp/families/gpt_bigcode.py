@@ -7,13 +7,13 @@ from interp.families.spec import Family, Rule, Settings, same
 from interp.families.table import heads_apart, tied_to
 from interp.model.config import ModelConfig
 
-KERNEL = ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "num_key_value_heads")
-"""Keys about precision, and one that `multi_query` overwrites."""
+PRECISION = ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+"""In which precision scores are computed."""
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-BigCode checkpoint."""
-    settings.present(KERNEL)
+    settings.present(PRECISION)
     shared = settings.flag("multi_query", True)
     body = gpt2.body(settings)
     return replace(body, n_kv_heads=1 if shared else body.n_heads)
