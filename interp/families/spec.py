@@ -138,7 +138,7 @@ class Settings:
         value = self.get(key)
         if key in self._values and value not in allowed:
             raise Unsupported(
-                f"{self._family}: config asks for {key}={shown(value)}, supported: {', '.join(map(repr, allowed))}"
+                f"{self._family}: config asks for {key}={value!r}, supported: {', '.join(map(repr, allowed))}"
             )
 
     def finish(self) -> tuple[str, ...]:
