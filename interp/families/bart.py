@@ -37,17 +37,16 @@ def config(settings: Settings) -> EncoderDecoderConfig:
     return EncoderDecoderConfig(
         replace(encoder, embed_norm=True),
         replace(decoder, embed_norm=True, tied=tied),
-        start_token=settings.integer("decoder_start_token_id", settings.integer("eos_token_id", 2)),
+        start_token=settings.integer("decoder_start_token_id", 2),
         shared_embedding=tied,
     )
 
 
 def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
     """One of both Transformers."""
-    settings.get("num_hidden_layers")  # of one of the stacks, which has a key of its own
     decoder, d_model = side == "decoder", settings.count("d_model")
     return ModelConfig(
-        n_layers=settings.count(f"{side}_layers"),
+        n_layers=settings.count(f"{side}_layers") if decoder else _encoder_layers(settings),
         d_model=d_model,
         n_heads=settings.count(f"{side}_attention_heads"),
         n_ctx=settings.count("max_position_embeddings", 1024),
@@ -63,6 +62,11 @@ def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
         unembed=decoder,
         unembed_bias=decoder,
     )
+
+
+def _encoder_layers(settings: Settings) -> int:
+    """The encoder's layers, which `num_hidden_layers` says before their own key does."""
+    return settings.count("encoder_layers" if settings.get("num_hidden_layers") is None else "num_hidden_layers")
 
 
 def rules(config: EncoderDecoderConfig) -> tuple[Rule, ...]:

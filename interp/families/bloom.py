@@ -12,7 +12,7 @@ def config(settings: Settings) -> ModelConfig:
     """Our config of a BLOOM checkpoint; the residual taken after the norm is refused."""
     settings.present(NUMERICS)
     settings.require("apply_residual_connection_post_layernorm", False, None)
-    d_model = _either(settings, "n_embed", "hidden_size")
+    d_model = _either(settings, "hidden_size", "n_embed")
     return ModelConfig(
         n_layers=_either(settings, "n_layer", "num_hidden_layers"),
         d_model=d_model,
@@ -27,12 +27,12 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def _either(settings: Settings, old: str, new: str) -> int:
-    """A number under either of its two names; ValueError if under both, and different."""
-    if settings.get(old) is None:
-        return settings.count(new)
-    found = settings.count(old)
-    settings.require(new, found, None)
+def _either(settings: Settings, key: str, other: str) -> int:
+    """A number under either of its two names; Unsupported if under both, and different."""
+    if settings.get(other) is None:
+        return settings.count(key)
+    found = settings.count(other)
+    settings.require(key, found, None)
     return found
 
 

@@ -25,7 +25,7 @@ def config(settings: Settings) -> EncoderDecoderConfig:
     return EncoderDecoderConfig(
         encoder,
         replace(decoder, d_vocab=d_vocab, tied=tied),
-        start_token=settings.integer("decoder_start_token_id", settings.integer("pad_token_id")),
+        start_token=settings.integer("decoder_start_token_id", 58_100),
         shared_embedding=shared and tied,
     )
 

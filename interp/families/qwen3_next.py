@@ -42,11 +42,11 @@ def config(settings: Settings) -> ModelConfig:
 def decoder(settings: Settings, *, renormalise: bool, wording: Wording = USUAL) -> ModelConfig:
     """The config without its delta nets: experts beside a shared one."""
     moe = MoE(
-        n_experts=settings.count("num_experts", 512),
-        top_k=settings.count("num_experts_per_tok", 10),
-        d_mlp=settings.count("moe_intermediate_size", 512),
+        n_experts=settings.count("num_experts"),
+        top_k=settings.count("num_experts_per_tok"),
+        d_mlp=settings.count("moe_intermediate_size"),
         renormalise=renormalise,
-        shared=settings.count("shared_expert_intermediate_size", 512),
+        shared=settings.count("shared_expert_intermediate_size"),
         shared_gate=True,
     )
     return replace(plain(settings, DEFAULTS | {"intermediate_size": 1}, wording), mlp=moe)

@@ -62,7 +62,7 @@ class Settings:
 
     def inside(self, name: str, values: Mapping[str, object]) -> "Settings":
         """The settings of a table of this config, whose inert keys this config lists as `name.key`."""
-        table = Settings(values, f"{self._family} {name}", str(values.get("model_type", self._kind)))
+        table = Settings(values, f"{self._family} {name}", str(values.get("model_type") or self._kind))
         self._tables.append((name, table))
         return table
 
@@ -157,7 +157,7 @@ class Settings:
 
     def _usual(self) -> Mapping[str, object]:
         """What transformers takes for keys that are missing, of a whole config; of a table inside one it has no such."""
-        return usual_values(self._kind) if "model_type" in self._values else {}
+        return usual_values(self._kind) if self._values.get("model_type") else {}
 
     def _number(self, key: str, default: int | float | None) -> int | float:
         value = self.get(key)

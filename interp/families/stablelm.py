@@ -9,7 +9,7 @@ from interp.families import llama_like
 from interp.families.spec import Family, Rule, Settings
 from interp.model.config import LayerNorm, ModelConfig
 
-DEFAULTS = {"max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
+DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
 
 
 def config(settings: Settings) -> ModelConfig:

@@ -1,23 +1,23 @@
 """106 configs of public repositories: each opens with transformers' numbers, and every key of each is told apart."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from interp.families.convert import to_model
-from interp.families.inert import read_keys
+from interp.families.inert import read_keys, usual_values
 from interp.families.load import Reading, any_from_folder, family_of, reading_of
 from interp.families.spec import Settings
 from interp.families.stored import LiveTensors
-from interp.model import EncoderDecoderConfig, Transformer
-from interp.model.config import AnyConfig
+from interp.model import Transformer
+from interp.model.encoder_decoder import EncoderDecoder
 from interp.wrapped import Wrapped
 from tests.families import hub_models
 from tests.families.hub_models import Values, configs, kinds, lacking, paths, their_numbers, tokens_of
 from tests.families.oracle import CASES, hf_config
+from tests.families.test_config_fuzz import KINDS, base
 from tests.families.pair import largest
 from tests.loops import over
 from tests.tolerances import TOLERANCES
@@ -88,16 +88,12 @@ def test_a_key_is_inert_for_transformers_where_we_list_it_and_changes_both_where
     wrong = []
     for name, values in configs().items():
         if values["model_type"] == kind and name not in DIFFERENT:
-            theirs = hub_models.reference(values)
-            told, tokens = reading_of(values), tokens_of(values)
-            whole = their_numbers(theirs, tokens)
+            model = Both(values)
             for path in paths(values):
                 if (said := f"{path} {_at(values, path)!r}") in seen and "rope" not in said:
                     continue
                 seen.add(said)
-                less = lacking(values, path)
-                changed = _theirs_change(theirs.state_dict(), less, whole)
-                wrong += [f"{name}: {said}: {fault}" for fault in _faults(told, less, path, changed)]
+                wrong += [f"{name}: {said}: {fault}" for fault in model.faults(path)]
     assert not wrong, "\n".join(wrong)
 
 
@@ -107,43 +103,52 @@ def _at(values: Mapping[str, object], path: tuple[str, ...]) -> object:
     return _at(inner, tuple(rest)) if rest and isinstance(inner, dict) else inner
 
 
-def _theirs_change(
-    state: Mapping[str, torch.Tensor], less: Values, whole: torch.Tensor
-) -> bool | None:
-    """Whether transformers' model changes where its config is `less`; None where it cannot be built so."""
-    try:
-        with torch.device("meta"):  # a size that is missing may mean billions of parameters
-            shapes = {name: each.shape for name, each in hub_models.new_model(less).state_dict().items()}
-        if shapes != {name: each.shape for name, each in state.items()}:
-            return True
-        model = hub_models.new_model(less)
-        model.load_state_dict(dict(state))
-        return largest(their_numbers(model, tokens_of(less)), whole) > 1e-4
-    except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError):
-        return None
+class Both:
+    """transformers' model of a config and ours, on the same weights, whose config then lacks a key."""
 
+    def __init__(self, values: Values) -> None:
+        self.values, self.tokens = values, tokens_of(values)
+        model = hub_models.reference(values)
+        self.state, self.whole = dict(model.state_dict()), their_numbers(model, self.tokens)
+        self.told = reading_of(values)
 
-def _faults(told: Reading, less: Values, path: tuple[str, ...], changed: bool | None) -> list[str]:
-    """What is wrong with how a key was told, given whether transformers' numbers change without it."""
-    try:
-        ours = _numbers(reading_of(less).config) != _numbers(told.config)
-    except ValueError:
-        return ["refused without it, and transformers computes the same"] if changed is False else []
-    listed = any(key == path[0] or key.split(".")[-1] == path[-1] != path[0] for key in told.inert)
-    faults = {
-        "listed as inert, and changes our model": listed and ours,
-        "listed as inert, and changes transformers' model": listed and bool(changed),
-        "changes our model and not transformers'": ours and changed is False,
-        "changes transformers' model and not ours": not ours and bool(changed),
-    }
-    return [fault for fault, found in faults.items() if found]
+    def faults(self, path: tuple[str, ...]) -> list[str]:
+        """What is wrong with how a key was told."""
+        less = lacking(self.values, path)
+        theirs = self.theirs_change(less)
+        try:
+            other = reading_of(less)
+        except ValueError:
+            return ["refused without it, and transformers computes the same"] if theirs is False else []
+        ours = other.config != self.told.config
+        listed = any(key == path[0] or key.split(".")[-1] == path[-1] != path[0] for key in self.told.inert)
+        faults = {
+            "listed as inert, and changes our config": listed and ours,
+            "listed as inert, and changes transformers' model": listed and bool(theirs),
+            "changes our model and not transformers'": ours and theirs is False and self.ours_change(other),
+            "changes transformers' model and not ours": not ours and bool(theirs) and path != ("vision_config",),
+        }
+        return [fault for fault, found in faults.items() if found]
 
+    def theirs_change(self, less: Values) -> bool | None:
+        """Whether transformers' model changes; None where it cannot be built so."""
+        try:
+            with torch.device("meta"):  # a size that is missing may mean billions of parameters
+                shapes = {name: each.shape for name, each in hub_models.new_model(less).state_dict().items()}
+            if shapes != {name: each.shape for name, each in self.state.items()}:
+                return True
+            model = hub_models.new_model(less)
+            model.load_state_dict(self.state)
+            return largest(their_numbers(model, self.tokens), self.whole) > 1e-4
+        except (KeyError, TypeError, ValueError, RuntimeError, IndexError, AttributeError):
+            return None
 
-def _numbers(config: AnyConfig) -> AnyConfig:
-    """A config whose context is left out, which bounds texts and changes no number."""
-    if isinstance(config, EncoderDecoderConfig):
-        return config
-    return replace(config, n_ctx=2**20, window=None if config.local_layers == () else config.window)
+    def ours_change(self, other: Reading) -> bool:
+        """Whether our numbers change with the config."""
+        device = (torch.device("cpu"),)
+        model = to_model(other.family, other.config, LiveTensors(self.state), dtype=None, devices=device)
+        found = model(self.tokens, self.tokens) if isinstance(model, EncoderDecoder) else model(self.tokens)
+        return largest(found, self.whole) > 1e-3
 
 
 def test_no_family_reads_a_key_that_transformers_ignores() -> None:
@@ -171,6 +176,25 @@ def _asked(values: Mapping[str, object]) -> set[str]:
     family = family_of(values)
     family.config(Listening(values, family.name))
     return asked - {"model_type", "architectures"}
+
+
+def test_a_missing_key_means_what_transformers_takes_for_it() -> None:
+    """Its literal defaults, written into a config, change nothing."""
+    other = []
+    for kind in KINDS:
+        plain = base(kind)
+        for key, value in usual_values(kind).items():
+            less = {each: said for each, said in plain.items() if each != key}
+            if key not in ("model_type", "attribute_map") and _config(less) != _config({**less, key: value}):
+                other.append((kind, key, value))
+    assert set(other) == {("deepseek_v3", "num_key_value_heads", 128)}, "which transformers cannot run either"
+
+
+def _config(values: Values) -> object:
+    try:
+        return reading_of(values).config
+    except ValueError:
+        return "refused"
 
 
 # --- inert keys ---------------------------------------------------------------------------------------------------
