@@ -28,7 +28,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def _either(settings: Settings, key: str, other: str) -> int:
-    """A number under either of its two names; Unsupported if under both, and different."""
+    """A number under either of its two names; UnsupportedError if under both, and different."""
     if settings.get(other) is None:
         return settings.count(key)
     found = settings.count(other)

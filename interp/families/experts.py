@@ -28,9 +28,9 @@ def decoder(
     biases: Sequence[str] = ("attention_bias",),
     wording: Wording = USUAL,
 ) -> ModelConfig:
-    """Llama's arithmetic with these experts, their non-linearity the config's; defaults, biases, wording: as in `llama_like`.
+    """Llama's arithmetic with these experts, their non-linearity the config's.
 
-    dense_layers: the layers in which the config's own MLP stands in their place.
+    defaults, biases, wording: as in `llama_like`. dense_layers: the layers in which the config's own MLP stands in their place.
     """
     body = llama_like.decoder(settings, defaults, biases=biases, wording=wording)
     assert isinstance(body.mlp, MLP)

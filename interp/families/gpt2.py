@@ -13,9 +13,7 @@ from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-2 checkpoint."""
     settings.get("reorder_and_upcast_attn")  # in which precision scores are computed
-    return replace(
-        body(settings), scale_by_layer=settings.flag("scale_attn_by_inverse_layer_idx", False)
-    )
+    return replace(body(settings), scale_by_layer=settings.flag("scale_attn_by_inverse_layer_idx", False))
 
 
 def body(settings: Settings) -> ModelConfig:

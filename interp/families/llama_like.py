@@ -41,8 +41,10 @@ def decoder(
 ) -> ModelConfig:
     """The config that the shared keys describe: Llama's arithmetic.
 
-    defaults: the family's values of missing keys, where they are not Llama's. act: the key of the non-linearity and
-    its default; None = always silu. biases: the switches that the family has, of `attention_bias` and `mlp_bias`. norm: None = an RMSNorm whose eps the config says. wording: of the rotation.
+    defaults: the family's values of missing keys, where they are not Llama's.
+    act: the key of the non-linearity and its default; None = always silu.
+    norm: None = an RMSNorm whose eps the config says.
+    biases: the switches that the family has, of `attention_bias` and `mlp_bias`. wording: of the rotation.
     """
     given = {key: float(value) for key, value in (defaults or {}).items()}
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
@@ -60,6 +62,7 @@ def decoder(
     bias, mlp_bias = (each in biases and settings.flag(each, False) for each in BOTH)
     n_ctx, share = whole("max_position_embeddings"), missing.get("partial_rotary_factor")
     position = rotary(settings, d_head, n_ctx, base=missing["rope_theta"], partial=share, wording=wording)
+    curve = "silu" if act is None else activation(settings, *act)
     return ModelConfig(
         n_layers=whole("num_hidden_layers"),
         d_model=d_model,
@@ -68,7 +71,12 @@ def decoder(
         d_head=d_head,
         n_ctx=context(n_ctx, position),
         d_vocab=whole("vocab_size"),
-        mlp=MLP(whole("intermediate_size"), "silu" if act is None else activation(settings, *act), gated=True, bias=mlp_bias),
+        mlp=MLP(
+            whole("intermediate_size"),
+            "silu" if act is None else activation(settings, *act),
+            gated=True,
+            bias=mlp_bias,
+        ),
         position=position,
         norm=norm or RMSNorm(settings.real("rms_norm_eps", missing["rms_norm_eps"])),
         qkv_bias=bias,

@@ -72,7 +72,7 @@ from interp.families.fill import check_dtype
 from interp.families.hub import download as download
 from interp.families.other import can_wrap, vocabulary, wrapped_folder, wrapped_model
 from interp.families.quantised import KEYS, ordinary, quantisation_of
-from interp.families.spec import AnyFamily, Settings, Unsupported
+from interp.families.spec import AnyFamily, Settings, UnsupportedError
 from interp.families.stored import LiveTensors, StoredTensors, listing, weight_files
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
 from interp.model.config import AnyConfig, EncoderDecoderConfig
@@ -166,7 +166,7 @@ def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
 def reading_of(values: Mapping[str, object]) -> Reading:
     """Family, our config and the inert keys of a checkpoint's config.
 
-    Errors: ValueError for a damaged config or a `model_type` without a file here; its kind `Unsupported` where the
+    Errors: ValueError for a damaged config or a `model_type` without a file here; its kind `UnsupportedError` where the
     config asks for something that transformers does and the family's file does not, so that it can be wrapped.
     """
     family = family_of(values)
@@ -302,7 +302,7 @@ def _does(values: Mapping[str, object]) -> bool:
         return False
     try:
         reading_of(values)
-    except Unsupported:
+    except UnsupportedError:
         return False
     except ValueError:
         return True  # a damaged config: what is wrong is said where it is read

@@ -7,7 +7,6 @@ from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, Softmax
 
 
-
 def config(settings: Settings) -> ModelConfig:
     """Our config of an MPT checkpoint: one with ALiBi and without biases, whatever else it says, as in transformers."""
     given = settings.get("attn_config")

@@ -52,9 +52,7 @@ def decoder(settings: Settings, *, renormalise: bool, wording: Wording = USUAL) 
     return replace(plain(settings, DEFAULTS | {"intermediate_size": 1}, wording), mlp=moe)
 
 
-def plain(
-    settings: Settings, defaults: Mapping[str, int | float], wording: Wording = USUAL
-) -> ModelConfig:
+def plain(settings: Settings, defaults: Mapping[str, int | float], wording: Wording = USUAL) -> ModelConfig:
     """Llama's arithmetic with norms that store gamma - 1, and normed queries and keys."""
     settings.require("hidden_act", "silu", "swish", None)
     norm = RMSNorm(settings.real("rms_norm_eps", 1e-6), unit_offset=True)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from interp.core.boundary import shown
-from interp.families.spec import LARGEST, Settings, Unsupported
+from interp.families.spec import LARGEST, Settings, UnsupportedError
 from interp.model.config import (
     DynamicScaling,
     LinearScaling,
@@ -79,7 +79,7 @@ def rotary(
     share = _share(settings, rule, kind, partial, wording.share)
     dim = int(d_head * share)
     if dim % 2 and dim != d_head:
-        raise Unsupported(
+        raise UnsupportedError(
             f"an even number of rotated dimensions is required, got partial_rotary_factor={share} of {d_head} in a head"
         )
     truncate = rule.flag("truncate", True) if wording.part is None else True  # asked of the whole table there
@@ -99,16 +99,18 @@ def _table(
     if part is None:
         if scaling or not nested:
             return ("rope_scaling", scaling) if scaling else ("rope_parameters", tables)
-        raise Unsupported(f"rope_parameters requires one table for all layers, got {', '.join(nested)}")
+        raise UnsupportedError(f"rope_parameters requires one table for all layers, got {', '.join(nested)}")
     if flat := [key for key in tables if key not in nested and tables[key] is not None]:
-        raise Unsupported(
+        raise UnsupportedError(
             f"rope_parameters requires a table for each kind of layer, got {flat[0]!r} beside them"
         )
     own = nested.get(part, {"rope_type": "default"})
     return f"rope_parameters.{part}", own if part == "sliding_attention" else {**own, **scaling}
 
 
-def _share(settings: Settings, rule: Settings, kind: str, default: float | None, outside: str | None) -> float:
+def _share(
+    settings: Settings, rule: Settings, kind: str, default: float | None, outside: str | None
+) -> float:
     """The share of a head's dimensions that are rotated; 1 where the family has no such share.
 
     Errors: ValueError where transformers would fail: it leaves the share out of a rotation of whole heads, and only
@@ -178,7 +180,7 @@ def _scaling(
         return _long(rule, original, n_ctx / original, dim)
     if kind == "yarn":
         return _yarn(rule, original, n_ctx / original, truncate)
-    raise Unsupported(f"rope_type={kind!r} is not supported; supported: {', '.join(KINDS)}")
+    raise UnsupportedError(f"rope_type={kind!r} is not supported; supported: {', '.join(KINDS)}")
 
 
 def _yarn(rule: Settings, original: int, stretch: float, truncate: bool) -> YarnScaling:

@@ -40,7 +40,7 @@ LARGEST = 1e15
 """No number of a config is larger: what is, and NaN, comes from a damaged file and would fail far from it."""
 
 
-class Unsupported(ValueError):
+class UnsupportedError(ValueError):
     """A config asks for something that transformers does and a family's file here does not."""
 
 
@@ -134,15 +134,15 @@ class Settings:
         return dict(value or {})
 
     def require(self, key: str, *allowed: Scalar) -> None:
-        """Unsupported unless the setting is missing or one of `allowed`."""
+        """UnsupportedError unless the setting is missing or one of `allowed`."""
         value = self.get(key)
         if key in self._values and value not in allowed:
-            raise Unsupported(
+            raise UnsupportedError(
                 f"{self._family}: config asks for {key}={value!r}, supported: {', '.join(map(repr, allowed))}"
             )
 
     def finish(self) -> tuple[str, ...]:
-        """The inert keys, those of tables as `table.key`; Unsupported naming every other key that was not read."""
+        """The inert keys, those of tables as `table.key`; UnsupportedError naming every other key that was not read."""
         done = self._read | self._ignored | NOT_ARITHMETIC
         left = {key: value for key, value in self._values.items() if value is not None and key not in done}
         asked = read_keys(self._kind, left)
@@ -150,13 +150,13 @@ class Settings:
         unknown = sorted(key for key in asked if key not in usual or not _same(usual[key], left[key]))
         if unknown:
             said = ", ".join(f"{key}={shown(left[key])}" for key in unknown)
-            raise Unsupported(f"{self._family}: config keys not understood: {said}")
+            raise UnsupportedError(f"{self._family}: config keys not understood: {said}")
         tables = [f"{name}.{key}" for name, table in self._tables for key in table.finish()]
         inert = (left.keys() - asked) | (self._ignored - self._read)
         return (*sorted(inert), *dict.fromkeys(tables))
 
     def _usual(self) -> Mapping[str, object]:
-        """What transformers takes for keys that are missing, of a whole config; of a table inside one it has no such."""
+        """What transformers takes for missing keys of a whole config; for those of a table inside one, nothing."""
         return usual_values(self._kind) if self._values.get("model_type") else {}
 
     def _number(self, key: str, default: int | float | None) -> int | float:

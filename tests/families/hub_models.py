@@ -1,7 +1,7 @@
-"""Small models of the configs of public repositories: a folder as it lies on the hub, and what transformers makes of it.
+"""Small models of the configs of public repositories: a folder as it lies on the hub, and transformers' model of it.
 
-`hub_configs.json` holds 106 configs, written from memory of public repositories: facts about files, of which no text was
-copied. Their sizes are shrunk here, and every other key stays.
+`hub_configs.json` holds 106 configs, written from memory of public repositories: facts about files, of which no text
+was copied. Their sizes are shrunk here, and every other key stays.
 """
 
 import copy
@@ -66,7 +66,9 @@ def shrunk(values: Mapping[str, object]) -> Values:
     groups, apart = small.get("num_key_value_heads"), small.get("num_attention_heads")
     if (stretched := _shrink_context(small)) is not None:
         sizes["max_position_embeddings"] = stretched
-    small |= {key: min(value, sizes[key]) for key, value in small.items() if key in sizes and type(value) is int}
+    small |= {
+        key: min(value, sizes[key]) for key, value in small.items() if key in sizes and type(value) is int
+    }
     if isinstance(groups, int):  # DeepSeek's latents are every head's
         small["num_key_value_heads"] = HEADS if groups == apart or kind == "deepseek_v3" else min(groups, 2)
     _shrink_lists(small)
@@ -101,7 +103,9 @@ def _shrink_lists(small: Values) -> None:
     for key in ("layer_types", "no_rope_layers", "attention_layers"):
         if isinstance(listed := small.get(key), list):
             small[key] = listed[:LAYERS]
-            small |= {count: len(listed[:LAYERS]) for count in ("num_hidden_layers", "num_layers") if count in small}
+            small |= {
+                count: len(listed[:LAYERS]) for count in ("num_hidden_layers", "num_layers") if count in small
+            }
     if "attention_types" in small:
         small["attention_types"] = [[["global", "local"], LAYERS // 2]]
     if isinstance(first := small.get("max_window_layers"), int):

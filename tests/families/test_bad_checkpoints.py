@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from interp import HookedTransformer, families
 from interp.families import config_of
 from tests.configs import build
-from tests.families.cases_decoders import LLAMA3_ROPE
 from tests.families.oracle import hf_config, hf_model, new_hf_model, some_tokens
 from tests.tiny import gpt2_tokenizer
 
