@@ -71,12 +71,7 @@ def decoder(
         d_head=d_head,
         n_ctx=context(n_ctx, position),
         d_vocab=whole("vocab_size"),
-        mlp=MLP(
-            whole("intermediate_size"),
-            "silu" if act is None else activation(settings, *act),
-            gated=True,
-            bias=mlp_bias,
-        ),
+        mlp=MLP(whole("intermediate_size"), curve, gated=True, bias=mlp_bias),
         position=position,
         norm=norm or RMSNorm(settings.real("rms_norm_eps", missing["rms_norm_eps"])),
         qkv_bias=bias,
