@@ -1,6 +1,7 @@
 """Bamba: Mamba-2 in most layers, attention with half of every head rotated in the others, and a plain gated MLP."""
 
 from interp.families import llama_like, mamba2
+from interp.families.rope import Wording
 from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules, norm_rules, unembedding
 from interp.model.config import MLP, Mixer, ModelConfig, Softmax
@@ -25,9 +26,7 @@ def config(settings: Settings) -> ModelConfig:
     """Our config of a Bamba checkpoint. Outside the rotary table Hugging Face reads no share of rotated dimensions."""
     settings.require("hidden_act", "silu", "swish", None)
     settings.present(NOT_READ)
-    settings.require("partial_rotary_factor", 0.5, None)
-    body = llama_like.decoder(settings, DEFAULTS)
-    settings.require("attn_rotary_emb", body.rotary_dim, None)
+    body = llama_like.decoder(settings, DEFAULTS, biases=llama_like.BOTH, wording=Wording(share=None))
     states, attends = mamba2.state_space(settings, body), _attention(settings, body.n_layers)
     kinds: list[Mixer] = [Softmax() if layer in attends else states for layer in range(body.n_layers)]
     return llama_like.mixed(body, kinds)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.seq2seq import IGNORED
 from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules
 from interp.model.config import MLP, EncoderDecoderConfig, LayerNorm, Learned, ModelConfig, Position
@@ -33,28 +32,21 @@ CROSS: dict[str, str | tuple[str, ...]] = {
 
 def config(settings: Settings) -> EncoderDecoderConfig:
     """Our config of a BART checkpoint."""
-    settings.require("normalize_embedding", True, None)
-    settings.require("static_position_embeddings", False, None)
-    settings.require("extra_pos_embeddings", 2, None)
     encoder, decoder = (stack(settings, side, Learned(offset=2)) for side in ("encoder", "decoder"))
     tied = settings.flag("tie_word_embeddings", True)
     return EncoderDecoderConfig(
         replace(encoder, embed_norm=True),
         replace(decoder, embed_norm=True, tied=tied),
-        start_token=settings.integer("decoder_start_token_id", settings.integer("eos_token_id", 2)),
+        start_token=settings.integer("decoder_start_token_id", 2),
         shared_embedding=tied,
     )
 
 
 def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
-    """One of both Transformers; keys that BART's relatives use for another place of the norms are refused."""
-    settings.present((*IGNORED, "num_hidden_layers"))
-    settings.require("normalize_before", False, None)
-    settings.require("add_final_layer_norm", False, None)
-    settings.require("add_bias_logits", False, None)
+    """One of both Transformers."""
     decoder, d_model = side == "decoder", settings.count("d_model")
     return ModelConfig(
-        n_layers=settings.count(f"{side}_layers"),
+        n_layers=settings.count(f"{side}_layers") if decoder else _encoder_layers(settings),
         d_model=d_model,
         n_heads=settings.count(f"{side}_attention_heads"),
         n_ctx=settings.count("max_position_embeddings", 1024),
@@ -69,6 +61,13 @@ def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
         embed_scale=d_model**0.5 if settings.flag("scale_embedding", False) else 1.0,
         unembed=decoder,
         unembed_bias=decoder,
+    )
+
+
+def _encoder_layers(settings: Settings) -> int:
+    """The encoder's layers, which `num_hidden_layers` says before their own key does."""
+    return settings.count(
+        "encoder_layers" if settings.get("num_hidden_layers") is None else "num_hidden_layers"
     )
 
 

@@ -10,11 +10,6 @@ from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
-IGNORED = (
-    *("directionality", "pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers"),
-    *("pooler_size_per_head", "pooler_type"),
-)
-"""Keys about the pooler, and one that no implementation reads."""
 LAYER: dict[str, str | tuple[str, ...]] = {
     "attn.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attn.out": "attention.output.dense",
@@ -34,10 +29,8 @@ def config(settings: Settings) -> ModelConfig:
 
 def body(settings: Settings, position: Learned) -> ModelConfig:
     """The encoder without a head; a table of positions that begins with unused rows takes fewer tokens."""
-    settings.require("position_embedding_type", "absolute", None)
     settings.require("is_decoder", False)
     settings.require("add_cross_attention", False)
-    settings.present(IGNORED)
     d_mlp, act = settings.count("intermediate_size"), activation(settings, "hidden_act", "gelu")
     return ModelConfig(
         n_layers=settings.count("num_hidden_layers"),

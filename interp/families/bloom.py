@@ -4,17 +4,15 @@ from interp.families.spec import Family, Rule, Settings
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
-NUMERICS = ("pretraining_tp", "slow_but_exact", "attention_softmax_in_fp32")
+NUMERICS = ("pretraining_tp", "slow_but_exact")
 """How sums are split and in which precision; the numbers are the same."""
-FIRST = ("offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "masked_softmax_fusion", "bias_dropout_fusion")
-"""Keys of the training code that the first configs kept and no model ever read."""
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a BLOOM checkpoint; the residual taken after the norm is refused."""
-    settings.present((*NUMERICS, *FIRST))
+    settings.present(NUMERICS)
     settings.require("apply_residual_connection_post_layernorm", False, None)
-    d_model = _either(settings, "n_embed", "hidden_size")
+    d_model = _either(settings, "hidden_size", "n_embed")
     return ModelConfig(
         n_layers=_either(settings, "n_layer", "num_hidden_layers"),
         d_model=d_model,
@@ -29,10 +27,12 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def _either(settings: Settings, old: str, new: str) -> int:
-    """A number under either of its two names; ValueError if under both, and different."""
-    found = settings.count(old, settings.count(new) if settings.get(new) is not None else None)
-    settings.require(new, found, None)
+def _either(settings: Settings, key: str, other: str) -> int:
+    """A number under either of its two names; UnsupportedError if under both, and different."""
+    if settings.get(other) is None:
+        return settings.count(key)
+    found = settings.count(other)
+    settings.require(key, found, None)
     return found
 
 

@@ -20,7 +20,6 @@ def config(settings: Settings) -> ModelConfig:
 
 def body(settings: Settings, theta: float) -> ModelConfig:
     """What both generations share; theta: the default base of the rotation."""
-    llama_like.without(settings, "mlp_bias")
     defaults = {"max_position_embeddings": 8192, "rope_theta": theta, "tie_word_embeddings": True}
     norm = LayerNorm(settings.real("layer_norm_eps", 1e-5), trained="gamma")
     found = llama_like.decoder(settings, defaults, norm=norm)

@@ -8,21 +8,12 @@ from interp.families.windows import local_layers, window_size
 from interp.model.config import ModelConfig
 
 THETA = 10_000.0
-PARALLEL = ("use_embedding_sharing", "use_gated_activation", "use_parallel_block")
-"""Keys of the training code that say of the published models what always holds here."""
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Cohere 2 checkpoint."""
-    for key in PARALLEL:
-        settings.require(key, True, None)
-    settings.require("position_embedding_type", "rope_gptj", None)
-    settings.require("order_of_interleaved_layers", "local_attn_first", None)
-    settings.require("rotary_pct", 1.0, None)
-    settings.get("use_parallel_embedding")  # how the training split its table
     body = cohere.body(settings, THETA)
-    every = settings.integer("sliding_window_pattern", settings.integer("_sliding_window_pattern", 4))
-    settings.require("layer_switch", every, None)
+    every = settings.count("sliding_window_pattern", 4)
     size = window_size(settings, 4096)
     window, layers = local_layers(settings, body.n_layers, size, lambda layer: (layer + 1) % every != 0)
     found = replace(body, window=window, local_layers=layers)

@@ -23,8 +23,8 @@ V3: Sizes = {
     "max_position_embeddings": 4096, "n_routed_experts": 256, "n_shared_experts": 1, "moe_intermediate_size": 2048,
     "first_k_dense_replace": 3, "routed_scaling_factor": 2.5,
 }  # fmt: skip
-CODE = ("aux_loss_alpha", "seq_aux", "ep_size", "pretraining_tp")
-"""Keys about training, and ways to split the products."""
+DERIVED = ("head_dim", "qk_head_dim")
+"""Widths that follow from others, whatever a config says of them."""
 
 
 def config(settings: Settings) -> ModelConfig:
@@ -33,8 +33,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def _v2(settings: Settings) -> ModelConfig:
-    settings.require("scoring_func", "softmax", None)
-    settings.require("norm_topk_prob", False, None)
+    settings.require("mlp_bias", False, None)
     settings.require("topk_method", "greedy", "group_limited_greedy", None)
     grouped = settings.text("topk_method", "greedy") == "group_limited_greedy"
     settings.present(("n_group", "topk_group"))
@@ -48,8 +47,6 @@ def _v2(settings: Settings) -> ModelConfig:
 
 
 def _v3(settings: Settings) -> ModelConfig:
-    settings.require("scoring_func", "sigmoid", None)
-    settings.require("topk_method", "noaux_tc", None)
     router = sigmoids(settings, groups=8, top_groups=4, factor=V3["routed_scaling_factor"])
     body = _body(settings, router, V3, renormalise=settings.flag("norm_topk_prob", True))
     settings.present(experts.PREDICTORS)
@@ -73,17 +70,10 @@ def sigmoids(settings: Settings, *, groups: int, top_groups: int, factor: float)
 
 
 def _body(settings: Settings, router: Router, sizes: Sizes, *, renormalise: bool) -> ModelConfig:
-    llama_like.without(settings, "mlp_bias")
-    settings.require("moe_layer_freq", 1, None)
-    settings.present(CODE)
+    settings.ignored(DERIVED)
     heads, d_head = settings.count("num_attention_heads"), settings.count("v_head_dim", 128)
     turned, content = settings.count("qk_rope_head_dim", 64), settings.count("qk_nope_head_dim", 128)
-    for key, follows in {
-        "num_key_value_heads": heads,
-        "head_dim": turned,
-        "qk_head_dim": content + turned,
-    }.items():
-        settings.require(key, follows, None)
+    settings.require("num_key_value_heads", heads, None)
     d_mlp = settings.count("moe_intermediate_size", int(sizes["moe_intermediate_size"]))
     moe = MoE(
         n_experts=settings.count("n_routed_experts", int(sizes["n_routed_experts"])),

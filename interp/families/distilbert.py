@@ -22,7 +22,6 @@ LAYER: dict[str, str | tuple[str, ...]] = {
 def config(settings: Settings) -> ModelConfig:
     """Our config of a DistilBERT checkpoint."""
     settings.present(("qa_dropout", "seq_classif_dropout", "sinusoidal_pos_embds"))
-    settings.require("tie_weights_", True, None)
     act = activation(settings, "activation", "gelu")
     body = ModelConfig(
         n_layers=settings.count("n_layers", 6),

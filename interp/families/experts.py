@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from interp.families import llama_like
+from interp.families.rope import USUAL, Wording
 from interp.families.spec import Rule, Settings, in_layers
 from interp.families.table import modules
 from interp.model.config import MLP, ModelConfig, MoE
 
-TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
-"""Keys about the router's loss and its noise in training."""
 BLOCK = "model.layers.{l}."
 PARTS = ("gate_proj", "up_proj", "down_proj")
 """The matrices gate, linear and out of an expert."""
@@ -21,14 +20,20 @@ PREDICTORS = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
 def decoder(
-    settings: Settings, moe: MoE, defaults: Mapping[str, int | float], dense_layers: tuple[int, ...] = ()
+    settings: Settings,
+    moe: MoE,
+    defaults: Mapping[str, int | float],
+    dense_layers: tuple[int, ...] = (),
+    *,
+    biases: Sequence[str] = ("attention_bias",),
+    wording: Wording = USUAL,
 ) -> ModelConfig:
-    """Llama's arithmetic with these experts, their non-linearity the config's; `defaults` as in `llama_like`.
+    """Llama's arithmetic with these experts, their non-linearity the config's.
 
+    defaults, biases, wording: as in `llama_like`.
     dense_layers: the layers in which the config's own MLP stands in their place.
     """
-    settings.present(TRAINING)
-    body = llama_like.decoder(settings, defaults)
+    body = llama_like.decoder(settings, defaults, biases=biases, wording=wording)
     assert isinstance(body.mlp, MLP)
     dense = body.mlp if dense_layers else None
     return replace(body, mlp=replace(moe, act=body.mlp.act, dense=dense, dense_layers=dense_layers))

@@ -10,35 +10,34 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.rope import context, rotary
+from interp.families.rope import Wording, context, rotary
 from interp.families.spec import Family, Rule, Settings
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
 
 def config(settings: Settings) -> ModelConfig:
-    """Our config of a Falcon checkpoint; the residual taken after the norm is refused."""
-    settings.require("apply_residual_connection_post_layernorm", False, None)
-    d_model = settings.integer("hidden_size", settings.integer("n_embed", -1))
-    settings.require("n_embed", d_model, None)
+    """Our config of a Falcon checkpoint."""
+    d_model = settings.count("n_embed", settings.count("hidden_size"))
     n_heads = settings.count("num_attention_heads")
     bias = settings.flag("bias", False)
-    position = rotary(settings, d_model // n_heads)
-    n_ctx = context(settings, position, 2048)
+    n_ctx = settings.count("max_position_embeddings", 2048)
+    alibi = settings.flag("alibi", False)
+    position = rotary(settings, d_model // n_heads, n_ctx, wording=Wording(unused=alibi))
     parallel, shared_norm = _form(settings)
     return ModelConfig(
         n_layers=settings.integer("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
         n_kv_heads=_kv_heads(settings, n_heads),
-        n_ctx=n_ctx,
+        n_ctx=context(n_ctx, position),
         d_vocab=settings.integer("vocab_size"),
         mlp=MLP(
             settings.integer("ffn_hidden_size", 4 * d_model),
             activation(settings, "activation", "gelu"),
             bias=bias,
         ),
-        position=Alibi(scaled=True, rounded=True) if settings.flag("alibi", False) else position,
+        position=Alibi(scaled=True, rounded=True) if alibi else position,
         norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5)),
         parallel=parallel,
         shared_norm=shared_norm,

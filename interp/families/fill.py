@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from interp.core.boundary import shape_text
-from interp.families.spec import Layout, Rule, same
+from interp.families.spec import Layout, Product, Rule, same
 from interp.families.stored import Tensors, row_slices
 from interp.model.config import ModelConfig
 
@@ -40,6 +40,7 @@ class Plan:
     dtype: torch.dtype
     device: torch.device
     config: ModelConfig
+    product: Product | None = None
 
 
 def plan(
@@ -58,8 +59,10 @@ def plan(
     """
     outlines = [_floating(tensors, name) for name in parts]
     laid = [rule.layout(outline, config).shape for outline in outlines]
-    if sizes is not None:
+    if sizes is not None and rule.product is None:
         _check_parts(rule, parts, laid, sizes)
+    if rule.product is not None:
+        laid = [_outline_of_product(rule, rule.product, outlines).shape]
     too_deep = rule.layout is same and any(len(part) > len(shape) for part in laid)
     if too_deep or not _fits(laid, shape):
         given = " + ".join(shape_text(part) for part in laid) if len(laid) <= 3 else f"{len(laid)} parts"
@@ -72,7 +75,7 @@ def plan(
     for outline in outlines[1:]:
         stored = torch.promote_types(stored, outline.dtype)
     check_dtype(dtype or stored, device)
-    return Plan(rule.ours, parts, rule.layout, shape, dtype or stored, device, config)
+    return Plan(rule.ours, parts, rule.layout, shape, dtype or stored, device, config, rule.product)
 
 
 def _check_parts(rule: Rule, parts: tuple[str, ...], laid: list[torch.Size], sizes: tuple[int, ...]) -> None:
@@ -89,6 +92,8 @@ def _check_parts(rule: Rule, parts: tuple[str, ...], laid: list[torch.Size], siz
 def fill(made: Plan, tensors: Tensors) -> Tensor:
     """The parameter of a plan; ValueError naming a tensor that holds NaN or infinite values."""
     size = made.shape.numel() * made.dtype.itemsize
+    if made.product is not None:
+        return _computed(made, made.product, tensors)
     if made.layout is same and made.device.type == "cpu" and size >= MAPPED_FROM:
         view = tensors.mapped(made.parts)
         if view is not None and view.dtype == made.dtype:
@@ -100,6 +105,26 @@ def fill(made: Plan, tensors: Tensors) -> Tensor:
             require_finite(made.parts[0], (own[rows] for rows in row_slices(own)))
             return own
     return _copied(made, tensors)
+
+
+def _outline_of_product(rule: Rule, product: Product, outlines: list[Tensor]) -> Tensor:
+    """A rule's product on "meta"; ValueError for tensors that do not go together."""
+    try:
+        return product(*(outline.float() for outline in outlines))
+    except RuntimeError as cause:
+        shapes = " and ".join(shape_text(outline.shape) for outline in outlines)
+        raise ValueError(
+            f"{rule.ours} is computed from {' and '.join(rule.theirs)}, whose shapes {shapes} do not fit"
+        ) from cause
+
+
+def _computed(made: Plan, product: Product, tensors: Tensors) -> Tensor:
+    """The parameter that a product computes, in float32 at least, rounded once."""
+    for name in made.parts:
+        require_finite(name, _chunks(tensors, name))
+    wide = torch.promote_types(made.dtype, torch.float32)
+    found = product(*(tensors[name].detach().to(made.device, wide) for name in made.parts))
+    return found.to(made.dtype).contiguous()
 
 
 def _copied(made: Plan, tensors: Tensors) -> Tensor:

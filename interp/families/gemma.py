@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from interp.families import llama_like
-from interp.families.activations import ACTIVATIONS
+from interp.families.rope import USUAL, Wording
 from interp.families.spec import Family, Settings
 from interp.model.config import MLP, ModelConfig, RMSNorm
 
@@ -12,12 +12,12 @@ DEFAULTS = {"num_key_value_heads": 16, "head_dim": 256, "max_position_embeddings
 
 
 def body(
-    settings: Settings, defaults: Mapping[str, int | float], *, act: str, part: str | None = None
+    settings: Settings, defaults: Mapping[str, int | float], *, act: str, wording: Wording = USUAL
 ) -> ModelConfig:
-    """What all generations of Gemma share. `act`: the key of the non-linearity; `part`: as `rope.rotary` has it."""
-    llama_like.without(settings, "mlp_bias", "use_bidirectional_attention")
+    """What all generations of Gemma share. `act`: the key of the non-linearity; `wording`: of the rotation."""
+    settings.require("use_bidirectional_attention", False, None)
     missing = {"tie_word_embeddings": True, **defaults}
-    found = llama_like.decoder(settings, missing, act=(act, "gelu_pytorch_tanh"), part=part)
+    found = llama_like.decoder(settings, missing, act=(act, "gelu_pytorch_tanh"), wording=wording)
     assert isinstance(found.norm, RMSNorm)
     norm = replace(found.norm, unit_offset=True)
     return replace(found, norm=norm, embed_scale=found.d_model**0.5)
@@ -28,8 +28,6 @@ def config(settings: Settings) -> ModelConfig:
     found = body(settings, DEFAULTS, act="hidden_act")
     assert isinstance(found.mlp, MLP)
     mlp = replace(found.mlp, act="gelu_new") if found.mlp.act == "gelu" else found.mlp
-    same = [name for name, kind in ACTIVATIONS.items() if kind == mlp.act]
-    settings.require("hidden_activation", *same, *(["gelu"] if mlp.act == "gelu_new" else []), None)
     return replace(found, mlp=mlp)
 
 

@@ -18,9 +18,7 @@ DEFAULTS = {
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Gemma 2 checkpoint."""
     body = gemma.body(settings, DEFAULTS, act="hidden_activation")
-    settings.require("hidden_act", settings.text("hidden_activation", "gelu_pytorch_tanh"), None)
     size = window_size(settings, 4096)
-    settings.require("sliding_window_size", size, None)
     window, layers = local_layers(settings, body.n_layers, size, lambda layer: layer % 2 == 0)
     return replace(
         body,

@@ -21,9 +21,8 @@ MOVED = {
 def config(settings: Settings) -> ModelConfig:
     """Our config of the text model inside a Gemma 3 checkpoint."""
     settings.present(IMAGES)
-    text = Settings(settings.table("text_config"), "Gemma 3 text_config")
+    text = settings.inside("text_config", {"model_type": "gemma3_text", **settings.table("text_config")})
     found = gemma3_text.config(text)
-    text.finish()
     return replace(found, tied=settings.flag("tie_word_embeddings", True))
 
 

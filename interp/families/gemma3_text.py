@@ -4,7 +4,7 @@ each one without. Models with a vision tower are refused by their model type, `g
 from dataclasses import replace
 
 from interp.families import gemma, llama_like
-from interp.families.rope import rotary
+from interp.families.rope import Wording, rotary
 from interp.families.spec import Family, Settings
 from interp.families.windows import local_layers, window_size
 from interp.model.config import ModelConfig
@@ -17,17 +17,18 @@ DEFAULTS = {
     "max_position_embeddings": 131_072,
     "rope_theta": 1e6,
 }
+NEAR = Wording(theta="rope_local_base_freq", part="sliding_attention")
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Gemma 3 text checkpoint."""
-    body = gemma.body(settings, DEFAULTS, act="hidden_activation", part="full_attention")
+    body = gemma.body(settings, DEFAULTS, act="hidden_activation", wording=Wording(part="full_attention"))
     settings.require("attn_logit_softcapping", None)
     every = settings.count("sliding_window_pattern", settings.count("_sliding_window_pattern", 6))
     size = window_size(settings, 4096)
     window, layers = local_layers(settings, body.n_layers, size, lambda layer: (layer + 1) % every != 0)
-    names = ("rope_local_base_freq", "partial_rotary_factor")
-    near = rotary(settings, body.head_width, base=1e4, outside=names, part="sliding_attention")
+    n_ctx = settings.count("max_position_embeddings", int(DEFAULTS["max_position_embeddings"]))
+    near = rotary(settings, body.head_width, n_ctx, base=1e4, wording=NEAR)
     return replace(
         body,
         norm_place="sandwich",

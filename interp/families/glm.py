@@ -26,7 +26,6 @@ SANDWICH = {
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GLM-4 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     body = llama_like.decoder(settings, DEFAULTS)
     assert isinstance(body.position, Rotary)
     return replace(

@@ -17,7 +17,6 @@ DEFAULTS = {
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GLM-4.5 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     d_mlp = settings.count("moe_intermediate_size", 1408)
     moe = MoE(
         n_experts=settings.count("n_routed_experts", 128),

@@ -1,5 +1,7 @@
 """GPT-2: learned positions, LayerNorm, Conv1D matrices stored `[in, out]`, tied unembedding."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from interp.families.activations import activation
@@ -10,23 +12,25 @@ from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-2 checkpoint."""
+    settings.get("reorder_and_upcast_attn")  # in which precision scores are computed
+    return replace(body(settings), scale_by_layer=settings.flag("scale_attn_by_inverse_layer_idx", False))
+
+
+def body(settings: Settings) -> ModelConfig:
+    """What GPT-2 and GPT-BigCode share."""
     d_model, n_heads = settings.count("n_embd"), settings.count("n_head")
     act = activation(settings, "activation_function", "gelu_new")
     settings.require("add_cross_attention", False)
-    settings.get("reorder_and_upcast_attn")
-    n_ctx = settings.count("n_positions", 1024)
-    settings.require("n_ctx", n_ctx)
     return ModelConfig(
         n_layers=settings.count("n_layer"),
         d_model=d_model,
         n_heads=n_heads,
-        n_ctx=n_ctx,
+        n_ctx=settings.count("n_positions", 1024),
         d_vocab=settings.count("vocab_size"),
         mlp=MLP(settings.count("n_inner", 4 * d_model), act),
         position=Learned(),
         norm=LayerNorm(settings.real("layer_norm_epsilon", 1e-5)),
         attn_scale=None if settings.flag("scale_attn_weights", True) else 1.0,
-        scale_by_layer=settings.flag("scale_attn_by_inverse_layer_idx", False),
         tied=settings.flag("tie_word_embeddings", True),
     )
 

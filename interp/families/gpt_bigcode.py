@@ -7,19 +7,15 @@ from interp.families.spec import Family, Rule, Settings, same
 from interp.families.table import heads_apart, tied_to
 from interp.model.config import ModelConfig
 
-KERNEL = (
-    "attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "validate_runner_input",
-    "pre_allocate_kv_cache", "max_sequence_length", "max_batch_size", "pad_key_length", "num_key_value_heads",
-)  # fmt: skip
-"""Keys about precision and memory, and one that repeats `multi_query`."""
+PRECISION = ("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32")
+"""In which precision scores are computed."""
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-BigCode checkpoint."""
-    settings.present(KERNEL)
-    settings.require("scale_attn_by_inverse_layer_idx", False, None)
+    settings.present(PRECISION)
     shared = settings.flag("multi_query", True)
-    body = gpt2.config(settings)
+    body = gpt2.body(settings)
     return replace(body, n_kv_heads=1 if shared else body.n_heads)
 
 

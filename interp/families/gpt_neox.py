@@ -1,22 +1,25 @@
 """GPT-NeoX and Pythia: attention and MLP side by side, each after its norm, a quarter of every head rotated."""
 
 from interp.families.activations import activation
-from interp.families.rope import context, rotary
+from interp.families.rope import Wording, context, rotary
 from interp.families.spec import Family, Rule, Settings
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, LayerNorm, ModelConfig
+
+WORDING = Wording(theta="rotary_emb_base", share="rotary_pct")
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-NeoX checkpoint."""
     d_model, n_heads = settings.count("hidden_size"), settings.count("num_attention_heads")
     bias = settings.flag("attention_bias", True)
-    position = rotary(settings, d_model // n_heads, partial=0.25, outside=("rotary_emb_base", "rotary_pct"))
+    n_ctx = settings.count("max_position_embeddings", 2048)
+    position = rotary(settings, d_model // n_heads, n_ctx, partial=0.25, wording=WORDING)
     return ModelConfig(
         n_layers=settings.count("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
-        n_ctx=context(settings, position, 2048),
+        n_ctx=context(n_ctx, position),
         d_vocab=settings.count("vocab_size"),
         mlp=MLP(settings.count("intermediate_size"), activation(settings, "hidden_act", "gelu")),
         position=position,

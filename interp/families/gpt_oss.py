@@ -10,6 +10,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.families import experts, llama_like
+from interp.families.rope import Wording
 from interp.families.spec import Family, Rule, Settings, transposed
 from interp.families.windows import local_layers, window_size
 from interp.model.config import ModelConfig, MoE
@@ -24,15 +25,19 @@ DEFAULTS = {
     "rms_norm_eps": 1e-5,
 }
 
+WORDING = Wording(
+    table={
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    }
+)  # fmt: skip
+
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-OSS checkpoint."""
-    llama_like.without(settings, "mlp_bias")
-    settings.get("initial_context_length")  # the rotary table says the same and is what counts
     settings.require("hidden_act", "silu", "swish", None)
     settings.require("swiglu_alpha", ALPHA, None)
     top_k = settings.count("num_experts_per_tok", 4)
-    settings.require("experts_per_token", top_k, None)
     moe = MoE(
         n_experts=settings.count("num_local_experts", 128),
         top_k=top_k,
@@ -42,7 +47,7 @@ def config(settings: Settings) -> ModelConfig:
         clamp=settings.real("swiglu_limit", 7.0),
         linear_offset=1.0,
     )
-    body = experts.decoder(settings, moe, DEFAULTS)
+    body = experts.decoder(settings, moe, DEFAULTS, wording=WORDING)
     bias = settings.flag("attention_bias", True)
     size = window_size(settings, 128)
     window, layers = local_layers(settings, body.n_layers, size, lambda layer: layer % 2 == 0)

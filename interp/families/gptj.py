@@ -9,9 +9,6 @@ from interp.model.config import MLP, LayerNorm, ModelConfig, Rotary
 def config(settings: Settings) -> ModelConfig:
     """Our config of a GPT-J checkpoint."""
     d_model, n_ctx = settings.count("n_embd"), settings.count("n_positions", 2048)
-    settings.require("n_ctx", n_ctx, None)
-    for switch in ("rotary", "scale_attn_weights"):  # of the first configs, which spelt out what always holds
-        settings.require(switch, True, None)
     return ModelConfig(
         n_layers=settings.count("n_layer"),
         d_model=d_model,

@@ -11,7 +11,7 @@ DEFAULTS = {"max_position_embeddings": 2048}
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Granite checkpoint."""
-    return multiplied(settings, llama_like.decoder(settings, DEFAULTS))
+    return multiplied(settings, llama_like.decoder(settings, DEFAULTS, biases=llama_like.BOTH))
 
 
 def multiplied(settings: Settings, body: ModelConfig) -> ModelConfig:

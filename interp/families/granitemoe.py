@@ -14,7 +14,6 @@ STORED = {
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Granite MoE checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     moe = MoE(
         n_experts=settings.integer("num_local_experts", 8),
         top_k=settings.integer("num_experts_per_tok", 2),

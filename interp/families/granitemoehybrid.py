@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from interp.families import experts, granite, granitemoe, llama_like, mamba2
+from interp.families.rope import Wording
 from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules
 from interp.model.config import MLP, Mixer, ModelConfig, MoE, NoPosition, Softmax
@@ -20,14 +21,11 @@ ATTENTION, STATES = ("attention", "full_attention"), ("mamba", "linear_attention
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Granite 4 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     settings.require("hidden_act", "silu", "swish", None)
-    settings.require("normalization_function", "rmsnorm", None)
-    settings.present((*experts.TRAINING, "init_method"))
-    body = granite.multiplied(settings, llama_like.decoder(settings, DEFAULTS))
     settings.require("position_embedding_type", "rope", "nope", None)
-    if settings.get("position_embedding_type") != "rope":
-        body = replace(body, position=NoPosition())
+    turned = settings.get("position_embedding_type") == "rope"
+    body = llama_like.decoder(settings, DEFAULTS, wording=Wording(unused=not turned))
+    body = granite.multiplied(settings, body if turned else replace(body, position=NoPosition()))
     states = mamba2.state_space(settings, body)
     kinds: list[Mixer] = [Softmax() if attends else states for attends in _attention(settings, body.n_layers)]
     return llama_like.mixed(replace(body, mlp=_mlp(settings, body)), kinds)

@@ -24,9 +24,7 @@ OURS, THEIRS = "blocks.{l}.", "model.layers.{l}."
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of an LFM2 checkpoint."""
-    llama_like.without(settings, "mlp_bias", "attention_bias")
-    settings.present(("conv_dim", "conv_dim_out", "use_pos_enc"))  # which Hugging Face does not read either
-    norm = RMSNorm(settings.real("norm_eps", settings.real("block_norm_eps", 1e-5)))
+    norm = RMSNorm(settings.real("norm_eps", 1e-5))
     defaults = dict(DEFAULTS)
     tied, width = settings.get("tie_embedding"), settings.get("block_ff_dim")
     if tied is not None:
@@ -35,7 +33,7 @@ def config(settings: Settings) -> ModelConfig:
     if width is not None:
         settings.require("intermediate_size", settings.count("block_ff_dim"), None)
         defaults["intermediate_size"] = settings.count("block_ff_dim")
-    body = llama_like.decoder(settings, defaults, act=("hidden_act", "silu"), norm=norm)
+    body = llama_like.decoder(settings, defaults, act=None, norm=norm, biases=())
     assert isinstance(body.mlp, MLP)
     conv = ShortConv(settings.count("conv_L_cache", 3), settings.flag("conv_bias", False))
     kinds = [Softmax() if attends else conv for attends in _attention(settings, body.n_layers)]

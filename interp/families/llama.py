@@ -10,8 +10,7 @@ duplicates = llama_like.duplicates
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Llama checkpoint."""
-    settings.get("pretraining_tp")  # a way to split the matrix products; the numbers are the same
-    return llama_like.decoder(settings, {"max_position_embeddings": 2048})
+    return llama_like.decoder(settings, {"max_position_embeddings": 2048}, biases=llama_like.BOTH)
 
 
 FAMILY = Family(

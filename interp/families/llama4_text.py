@@ -26,7 +26,6 @@ ROUTER = Router("sigmoid", weighs="input")
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Llama 4 text checkpoint."""
-    llama_like.without(settings, "mlp_bias", "for_llm_compressor")
     layers = settings.count("num_hidden_layers", 48)
     if layers > MOST_LAYERS:
         raise ValueError(f"Llama 4: config requires num_hidden_layers in [1, {MOST_LAYERS}], got {layers}")

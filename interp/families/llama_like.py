@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.rope import context, rotary
+from interp.families.rope import USUAL, Wording, context, rotary
 from interp.families.spec import Rule, Settings, same
 from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, Mixer, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
@@ -21,6 +21,8 @@ NORMS: dict[NormPlace, dict[str, str]] = {
         "ln2_post": "post_feedforward_layernorm",
     },
 }
+BOTH = ("attention_bias", "mlp_bias")
+"""The switches of biases that Llama has."""
 BUFFERS = (r".*\.rotary_emb\.inv_freq",)
 """Tensors of old checkpoints that are no weights."""
 duplicates = tied_to("model.embed_tokens.weight")
@@ -32,15 +34,17 @@ def decoder(
     settings: Settings,
     defaults: Mapping[str, int | float] | None = None,
     *,
-    act: tuple[str, str] = ("hidden_act", "silu"),
+    act: tuple[str, str] | None = ("hidden_act", "silu"),
     norm: Norm | None = None,
-    part: str | None = None,
-    same_for_texts: Sequence[str] = (),
+    biases: Sequence[str] = ("attention_bias",),
+    wording: Wording = USUAL,
 ) -> ModelConfig:
     """The config that the shared keys describe: Llama's arithmetic.
 
-    defaults: the family's values of missing keys, where they are not Llama's. act: the key of the non-linearity and
-    its default. norm: None = an RMSNorm whose eps the config says. part, same_for_texts: as `rope.rotary` has them.
+    defaults: the family's values of missing keys, where they are not Llama's.
+    act: the key of the non-linearity and its default; None = always silu.
+    norm: None = an RMSNorm whose eps the config says.
+    biases: the switches that the family has, of `attention_bias` and `mlp_bias`. wording: of the rotation.
     """
     given = {key: float(value) for key, value in (defaults or {}).items()}
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}
@@ -55,21 +59,19 @@ def decoder(
         return usual if settings.optional(key, missing.get(key)) is None else whole(key)
 
     d_head, n_kv_heads = said_or("head_dim", d_model // n_heads), said_or("num_key_value_heads", n_heads)
-    bias = settings.flag("attention_bias", False)
-    share = missing.get("partial_rotary_factor", 1.0)
-    position = rotary(
-        settings, d_head, base=missing["rope_theta"], partial=share, part=part, same_for_texts=same_for_texts
-    )
-    mlp_bias = settings.flag("mlp_bias", False)
+    bias, mlp_bias = (each in biases and settings.flag(each, False) for each in BOTH)
+    n_ctx, share = whole("max_position_embeddings"), missing.get("partial_rotary_factor")
+    position = rotary(settings, d_head, n_ctx, base=missing["rope_theta"], partial=share, wording=wording)
+    curve = "silu" if act is None else activation(settings, *act)
     return ModelConfig(
         n_layers=whole("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         d_head=d_head,
-        n_ctx=context(settings, position, whole("max_position_embeddings")),
+        n_ctx=context(n_ctx, position),
         d_vocab=whole("vocab_size"),
-        mlp=MLP(whole("intermediate_size"), activation(settings, *act), gated=True, bias=mlp_bias),
+        mlp=MLP(whole("intermediate_size"), curve, gated=True, bias=mlp_bias),
         position=position,
         norm=norm or RMSNorm(settings.real("rms_norm_eps", missing["rms_norm_eps"])),
         qkv_bias=bias,
@@ -112,12 +114,6 @@ def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
     ):
         raise ValueError(f"no_rope_layers requires 0 or 1 for each of {n_layers} layers, got {given!r}")
     return [flag == 1 for flag in given[:n_layers]]
-
-
-def without(settings: Settings, *keys: str) -> None:
-    """ValueError if the config sets a switch that this family does not have."""
-    for key in keys:
-        settings.require(key, False, None)
 
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -74,11 +75,12 @@ from interp.families.hub import download as download, located
 from interp.families.live import hooks_of, inside
 from interp.families.places import Devices, places_of
 from interp.families.quantised import KEYS, ordinary, quantisation_of
-from interp.families.spec import AnyFamily, Settings
+from interp.families.spec import AnyFamily, Settings, UnsupportedError
 from interp.families.stored import (
     FOREIGN,
     LiveTensors,
     StoredTensors,
+    Tensors,
     foreign_format,
     listing,
     saved_beside,
@@ -168,16 +170,45 @@ def family_of(values: Mapping[str, object]) -> AnyFamily:
     )
 
 
+@dataclass(frozen=True)
+class Reading:
+    """A checkpoint's config as this package understands it."""
+
+    family: AnyFamily
+    config: AnyConfig
+    inert: tuple[str, ...]
+    """Keys that change nothing, since transformers does not read them for this `model_type` either; one of a table
+    inside the config is `table.key`."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said of the config (`Transformer.opened`)."""
+        return (
+            (f"config keys that transformers does not read either: {', '.join(self.inert)}",)
+            if self.inert
+            else ()
+        )
+
+
 @public()
 def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
     """Family and our config of a checkpoint's config; ValueError for anything it asks that we do not do."""
+    found = reading_of(values)
+    return found.family, found.config
+
+
+def reading_of(values: Mapping[str, object]) -> Reading:
+    """Family, our config and the inert keys of a checkpoint's config.
+
+    Errors: ValueError for a damaged config or a `model_type` without a file here; its kind `UnsupportedError` where the
+    config asks for something that transformers does and the family's file does not, so that it can be wrapped.
+    """
     family = family_of(values)
     quantisation_of(values, family.name)
     settings = Settings(values, family.name)
     settings.present(KEYS)
     config = family.config(settings)
-    settings.finish()
-    return family, config
+    return Reading(family, config, settings.finish())
 
 
 @public()
@@ -241,14 +272,27 @@ def _from_network(
         raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
     # a config may still name the class it was saved from, one with a head, say
     values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__]}
-    if _wraps(values, wrapped):
+    found = _read(values, wrapped)
+    if not isinstance(found, Reading):
         refuse_quantised(values)
-        return wrapped_network(network, said, dtype=dtype, device=_one_place(places))
-    family, ours = config_of(values)
-    state = LiveTensors(network.state_dict(), owned=owned, notes=said)
-    del network
-    tensors = ordinary(state, values, family.name, dtype)
-    return to_model(family, ours, tensors, dtype=dtype, devices=places, may_lack_head=_may_lack_head(values))
+        return wrapped_network(network, (*said, *found), dtype=dtype, device=_one_place(places))
+    state = LiveTensors(network.state_dict(), owned=owned, notes=(*said, *found.notes))
+    if owned:  # whoever still has the network must not keep its tensors
+        for module in network.modules():
+            module._parameters.clear()
+    return _converted(found, state, values, dtype, places)
+
+
+def _converted(
+    found: Reading,
+    stored: Tensors,
+    values: Mapping[str, object],
+    dtype: torch.dtype | None,
+    places: Sequence[torch.device],
+) -> AnyModel:
+    tensors = ordinary(stored, values, found.family.name, dtype)
+    headless = _may_lack_head(values)
+    return to_model(found.family, found.config, tensors, dtype=dtype, devices=places, may_lack_head=headless)
 
 
 @public()
@@ -295,23 +339,21 @@ def any_from_folder(
         network, notes = merged_folder(path, said, dtype)
         return _from_network(network, notes, True, places, dtype, wrapped)
     values = values_of(path, config)
-    if _wraps(values, wrapped):
+    found = _read(values, wrapped)
+    if not isinstance(found, Reading):
         if path.is_file() or config is not None:
+            why = f"; it is {found[0]}" if found else ""
             raise ValueError(
-                "a wrapped model requires the folder of its checkpoint, config and weights together"
+                f"a wrapped model requires the folder of its checkpoint, config and weights together{why}"
             )
         if not can_wrap(values):
             kind = values.get("model_type")
             raise ValueError(f"model_type {kind!r} cannot be wrapped: transformers has no causal model of it")
         network, notes = network_of_folder(path, values, opener_of(values), dtype)
-        return wrapped_network(network, notes, dtype=None, device=_one_place(places))
-    family, ours = config_of(values)
+        return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
     with StoredTensors([path] if path.is_file() else weight_files(path)) as stored:
-        stored.notes = native.opened(values)
-        tensors = ordinary(stored, values, family.name, dtype)
-        return to_model(
-            family, ours, tensors, dtype=dtype, devices=places, may_lack_head=_may_lack_head(values)
-        )
+        stored.notes = (*native.opened(values), *found.notes)
+        return _converted(found, stored, values, dtype, places)
 
 
 def _from_gguf(
@@ -319,12 +361,13 @@ def _from_gguf(
 ) -> AnyModel:
     file = gguf.read(path)
     values: dict[str, object] = file.config.to_dict()
-    if _wraps(values, wrapped):
-        network, notes = network_of_gguf(file, dtype), gguf.GgufTensors(file, dtype).notes
-        return wrapped_network(network, notes, dtype=None, device=_one_place(places))
-    family, ours = config_of(values)
-    gguf.agrees(file, ours)
-    return to_model(family, ours, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places)
+    found = _read(values, wrapped)
+    tensors = gguf.GgufTensors(file, dtype)
+    if not isinstance(found, Reading):
+        network = network_of_gguf(file, dtype)
+        return wrapped_network(network, (*tensors.notes, *found), dtype=None, device=_one_place(places))
+    gguf.agrees(file, found.config)
+    return to_model(found.family, found.config, tensors, dtype=dtype, devices=places)
 
 
 def merged_folder(
@@ -420,13 +463,27 @@ def is_encoder_decoder(path: Path) -> bool:
         values = values_of(path)
     except FileNotFoundError:
         return False
-    return not _wraps(values, None) and isinstance(config_of(values)[1], EncoderDecoderConfig)
+    found = _read(values, None)
+    return isinstance(found, Reading) and isinstance(found.config, EncoderDecoderConfig)
 
 
-def _wraps(values: Mapping[str, object], wrapped: bool | None) -> bool:
-    """Whether a checkpoint is to be wrapped: as it is asked, or where only transformers knows its type."""
+def _read(values: Mapping[str, object], wrapped: bool | None) -> Reading | tuple[str, ...]:
+    """A config as ours; or, where its model is to be wrapped, what is to be said of that.
+
+    It is wrapped where that is asked for, or where transformers does what the config asks and no file here does.
+    Errors: ValueError for a damaged config, or one that nobody does.
+    """
+    if wrapped:
+        return ()
     known = any(values.get("model_type") in family.model_types for family in FAMILIES)
-    return bool(wrapped) or (wrapped is None and not known and can_wrap(values))
+    if wrapped is None and not known and can_wrap(values):
+        return ()
+    try:
+        return reading_of(values)
+    except UnsupportedError as cause:
+        if wrapped is None and can_wrap(values):
+            return (f"wrapped, since our own code does not do what its config asks ({cause})",)
+        raise
 
 
 def _one_place(places: Sequence[torch.device]) -> torch.device:

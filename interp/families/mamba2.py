@@ -20,16 +20,14 @@ UNBOUNDED = 2**20
 """The tokens that a model takes whose config says nothing of it."""
 TRAINING = ("time_step_rank", "time_step_min", "time_step_max", "time_step_floor", "rescale_prenorm_residual")
 """Keys about the weights that an untrained model begins with."""
-NOT_READ = ("chunk_size", "residual_in_fp32", "norm_before_gate")
-"""How the sums are split, how they are rounded in half precision, and a switch that Hugging Face does not read either:
-its models gate before the norm."""
+NUMERICS = ("chunk_size", "residual_in_fp32")
+"""How the sums are split, and how they are rounded in half precision."""
 OURS = "blocks.{l}.attn."
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Mamba-2 checkpoint."""
-    settings.present((*TRAINING, *NOT_READ))
-    settings.require("rms_norm", True, None)
+    settings.present((*TRAINING, *NUMERICS))
     settings.require("hidden_act", "silu", "swish", None)
     d_model, heads = settings.count("hidden_size", 4096), settings.count("num_heads", 128)
     d_head, expand = settings.count("head_dim", 64), settings.count("expand", 2)
@@ -38,7 +36,6 @@ def config(settings: Settings) -> ModelConfig:
             f"Mamba-2: config requires expand * hidden_size = num_heads * head_dim, got {expand * d_model} and "
             f"{heads * d_head}"
         )
-    settings.require("intermediate_size", heads * d_head, None)
     low, high = step_limits(settings)
     norm = RMSNorm(settings.real("layer_norm_epsilon", 1e-5))
     mixer = Mamba2(

@@ -12,8 +12,6 @@ from interp.model.config import EncoderDecoderConfig, Sinusoidal
 
 def config(settings: Settings) -> EncoderDecoderConfig:
     """Our config of a Marian checkpoint."""
-    settings.require("normalize_embedding", False, None)
-    settings.require("static_position_embeddings", True, None)
     position = Sinusoidal(interleaved=False)
     encoder, decoder = (bart.stack(settings, side, position) for side in ("encoder", "decoder"))
     shared = settings.flag("share_encoder_decoder_embeddings", True)
@@ -27,7 +25,7 @@ def config(settings: Settings) -> EncoderDecoderConfig:
     return EncoderDecoderConfig(
         encoder,
         replace(decoder, d_vocab=d_vocab, tied=tied),
-        start_token=settings.integer("decoder_start_token_id", settings.integer("pad_token_id")),
+        start_token=settings.integer("decoder_start_token_id", 58_100),
         shared_embedding=shared and tied,
     )
 

@@ -10,8 +10,9 @@ from interp.model.config import ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Mistral checkpoint."""
-    llama_like.without(settings, "attention_bias", "mlp_bias")
-    body = llama_like.decoder(settings, {"num_key_value_heads": 8, "max_position_embeddings": 131_072})
+    body = llama_like.decoder(
+        settings, {"num_key_value_heads": 8, "max_position_embeddings": 131_072}, biases=()
+    )
     return replace(body, window=window_size(settings, 4096))
 
 

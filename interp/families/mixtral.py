@@ -17,13 +17,12 @@ DEFAULTS = {
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Mixtral checkpoint."""
-    llama_like.without(settings, "attention_bias", "mlp_bias")
     moe = MoE(
         n_experts=settings.count("num_local_experts", 8),
         top_k=settings.count("num_experts_per_tok", 2),
         d_mlp=settings.count("intermediate_size"),
     )
-    body = experts.decoder(settings, moe, DEFAULTS)
+    body = experts.decoder(settings, moe, DEFAULTS, biases=())
     return replace(body, window=window_size(settings, None))
 
 

@@ -6,22 +6,11 @@ from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, Softmax
 
-TRAINING = (
-    "embedding_fraction", "init_config", "init_device", "verbose", "tokenizer_name", "learned_pos_emb", "emb_pdrop",
-    "norm_type",
-)  # fmt: skip
-"""Keys of the training, of what counts without ALiBi alone, and of the norms, which are all LayerNorms."""
-KERNEL = ("attn_impl", "attn_pdrop")
-"""Keys of the attention's table that choose a kernel; the numbers are the same."""
-
 
 def config(settings: Settings) -> ModelConfig:
-    """Our config of an MPT checkpoint; models without ALiBi, with normed queries or biases are refused."""
-    settings.present(TRAINING)
-    settings.require("expansion_ratio", 4, None)
-    settings.require("no_bias", True, None)
-    settings.require("logit_scale", 1.0, None)
-    attention = _attention(settings)
+    """Our config of an MPT checkpoint: one with ALiBi and without biases, whatever else it says, as in transformers."""
+    given = settings.get("attn_config")
+    attention = settings.inside("attn_config", given if isinstance(given, Mapping) else {})
     clip = attention.real("clip_qkv", 0.0)
     d_model = settings.integer("d_model")
     return ModelConfig(
@@ -39,21 +28,6 @@ def config(settings: Settings) -> ModelConfig:
         out_bias=False,
         tied=settings.flag("tie_word_embeddings", True),
     )
-
-
-def _attention(settings: Settings) -> Settings:
-    """The table `attn_config`, whose switches are checked."""
-    given = settings.get("attn_config")
-    found = Settings({**given} if isinstance(given, Mapping) else {}, "MPT attn_config")
-    found.present(KERNEL)
-    found.require("attn_type", "multihead_attention", None)
-    found.require("alibi", True, None)
-    found.require("alibi_bias_max", 8, None)
-    for key in ("prefix_lm", "qk_ln", "attn_uses_sequence_id"):
-        found.require(key, False, None)
-    found.present(("clip_qkv", "softmax_scale"))
-    found.finish()
-    return found
 
 
 def rules(config: ModelConfig) -> tuple[Rule, ...]:

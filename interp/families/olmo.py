@@ -9,7 +9,6 @@ from interp.model.config import LayerNorm, ModelConfig, Softmax
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of an OLMo 1 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     norm = LayerNorm(1e-5, trained="nothing")
     body = llama_like.decoder(settings, {"max_position_embeddings": 2048}, norm=norm)
     return replace(body, mixer=Softmax(clip=settings.optional("clip_qkv", None)))

@@ -9,7 +9,6 @@ from interp.model.config import ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of an OLMo 2 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     body = llama_like.decoder(settings, {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5})
     return replace(body, norm_place="output", qk_norm="width")
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from interp.families import llama_like
-from interp.families.rope import rotary
+from interp.families.rope import Wording, rotary
 from interp.families.spec import Family, Settings
 from interp.families.windows import local_layers, window_size
 from interp.model.config import ModelConfig
@@ -14,9 +14,9 @@ DEFAULTS = {"max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta":
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of an OLMo 3 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
-    body = llama_like.decoder(settings, DEFAULTS, part="full_attention")
-    near = rotary(settings, body.head_width, base=THETA, part="sliding_attention")
+    body = llama_like.decoder(settings, DEFAULTS, wording=Wording(part="full_attention"))
+    n_ctx = settings.count("max_position_embeddings", 2048)
+    near = rotary(settings, body.head_width, n_ctx, base=THETA, wording=Wording(part="sliding_attention"))
     size = window_size(settings, 4096)
     window, layers = local_layers(settings, body.n_layers, size, lambda layer: (layer + 1) % 4 != 0)
     return replace(

@@ -1,15 +1,52 @@
 """OPT: GPT-2's layout with ReLU, positions from row 2 of their table, and norms after each sum in the 350m model."""
 
+from torch import Tensor
+
 from interp.families.activations import activation
 from interp.families.spec import Family, Rule, Settings
-from interp.families.table import modules, tied_to, unembedding
+from interp.families.table import modules, tied_to
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
+
+EMBEDDING, HEAD = "model.decoder.embed_tokens.weight", "lm_head.weight"
+NARROW = ("model.decoder.project_in.weight", "model.decoder.project_out.weight")
+"""The maps of narrow embeddings into the stream and out of it."""
+
+
+def _into(project_dw: Tensor, embed_vw: Tensor) -> Tensor:
+    """What a narrow embedding adds to the stream, `[v, d]`."""
+    return embed_vw @ project_dw.T
+
+
+def _out_of(project_wd: Tensor, unembed_vw: Tensor) -> Tensor:
+    """How the logits depend on the stream where it is made narrow before the unembedding, `[v, d]`."""
+    return unembed_vw @ project_wd
+
+
+INTO = Rule(
+    "embed.weight",
+    (EMBEDDING,),
+    otherwise=Rule("embed.weight", (NARROW[0], EMBEDDING), product=_into),
+)
+OUT_OF = Rule(
+    "unembed.weight",
+    (HEAD,),
+    otherwise=Rule(
+        "unembed.weight",
+        (NARROW[1], HEAD),
+        product=_out_of,
+        otherwise=Rule("unembed.weight", (NARROW[1], EMBEDDING), product=_out_of),  # tied
+    ),
+)
 
 
 def config(settings: Settings) -> ModelConfig:
-    """Our config of an OPT checkpoint; embeddings of another width than the stream (350m) are refused."""
+    """Our config of an OPT checkpoint.
+
+    Where embeddings have another width than the stream (350m), what maps them into it and out of it is multiplied into
+    the embedding and the unembedding, which then are two matrices.
+    """
     d_model = settings.count("hidden_size")
-    settings.require("word_embed_proj_dim", d_model, None)
+    narrow = settings.count("word_embed_proj_dim", d_model) != d_model
     settings.require("layer_norm_elementwise_affine", True, None)
     before = settings.flag("do_layer_norm_before", True)
     bare = settings.flag("_remove_final_layer_norm", False)
@@ -28,7 +65,7 @@ def config(settings: Settings) -> ModelConfig:
         final_norm=before and not bare,
         qkv_bias=bias,
         out_bias=bias,
-        tied=settings.flag("tie_word_embeddings", True),
+        tied=settings.flag("tie_word_embeddings", True) and not narrow,
     )
 
 
@@ -42,14 +79,14 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
         "mlp.out": "fc2",
     }
     norms = {"ln1": "self_attn_layer_norm", "ln2": "final_layer_norm"}
-    embeddings = {"embed": "model.decoder.embed_tokens", "pos_embed": "model.decoder.embed_positions"}
     last = {"ln_final": "model.decoder.final_layer_norm"} if config.final_norm else {}
     return (
-        *modules(embeddings, bias=False),
+        *modules({"pos_embed": "model.decoder.embed_positions"}, bias=False),
+        INTO,
         *modules(last),
         *modules(norms, ours=ours, theirs=theirs),
         *modules(matrices, ours=ours, theirs=theirs, bias=config.qkv_bias),
-        *unembedding(config),
+        *(() if config.tied else (OUT_OF,)),
     )
 
 

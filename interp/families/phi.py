@@ -11,14 +11,15 @@ def config(settings: Settings) -> ModelConfig:
     """Our config of a Phi checkpoint."""
     d_model, n_heads = settings.count("hidden_size"), settings.count("num_attention_heads")
     d_head = settings.count("head_dim", d_model // n_heads)
-    position = rotary(settings, d_head, partial=0.5)
+    n_ctx = settings.count("max_position_embeddings", 2048)
+    position = rotary(settings, d_head, n_ctx, partial=0.5)
     return ModelConfig(
         n_layers=settings.count("num_hidden_layers"),
         d_model=d_model,
         n_heads=n_heads,
         n_kv_heads=settings.count("num_key_value_heads", n_heads),
         d_head=d_head,
-        n_ctx=context(settings, position, 2048),
+        n_ctx=context(n_ctx, position),
         d_vocab=settings.count("vocab_size"),
         mlp=MLP(settings.count("intermediate_size"), activation(settings, "hidden_act", "gelu_new")),
         position=position,

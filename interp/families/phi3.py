@@ -3,18 +3,18 @@
 from dataclasses import replace
 
 from interp.families import llama_like
+from interp.families.rope import Wording
 from interp.families.spec import Family, Rule, Settings
 from interp.families.windows import window_size
 from interp.model.config import ModelConfig
 
+DEFAULTS = {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "partial_rotary_factor": 1.0}
+WORDING = Wording(original=4096, longrope=("longrope", "su", "yarn"))  # its names in older files
+
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Phi-3 checkpoint."""
-    llama_like.without(settings, "attention_bias", "mlp_bias", "lm_head_bias")
-    settings.require("full_attn_mod", 1, None)
-    settings.require("interpolate_factor", 1, None)
-    body = llama_like.decoder(settings, {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5})
-    settings.get("original_max_position_embeddings")  # counts under LongRoPE alone, which reads it
+    body = llama_like.decoder(settings, DEFAULTS, biases=(), wording=WORDING)
     return replace(body, window=window_size(settings, None))
 
 

@@ -10,9 +10,9 @@ from interp.model.config import ModelConfig
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Qwen2 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
-    settings.require("attention_bias", True, None)  # the family has it by nature, on all but the output
-    body = llama_like.decoder(settings, {"num_key_value_heads": 32, "max_position_embeddings": 32_768})
+    body = llama_like.decoder(
+        settings, {"num_key_value_heads": 32, "max_position_embeddings": 32_768}, biases=()
+    )
     window, layers = from_layer(settings, body.n_layers)
     return replace(body, qkv_bias=True, out_bias=False, window=window, local_layers=layers)
 

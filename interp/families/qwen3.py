@@ -12,7 +12,6 @@ DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Qwen3 checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     body = llama_like.decoder(settings, DEFAULTS)
     window, layers = from_layer(settings, body.n_layers)
     return replace(body, qk_norm="head", window=window, local_layers=layers)

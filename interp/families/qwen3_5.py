@@ -8,22 +8,21 @@ from dataclasses import replace
 
 from interp.families import llama_like, qwen3_next
 from interp.families.qwen3_next import DELTA, OURS
+from interp.families.rope import Wording
 from interp.families.spec import Rule, Settings
 from interp.model.config import ModelConfig
 
 DEFAULTS = qwen3_next.DEFAULTS | {"num_key_value_heads": 4}
-OF_IMAGES = ("mrope_section", "mrope_interleaved")
+WORDING = Wording(same_for_texts=("mrope_section", "mrope_interleaved"))
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Qwen3.5 text checkpoint."""
-    settings.require("attn_output_gate", True, None)
-    settings.require("mamba_ssm_dtype", "float32", None)
     settings.present(("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"))  # of layers that are left out
     if settings.text("model_type", "qwen3_5_text") == "qwen3_5_moe_text":
-        body = qwen3_next.decoder(settings, renormalise=True, same_for_texts=OF_IMAGES)
+        body = qwen3_next.decoder(settings, renormalise=True, wording=WORDING)
     else:
-        body = qwen3_next.plain(settings, DEFAULTS, OF_IMAGES)
+        body = qwen3_next.plain(settings, DEFAULTS, WORDING)
     return qwen3_next.hybrid(settings, body)
 
 

@@ -12,13 +12,9 @@ DEFAULTS = {"num_key_value_heads": 4, "max_position_embeddings": 32_768}
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a Qwen3-MoE checkpoint."""
-    llama_like.without(settings, "mlp_bias")
     settings.require("decoder_sparse_step", 1, None)
     if plain := settings.get("mlp_only_layers"):
         raise ValueError(f"Qwen3-MoE: config asks for mlp_only_layers={plain!r}, supported: none")
-    settings.get(
-        "max_window_layers"
-    )  # of the other Qwen models: here the window is in every layer or in none
     moe = MoE(
         n_experts=settings.count("num_local_experts", settings.count("num_experts", 128)),
         top_k=settings.count("num_experts_per_tok", 8),

@@ -12,6 +12,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.families import experts, llama_like
+from interp.families.rope import USUAL, Wording
 from interp.families.spec import Family, Rule, Settings, in_layers
 from interp.families.table import modules
 from interp.families.windows import full_layers
@@ -38,28 +39,24 @@ def config(settings: Settings) -> ModelConfig:
     return hybrid(settings, decoder(settings, renormalise=settings.flag("norm_topk_prob", True)))
 
 
-def decoder(settings: Settings, *, renormalise: bool, same_for_texts: Sequence[str] = ()) -> ModelConfig:
+def decoder(settings: Settings, *, renormalise: bool, wording: Wording = USUAL) -> ModelConfig:
     """The config without its delta nets: experts beside a shared one."""
-    settings.present(experts.TRAINING)
     moe = MoE(
-        n_experts=settings.count("num_experts", 512),
-        top_k=settings.count("num_experts_per_tok", 10),
-        d_mlp=settings.count("moe_intermediate_size", 512),
+        n_experts=settings.count("num_experts"),
+        top_k=settings.count("num_experts_per_tok"),
+        d_mlp=settings.count("moe_intermediate_size"),
         renormalise=renormalise,
-        shared=settings.count("shared_expert_intermediate_size", 512),
+        shared=settings.count("shared_expert_intermediate_size"),
         shared_gate=True,
     )
-    return replace(plain(settings, DEFAULTS | {"intermediate_size": 1}, same_for_texts), mlp=moe)
+    return replace(plain(settings, DEFAULTS | {"intermediate_size": 1}, wording), mlp=moe)
 
 
-def plain(
-    settings: Settings, defaults: Mapping[str, int | float], same_for_texts: Sequence[str] = ()
-) -> ModelConfig:
+def plain(settings: Settings, defaults: Mapping[str, int | float], wording: Wording = USUAL) -> ModelConfig:
     """Llama's arithmetic with norms that store gamma - 1, and normed queries and keys."""
-    llama_like.without(settings, "mlp_bias")
     settings.require("hidden_act", "silu", "swish", None)
     norm = RMSNorm(settings.real("rms_norm_eps", 1e-6), unit_offset=True)
-    body = llama_like.decoder(settings, defaults, norm=norm, same_for_texts=same_for_texts)
+    body = llama_like.decoder(settings, defaults, norm=norm, wording=wording)
     return replace(body, qk_norm="head")
 
 

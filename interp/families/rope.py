@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from interp.families.spec import LARGEST, Settings
+from interp.core.boundary import shown
+from interp.families.spec import LARGEST, Settings, UnsupportedError
 from interp.model.config import (
     DynamicScaling,
     LinearScaling,
@@ -15,47 +17,129 @@ from interp.model.config import (
 )
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+BESIDE = (
+    "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "rope_scaling", "rope_parameters",
+)  # fmt: skip
+"""Keys beside the table that transformers does not read where something else counts before them."""
+WORDS = (
+    "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings", "attention_factor",
+    "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate", "short_factor", "long_factor", "type",
+)  # fmt: skip
+"""Words of a rotary table that count under some kinds of scaling; under the others transformers does not read them."""
+
+
+@dataclass(frozen=True)
+class Wording:
+    """How a family's configs say what the rotation is, where they say it otherwise than Llama's."""
+
+    theta: str = "rope_theta"
+    """The base, where it stands beside the table and not in it."""
+    share: str | None = "partial_rotary_factor"
+    """The share of rotated dimensions beside the table; None = only the table may say it."""
+    part: str | None = None
+    """The entry of a table with one rule per kind of layer (Gemma 3); `rope_scaling` then means full attention."""
+    original: int | None = None
+    """`original_max_position_embeddings` beside the table where it is missing there."""
+    longrope: Sequence[str] = ("longrope",)
+    """The kinds of scaling that mean LongRoPE."""
+    table: Mapping[str, object] | None = None
+    """The rotary table where a config has none."""
+    unused: bool = False
+    """Whether the config asks for no rotation, so that nothing of all this counts."""
+    same_for_texts: Sequence[str] = ()
+    """Keys of the table that tell the positions of images apart, and change nothing in a text."""
+
+
+USUAL = Wording()
 
 
 def rotary(
     settings: Settings,
     d_head: int,
+    n_ctx: int,
     *,
     base: float = 10_000.0,
-    partial: float = 1.0,
-    outside: tuple[str, str] = ("rope_theta", "partial_rotary_factor"),
-    part: str | None = None,
-    same_for_texts: Sequence[str] = (),
+    partial: float | None = None,
+    wording: Wording = USUAL,
 ) -> Rotary:
-    """The rotation of a checkpoint, half-split.
+    """The rotation of a checkpoint, half-split; what stands in the table counts before what stands beside it.
 
-    base, partial: the family's defaults for `rope_theta` and `partial_rotary_factor`.
-    outside: the names of both where they stand beside the table and not in it (NeoX has its own).
-    same_for_texts: keys of the table that tell the positions of images apart, and change nothing in a text.
-    part: the entry of a table with one rule per kind of layer (Gemma 3); `rope_scaling` then means full attention.
+    n_ctx: the config's context. base, partial: the family's defaults of the base, and of the share of rotated
+    dimensions. partial None = the family rotates whole heads, whatever a config says of it.
     """
-    scaling = {} if part == "sliding_attention" else settings.table("rope_scaling")
-    tables = settings.table("rope_parameters")
-    nested = tables.get(part) if part is not None else tables
-    if part is not None and (
-        flat := [key for key, value in tables.items() if not isinstance(value, Mapping)]
-    ):
-        raise ValueError(
+    settings.ignored(BESIDE)
+    if wording.unused:
+        return Rotary(base=base)
+    name, table = _table(settings, wording.part, wording.table)
+    rule = settings.inside(name, table)
+    rule.present(wording.same_for_texts)
+    theta = rule.real("rope_theta", settings.real(wording.theta, base))
+    said = rule.text("rope_type", rule.text("type", "default"))
+    kind = "longrope" if said in wording.longrope else said
+    share = _share(settings, rule, kind, partial, wording.share)
+    dim = int(d_head * share)
+    if dim % 2 and dim != d_head:
+        raise UnsupportedError(
+            f"an even number of rotated dimensions is required, got partial_rotary_factor={share} of {d_head} in a head"
+        )
+    truncate = rule.flag("truncate", True) if wording.part is None else True  # asked of the whole table there
+    scaling = _scaling(kind, rule, n_ctx, _original(settings, kind, wording), dim, truncate)
+    rule.ignored(WORDS)
+    return Rotary(base=theta, dim=None if dim == d_head else dim, scaling=scaling)
+
+
+def _table(
+    settings: Settings, part: str | None, usual: Mapping[str, object] | None = None
+) -> tuple[str, Mapping[str, object]]:
+    """The name and the rotary table that counts: `rope_scaling`, which older libraries wrote, or `rope_parameters`."""
+    scaling, tables = settings.table("rope_scaling"), settings.table("rope_parameters")
+    if settings.get("rope_parameters") is None:
+        tables = usual or {}
+    nested = {key: value for key, value in tables.items() if isinstance(value, Mapping)}
+    if part is None:
+        if scaling or not nested:
+            return ("rope_scaling", scaling) if scaling else ("rope_parameters", tables)
+        raise UnsupportedError(f"rope_parameters requires one table for all layers, got {', '.join(nested)}")
+    if flat := [key for key in tables if key not in nested and tables[key] is not None]:
+        raise UnsupportedError(
             f"rope_parameters requires a table for each kind of layer, got {flat[0]!r} beside them"
         )
-    rule = Settings({**scaling, **(nested if isinstance(nested, Mapping) else {})}, "rope_parameters")
-    rule.present(same_for_texts)
-    theta = _agreed(settings, rule, (outside[0], "rope_theta"), base)
-    share = _agreed(settings, rule, (outside[1], "partial_rotary_factor"), partial)
-    dim = int(d_head * share)
-    rotated = _scaling(rule.text("rope_type", rule.text("type", "default")), rule, settings, dim)
-    rule.finish()
-    return Rotary(base=theta, dim=None if dim == d_head else dim, scaling=rotated)
+    own = nested.get(part, {"rope_type": "default"})
+    return f"rope_parameters.{part}", own if part == "sliding_attention" else {**own, **scaling}
 
 
-def context(settings: Settings, position: Rotary, default: int | None = None) -> int:
+def _share(
+    settings: Settings, rule: Settings, kind: str, default: float | None, outside: str | None
+) -> float:
+    """The share of a head's dimensions that are rotated; 1 where the family has no such share.
+
+    Errors: ValueError where transformers would fail: it leaves the share out of a rotation of whole heads, and only
+    there, not out of the rules for longer texts.
+    """
+    key = "partial_rotary_factor"
+    if default is not None:
+        beside = default if outside is None else settings.real(outside, default)
+        return rule.real(key, beside)
+    share = rule.peek(key) if rule.peek(key) is not None else settings.peek(key)
+    if kind != "default" and share not in (None, 1.0):
+        raise ValueError(
+            f"rope_parameters: whole heads are required under rope_type={kind!r}, got {key}={shown(share)}"
+        )
+    rule.ignored((key,))
+    return 1.0
+
+
+def _original(settings: Settings, kind: str, wording: Wording) -> int | None:
+    """`original_max_position_embeddings` beside the table, which counts before the one inside (Phi-3)."""
+    key = "original_max_position_embeddings"
+    if kind in ("default", "linear", "dynamic") or wording.part is not None:
+        return None
+    given = settings.optional(key, wording.original)
+    return None if given is None else settings.count(key, wording.original)
+
+
+def context(n_ctx: int, position: Rotary) -> int:
     """Tokens the model takes: `max_position_embeddings`, or as many as dynamic NTK or YaRN stretch it to."""
-    n_ctx = settings.count("max_position_embeddings", default)
     rule = position.scaling
     if isinstance(rule, DynamicScaling | YarnScaling):
         return max(n_ctx, int(rule.original_n_ctx * rule.factor))
@@ -64,9 +148,7 @@ def context(settings: Settings, position: Rotary, default: int | None = None) ->
 
 def yarn_score_factor(settings: Settings) -> float:
     """DeepSeek's factor on scores under a scaling rule: (0.1 m ln(factor) + 1)^2, m `mscale_all_dim`; 1 without m."""
-    rule = Settings(
-        {**settings.table("rope_scaling"), **settings.table("rope_parameters")}, "rope_parameters"
-    )
+    rule = Settings(_table(settings, None)[1], "rope_parameters")
     if rule.text("rope_type", rule.text("type", "default")) == "default" or not rule.real(
         "mscale_all_dim", 0.0
     ):
@@ -79,38 +161,29 @@ def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _agreed(settings: Settings, rule: Settings, keys: tuple[str, str], default: float) -> float:
-    """A number given beside the rotary table, inside it, or not at all; ValueError if both and different."""
-    outside, inside = keys
-    outer = settings.real(outside, rule.real(inside, default))
-    inner = rule.real(inside, outer)
-    if inner != outer:
-        raise ValueError(f"{outside} is given twice and differs: {outer}, and {inner} in rope_parameters")
-    return inner
-
-
-def _scaling(kind: str, rule: Settings, settings: Settings, dim: int) -> Scaling | None:
+def _scaling(
+    kind: str, rule: Settings, n_ctx: int, outer: int | None, dim: int, truncate: bool
+) -> Scaling | None:
+    """n_ctx: the config's whole context; outer: the context of the training where it is given beside the table."""
     if kind == "default":
         return None
     if kind == "linear":
         return LinearScaling(rule.real("factor"))
-    n_ctx = settings.count("max_position_embeddings")
     if kind == "dynamic":
         return DynamicScaling(rule.real("factor"), n_ctx)
     inner = rule.count("original_max_position_embeddings", n_ctx)
-    # beside the table stands Phi-3's, which counts before the one inside
-    original = settings.count("original_max_position_embeddings", inner)
+    original = inner if outer is None else outer
     if kind == "llama3":
         factor, low, high = (rule.real(name) for name in ("factor", "low_freq_factor", "high_freq_factor"))
         return Llama3Scaling(factor, low, high, original)
-    if kind in ("longrope", "su") or rule.present(("short_factor",)):  # Phi-3 called it su, then yarn
+    if kind == "longrope":
         return _long(rule, original, n_ctx / original, dim)
     if kind == "yarn":
-        return _yarn(rule, original, n_ctx / original)
-    raise ValueError(f"rope_type={kind!r} is not supported; supported: {', '.join(KINDS)}")
+        return _yarn(rule, original, n_ctx / original, truncate)
+    raise UnsupportedError(f"rope_type={kind!r} is not supported; supported: {', '.join(KINDS)}")
 
 
-def _yarn(rule: Settings, original: int, stretch: float) -> YarnScaling:
+def _yarn(rule: Settings, original: int, stretch: float, truncate: bool) -> YarnScaling:
     """YaRN; without `attention_factor` it follows from the factor and DeepSeek's two `mscale` numbers."""
     factor = rule.real("factor", stretch)
     tops = [rule.real(key, 0.0) for key in ("mscale", "mscale_all_dim")]
@@ -121,7 +194,7 @@ def _yarn(rule: Settings, original: int, stretch: float) -> YarnScaling:
         attention_factor=rule.real("attention_factor", own),
         beta_fast=rule.real("beta_fast", 0.0) or 32.0,
         beta_slow=rule.real("beta_slow", 0.0) or 1.0,
-        truncate=rule.flag("truncate", True),
+        truncate=truncate,
     )
 
 

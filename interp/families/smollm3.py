@@ -17,11 +17,7 @@ DEFAULTS = {
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a SmolLM3 checkpoint."""
-    settings.get("pretraining_tp")  # a way to split the matrix products; the numbers are the same
-    settings.get(
-        "max_window_layers"
-    )  # of the Qwen models: here `layer_types` says which layers have the window
-    body = llama_like.decoder(settings, DEFAULTS)
+    body = llama_like.decoder(settings, DEFAULTS, biases=llama_like.BOTH)
     turned = llama_like.rotated_layers(settings, body.n_layers)
     size = window_size(settings, None)
     windowed = settings.flag("use_sliding_window", False)

@@ -7,6 +7,7 @@ from typing import Generic, TypeVar, cast
 from torch import Tensor
 
 from interp.core.boundary import shown
+from interp.families.inert import read_keys, usual_values
 from interp.model.config import (
     AnyConfig,
     EncoderDecoderConfig,
@@ -28,7 +29,8 @@ NOT_ARITHMETIC = frozenset(
         "hidden_dropout_prob", "summary_activation", "summary_first_dropout", "summary_proj_to_labels",
         "summary_type", "summary_use_proj", "attn_implementation", "_attn_implementation",
         "_attn_implementation_autoset", "do_sample", "max_length", "min_length", "temperature", "top_k",
-        "top_p", "repetition_penalty", "num_beams",
+        "top_p", "repetition_penalty", "num_beams", "output_router_logits", "router_aux_loss_coef",
+        "router_jitter_noise", "encoder_layerdrop", "decoder_layerdrop", "dropout_rate",
     }
 )  # fmt: skip
 """Keys of Hugging Face configs that cannot change a number of an evaluated forward pass."""
@@ -38,13 +40,35 @@ LARGEST = 1e15
 """No number of a config is larger: what is, and NaN, comes from a damaged file and would fail far from it."""
 
 
-class Settings:
-    """A checkpoint's config, read key by key; what nobody read is refused by name at the end."""
+class UnsupportedError(ValueError):
+    """A config asks for something that transformers does and a family's file here does not."""
 
-    def __init__(self, values: Mapping[str, object], family: str) -> None:
+
+class Settings:
+    """A checkpoint's config, or a table inside one, read key by key.
+
+    At the end every other key is told apart: one that transformers does not read either is inert and listed, one that
+    it does read is refused by name, unless it says what holds without it.
+    """
+
+    def __init__(self, values: Mapping[str, object], family: str, kind: str | None = None) -> None:
+        """kind: the `model_type` whose code in transformers is asked; None = the one that `values` say."""
         self._values = values
         self._family = family
+        self._kind = str(values.get("model_type")) if kind is None else kind
         self._read: set[str] = set()
+        self._tables: list[tuple[str, Settings]] = []
+        self._ignored: set[str] = set()
+
+    def inside(self, name: str, values: Mapping[str, object]) -> "Settings":
+        """The settings of a table of this config, whose inert keys this config lists as `name.key`."""
+        table = Settings(values, f"{self._family} {name}", str(values.get("model_type") or self._kind))
+        self._tables.append((name, table))
+        return table
+
+    def ignored(self, keys: Sequence[str]) -> None:
+        """List those of `keys` that the config has and nobody read as inert: under this config they change nothing."""
+        self._ignored |= {key for key in keys if self._values.get(key) is not None}
 
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number setting; `default` stands in for a missing key or None."""
@@ -94,6 +118,10 @@ class Settings:
         self._read.add(key)
         return self._values.get(key)
 
+    def peek(self, key: str) -> object:
+        """Any setting, None if missing, without marking it: for what decides whether other keys count."""
+        return self._values.get(key)
+
     def present(self, keys: Sequence[str]) -> dict[str, object]:
         """Those of `keys` that the config has; marks them as understood."""
         return {key: self.get(key) for key in keys if key in self._values}
@@ -106,23 +134,36 @@ class Settings:
         return dict(value or {})
 
     def require(self, key: str, *allowed: Scalar) -> None:
-        """ValueError unless the setting is missing or one of `allowed`."""
+        """UnsupportedError unless the setting is missing or one of `allowed`."""
         value = self.get(key)
         if key in self._values and value not in allowed:
-            raise ValueError(
+            raise UnsupportedError(
                 f"{self._family}: config asks for {key}={value!r}, supported: {', '.join(map(repr, allowed))}"
             )
 
-    def finish(self) -> None:
-        """ValueError naming every key that was neither read nor known to be irrelevant."""
-        unknown = sorted(set(self._values) - self._read - NOT_ARITHMETIC)
-        unknown = [k for k in unknown if self._values[k] is not None]
+    def finish(self) -> tuple[str, ...]:
+        """The inert keys, those of tables as `table.key`; UnsupportedError naming every other key that was not read."""
+        done = self._read | self._ignored | NOT_ARITHMETIC
+        left = {key: value for key, value in self._values.items() if value is not None and key not in done}
+        asked = read_keys(self._kind, left)
+        usual = self._usual() if asked else {}
+        unknown = sorted(key for key in asked if key not in usual or not _same(usual[key], left[key]))
         if unknown:
-            raise ValueError(f"{self._family}: config keys not understood: {', '.join(unknown)}")
+            said = ", ".join(f"{key}={shown(left[key])}" for key in unknown)
+            raise UnsupportedError(f"{self._family}: config keys not understood: {said}")
+        tables = [f"{name}.{key}" for name, table in self._tables for key in table.finish()]
+        inert = (left.keys() - asked) | (self._ignored - self._read)
+        return (*sorted(inert), *dict.fromkeys(tables))
+
+    def _usual(self) -> Mapping[str, object]:
+        """What transformers takes for missing keys of a whole config; for those of a table inside one, nothing."""
+        return usual_values(self._kind) if self._values.get("model_type") else {}
 
     def _number(self, key: str, default: int | float | None) -> int | float:
         value = self.get(key)
         value = default if value is None else value
+        if value is None and key not in self._values:
+            value = self._usual().get(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{self._family}: config requires a number for {key}, got {shown(value)}")
         if not abs(value) <= LARGEST:  # nor NaN
@@ -132,7 +173,13 @@ class Settings:
         return value
 
 
+def _same(a: object, b: object) -> bool:
+    return a == b and isinstance(a, bool) == isinstance(b, bool)
+
+
 C = TypeVar("C", bound=AnyConfig)
+Product = Callable[..., Tensor]
+"""All checkpoint tensors of a rule -> our parameter, where it is computed from them and not joined."""
 Layout = Callable[[Tensor, ModelConfig], Tensor]
 """One checkpoint tensor -> rows of our parameter, a view wherever possible.
 
@@ -163,6 +210,8 @@ class Rule:
     theirs: tuple[str, ...]
     layout: Layout = same
     """Applied to each of the checkpoint's tensors."""
+    product: Product | None = None
+    """What computes our parameter from all of `theirs`; None = they are joined."""
     otherwise: "Rule | None" = None
     """The rule where the checkpoint lacks the first of `theirs` (one parameter, two ways to store it)."""
 

@@ -9,16 +9,15 @@ from interp.families import llama_like
 from interp.families.spec import Family, Rule, Settings
 from interp.model.config import LayerNorm, ModelConfig
 
-DEFAULTS = {"max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
+DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
 
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a StableLM checkpoint."""
-    llama_like.without(settings, "attention_bias", "mlp_bias")
     parallel = settings.flag("use_parallel_residual", False)
     norm = LayerNorm(settings.real("layer_norm_eps", 1e-5))
     return replace(
-        llama_like.decoder(settings, DEFAULTS, norm=norm),
+        llama_like.decoder(settings, DEFAULTS, norm=norm, biases=()),
         parallel=parallel,
         shared_norm=parallel,
         qk_norm="each" if settings.flag("qk_layernorm", False) else None,

@@ -6,7 +6,6 @@ The bias table of a stack stands in its first block and serves all of them; scor
 from dataclasses import replace
 
 from interp.families.activations import ACTIVATIONS
-from interp.families.seq2seq import IGNORED
 from interp.families.spec import Family, Rule, Settings
 from interp.families.table import modules
 from interp.model.config import MLP, Buckets, EncoderDecoderConfig, ModelConfig, RMSNorm
@@ -17,7 +16,6 @@ UNLIMITED = 2**20
 
 def config(settings: Settings) -> EncoderDecoderConfig:
     """Our config of a T5 checkpoint."""
-    settings.present((*IGNORED, "n_positions"))
     n_layers = settings.count("num_layers")
     d_model = settings.count("d_model")
     encoder = ModelConfig(

@@ -15,7 +15,7 @@ import interp
 from interp import Batch, Edit, HookedTransformer, Read, observe
 from interp.core import FactoredMatrix
 from interp.core.patterns import repeat_scores
-from interp.families import config_of
+from interp.families.load import reading_of
 from interp.model import KVCache, RMSNorm, Rotary
 from interp.model.norm import Normalize
 from interp.passes import HookPoint
@@ -84,10 +84,14 @@ def test_loading_folds_centres_and_unties_nothing() -> None:
 
 
 # 5
-def test_a_soft_cap_is_refused_by_name() -> None:
-    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
-        with pytest.raises(ValueError, match=f"config keys not understood: {key}"):
-            config_of(hf_config("llama").to_dict() | {key: 30.0})
+def test_a_soft_cap_that_the_type_does_not_have_is_listed_as_inert_and_one_that_it_has_counts() -> None:
+    for key, field in {
+        "final_logit_softcapping": "logit_softcap",
+        "attn_logit_softcapping": "attn_softcap",
+    }.items():
+        llama = reading_of(hf_config("llama").to_dict() | {key: 30.0})
+        assert key in llama.inert and getattr(llama.config, field) is None
+        assert getattr(reading_of(hf_config("gemma2").to_dict() | {key: 30.0}).config, field) == 30.0
 
 
 # 6

@@ -94,6 +94,8 @@ AFTER_GPT2: dict[str, Case] = {
     "opt-post-norm": _OPT.but(do_layer_norm_before=False),
     "opt-no-final-norm": _OPT.but(_remove_final_layer_norm=True),
     "opt-no-bias": _OPT.but(enable_bias=False),
+    "opt-narrow": _OPT.but(word_embed_proj_dim=10, do_layer_norm_before=False),
+    "opt-narrow-untied": _OPT.but(word_embed_proj_dim=10, tie_word_embeddings=False),
     "bloom": _BLOOM,
     "bloom-6-heads": _BLOOM.but(n_head=6),
     "bloom-untied": _BLOOM.but(tie_word_embeddings=False, layer_norm_epsilon=0.1),

@@ -46,7 +46,7 @@ def new_hf_model(name: str, dtype: torch.dtype = torch.float32, attention: str =
     torch.manual_seed(zlib.crc32(name.encode()))
     model = CASES[name].model_class(config).double()
     with torch.no_grad():
-        for weight in _trained(model):
+        for weight in trained(model):
             weight += SPREAD * torch.randn(weight.shape, dtype=torch.float64)
     model = model.to(dtype).eval()
     for module in model.modules():
@@ -83,7 +83,7 @@ def _widen(module: nn.Module) -> None:
         module.embed_scale = torch.tensor(module.scalar_embed_scale, dtype=torch.float64)
 
 
-def _trained(model: nn.Module) -> list[Tensor]:
+def trained(model: nn.Module) -> list[Tensor]:
     """Every trained parameter, and what is trained but kept as a buffer: BART's bias of the logits, a router's."""
     kept = ("final_logits_bias", "e_score_correction_bias")
     biases = [buffer for name, buffer in model.named_buffers() if name.endswith(kept)]

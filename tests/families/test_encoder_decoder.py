@@ -270,11 +270,6 @@ def test_the_base_model_alone_has_the_logits_of_its_tied_embedding() -> None:
     [
         ("t5", {"feed_forward_proj": "gated-tanh"}, "feed_forward_proj='gated-tanh'"),
         ("t5", {"is_gated_act": True}, "is_gated_act=True"),
-        ("bart", {"normalize_before": True}, "normalize_before=True"),
-        ("bart", {"normalize_embedding": False}, "normalize_embedding=False"),
-        ("bart", {"add_final_layer_norm": True}, "add_final_layer_norm=True"),
-        ("bart", {"static_position_embeddings": True}, "static_position_embeddings=True"),
-        ("marian", {"normalize_embedding": True}, "normalize_embedding=True"),
         ("marian", {"decoder_vocab_size": 41}, "two vocabularies"),
         ("marian", {"activation_function": "tanh"}, "activation_function='tanh'"),
     ],

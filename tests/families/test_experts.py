@@ -116,7 +116,6 @@ def test_names_on_disk_are_not_those_in_memory(name: str, part: str, tmp_path: P
         ("qwen3-moe", {"decoder_sparse_step": 2}, "decoder_sparse_step=2"),
         ("gpt-oss", {"swiglu_alpha": 1.0}, "swiglu_alpha=1.0"),
         ("gpt-oss", {"layer_types": ["full_attention", "linear"]}, "layer_types"),
-        ("mixtral", {"rope_scaling_of_tomorrow": 1}, "rope_scaling_of_tomorrow"),
     ],
 )
 def test_what_we_do_not_do_is_refused_by_name(name: str, change: dict[str, object], message: str) -> None:
