@@ -71,6 +71,7 @@ from interp.families import (
 )
 from interp.families.convert import AnyModel, to_model
 from interp.families.fill import check_dtype
+from interp.families.gguf_keys import agrees, agrees_with_theirs
 from interp.families.hub import download as download, located
 from interp.families.live import hooks_of, inside
 from interp.families.quantised import KEYS, ordinary, quantisation_of
@@ -321,10 +322,13 @@ def _from_gguf(
     file = gguf.read(path)
     values: dict[str, object] = file.config.to_dict()
     if _wraps(values, wrapped):
-        network, notes = network_of_gguf(file, dtype), gguf.GgufTensors(file, dtype).notes
+        if not can_wrap(values):
+            raise ValueError(f"{path}: {values.get('model_type')!r} cannot be wrapped: one stack of layers is required")
+        agrees_with_theirs(file, file.config)
+        network, notes = network_of_gguf(file, dtype, on_ours=True)
         return wrapped_network(network, notes, dtype=None, device=_one_place(places))
     family, ours = config_of(values)
-    gguf.agrees(file, ours)
+    agrees(file, ours)
     return to_model(family, ours, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places)
 
 
@@ -339,7 +343,7 @@ def merged_folder(
     if task not in TASKS:
         raise ValueError(f"{folder}: adapters for {', '.join(TASKS)} are read, this one is for {task}")
     if (file := gguf_in(base)) is not None:
-        network = network_of_gguf(gguf.read(file), dtype)
+        network, _ = network_of_gguf(gguf.read(file), dtype, on_ours=True)
     else:
         network, _ = network_of_folder(base, values, TASKS[task], dtype)
     return merge_folder(network, folder, said)
