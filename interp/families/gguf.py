@@ -174,13 +174,14 @@ class GgufTensors(Tensors):
             if result.name is not None:
                 made[name] = torch.from_numpy(np.require(result.weights, requirements=["C", "W"]))
         value, required = made.get(name), self._shapes[name]
-        if value is None or value.shape != required:
+        if value is None or [n for n in value.shape if n != 1] != [n for n in required if n != 1]:
             given = {source: self._file.tensors[source].shape.tolist()[::-1] for source in self._sources[name]}
             raise ValueError(
                 f"{self._file.path}: {name} requires shape {shape_text(required)}, this file gives "
                 f"{' and '.join(f'{source} {shape_text(shape)}' for source, shape in given.items())}"
             )
-        return value.to(self._dtype)
+        # an axis of one number may be left out of a file
+        return value.reshape(required).to(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
@@ -197,11 +198,13 @@ def dequantised(file: File, source: str) -> np.ndarray[tuple[int, ...], np.dtype
     try:
         if stored.tensor_type == gguf.GGMLQuantizationType.F64:
             return stored.data.astype(np.float32)
-        return gguf.dequantize(stored.data, stored.tensor_type)
+        numbers = gguf.dequantize(stored.data, stored.tensor_type)
     except (NotImplementedError, ValueError, KeyError) as cause:
         raise ValueError(
             f"{file.path}: {source!r} is stored as {stored.tensor_type.name}, which gguf cannot dequantise"
         ) from cause
+    # plain numbers are a view of the file, which cannot be written to
+    return numbers if numbers.flags.writeable else numbers.copy()
 
 
 def _summary(file: File, dtype: torch.dtype) -> str:

@@ -45,7 +45,7 @@ MORE: Mapping[str, Mapping[str, str | None]] = {
         "attention.head_count_kv": "num_kv_heads", "feed_forward_length": "ffn_hidden_size",
         "attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": "layer_norm_epsilon",
     },
-    "phi3": _WINDOW,
+    "phi3": {**_WINDOW, "rope.scaling.original_context_length": "original_max_position_embeddings"},
     "t5": {"decoder_block_count": "num_decoder_layers", "attention.head_count_kv": None},
     "stablelm": {"rope.freq_base": "rope_theta"},
     "gpt2": {"context_length": "n_positions", "feed_forward_length": "n_inner", "vocab_size": "vocab_size"},

@@ -4,6 +4,7 @@ Written from what the converter does (llama.cpp, conversion/*.py), not from what
 table, the keys that the converter writes for each architecture, and its changes of layout.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,8 +119,17 @@ def phi3_keys(c: PreTrainedConfig) -> Keys:
         "rope.scaling.original_context_length": original,
         "rope.dimension_count": int(share(c) * c.hidden_size) // c.num_attention_heads,
         "attention.sliding_window": c.sliding_window or 0,
-        "rope.scaling.attn_factor": c.rope_parameters.get("attention_factor"),
+        "rope.scaling.attn_factor": long_factor(c),
     }
+
+
+def long_factor(c: PreTrainedConfig) -> float | None:
+    """What the converter says LongRoPE multiplies queries and keys by, where there is LongRoPE."""
+    if c.rope_parameters["rope_type"] != "longrope":
+        return None
+    original = c.rope_parameters["original_max_position_embeddings"]
+    stretch = c.max_position_embeddings / original
+    return math.sqrt(1 + math.log(stretch) / math.log(original)) if stretch > 1 else 1.0
 
 
 def bloom_keys(c: PreTrainedConfig) -> Keys:
@@ -362,6 +372,14 @@ def stacked(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
+def long_factors(config: PreTrainedConfig) -> dict[str, np.ndarray]:
+    """The tensors of LongRoPE."""
+    return {
+        f"rope_factors_{kind}.weight": np.array(config.rope_parameters[f"{kind}_factor"], dtype=np.float32)
+        for kind in ("long", "short")
+    }
+
+
 def rope_freqs(model: PreTrainedModel) -> np.ndarray:
     """What each frequency of Llama 3.1 is divided by, as the converter stores it."""
     rope, d_head = model.config.rope_parameters, heads(model.config)
@@ -395,6 +413,8 @@ def write(
         if value is not None:
             add(writer, key, value)
     stored = {**tensors_of(model), **(tensors or {})}
+    if (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "longrope":
+        stored = {**long_factors(model.config), **stored}
     for key, x in stored.items():
         if x is None:
             continue
