@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     )
     from interp.circuits import evaluate_circuit as evaluate_circuit, find_circuit as find_circuit
     from interp.core import frame as frame
+    from interp.core.notes import Note as Note
     from interp.data import Batch as Batch, Stream as Stream
     from interp.edits import Edit as Edit
     from interp.encoder_decoder import HookedEncoderDecoder as HookedEncoderDecoder
@@ -108,6 +109,7 @@ HOMES = {
     "Edit": "interp.edits",
     "HookedEncoderDecoder": "interp.encoder_decoder",
     "HookedTransformer": "interp.hooked",
+    "Note": "interp.core.notes",
     "Part": "interp.model.parts",
     "Read": "interp.model.tap",
     "Stream": "interp.data",

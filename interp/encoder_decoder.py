@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from interp import families
 from interp.core.boundary import Device, Precision, as_dtype, public
 from interp.core.viewer import Shown
-from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
+from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer, UnreadTokenizer
 from interp.families.hub import located
+from interp.families.places import Devices
 from interp.families.reference import reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
 from interp.model.edits import Edit
@@ -42,7 +43,7 @@ class HookedEncoderDecoder(Shown):
     def __init__(
         self,
         model: EncoderDecoder,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | UnreadTokenizer | None = None,
         *,
         name: str = "custom",
         origin: Path | nn.Module | None = None,
@@ -65,7 +66,7 @@ class HookedEncoderDecoder(Shown):
         revision: str | None = None,
         dtype: Precision | None = None,
         device: Device = "cpu",
-        devices: Sequence[Device] | None = None,
+        devices: Devices | None = None,
     ) -> HookedEncoderDecoder:
         """The model of a local folder, hub name or live Hugging Face model, as in `HookedTransformer`."""
         dtype = as_dtype(dtype)
@@ -78,10 +79,10 @@ class HookedEncoderDecoder(Shown):
         else:
             origin, name = located(source, revision, "no encoder-decoder is embedded"), str(source)
             model = families.any_from_folder(origin, dtype=dtype, device=device, devices=devices)
-            tokenizer = tokenizer or families.tokenizer_of(origin if origin.is_dir() else origin.parent)
         if isinstance(model, Transformer):
             raise ValueError(f"{name} is one stack of layers: use interp.HookedTransformer.from_pretrained")
-        return cls(model, tokenizer, name=name, origin=origin)
+        stored = families.tokenizer_for(origin) if isinstance(origin, Path) else None
+        return cls(model, tokenizer or stored, name=name, origin=origin)
 
     def __repr__(self) -> str:
         encoder, decoder = self.model.config.encoder, self.model.config.decoder
@@ -97,11 +98,11 @@ class HookedEncoderDecoder(Shown):
 
     def to_target(self, prompts: Prompts) -> Batch:
         """Texts as what the decoder reads: the start token, then their tokens. Ids and batches stay as they are."""
-        if isinstance(prompts, Tensor | Batch):
+        if isinstance(prompts, Tensor | Batch | Mapping):
             return self._target.batch(prompts)
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         rows = [[self.model.config.start_token, *self.text.tokenizer.encode(text)] for text in texts]
-        return Batch.of(rows, pad_id=self.text.tokenizer.pad_id)
+        return Batch.of(rows, pad_id=self.text.pad_id)
 
     def __call__(self, source: Prompts, target: Prompts) -> Float[Tensor, "b p v"]:
         """Logits at every position of the target."""

@@ -19,8 +19,9 @@ from interp import families, zoo
 from interp.core.boundary import Device, Precision, as_dtype, nearest, public
 from interp.core.factored import FactoredMatrix
 from interp.core.viewer import Shown, fitted
-from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer
+from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer, UnreadTokenizer
 from interp.families.hub import located
+from interp.families.places import Devices, places_of
 from interp.families.reference import exported, reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
 from interp.model.config import ModelConfig
@@ -63,7 +64,7 @@ class HookedTransformer(Shown):
     def __init__(
         self,
         transformer: Transformer,
-        tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | UnreadTokenizer | None = None,
         *,
         name: str = "custom",
         origin: Path | nn.Module | None = None,
@@ -88,15 +89,17 @@ class HookedTransformer(Shown):
         revision: str | None = None,
         dtype: Precision | None = None,
         device: Device = "cpu",
-        devices: Sequence[Device] | None = None,
+        devices: Devices | None = None,
         wrapped: bool | None = None,
     ) -> HookedTransformer:
-        """The model of a demo name (`interp.DEMOS`), local folder, safetensors file, hub name or live HF model.
+        """The model of a demo name (`interp.DEMOS`), folder, file of weights, hub name or live Hugging Face model.
 
+        A folder or file may hold safetensors, GGUF, an adapter (merged into its base) or what a training script saved;
+        a live model may be compiled, parallel or adapted. What was done to open it stands in `print(model)`.
         Weights are never folded or centred. dtype: torch.bfloat16, or "bfloat16"; None keeps the checkpoint's. A bare
         transformers tokenizer is accepted too. revision: a branch, tag or training checkpoint ("step3000"), on the hub
         or as a subfolder.
-        devices: several to spread the layers over; inputs and what is recorded are on the first.
+        devices: several to spread the layers over, or "auto"; inputs and what is recorded are on the first.
         wrapped: True takes Hugging Face's own code instead of ours, watched (`interp.wrapped`), False never does; None
         where we have none for the family.
         Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
@@ -112,16 +115,15 @@ class HookedTransformer(Shown):
         if str(source) in zoo.DEMOS:
             if wrapped:
                 raise ValueError(f"{source} is a model of this package: there is no other code to wrap")
-            model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=device)
-            if devices is not None:
-                model.place([torch.device(d) for d in devices])
+            places = places_of(dtype, device, devices)
+            model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=places[0])
+            if len(places) > 1:
+                model.place(places)
             return cls(model, tokenizer or found, name=str(source))
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
         model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
-        folder = path if path.is_dir() else path.parent
-        tokenizer = tokenizer or families.tokenizer_of(folder)
-        return cls(model, tokenizer, name=str(source), origin=path)
+        return cls(model, tokenizer or families.tokenizer_for(path), name=str(source), origin=path)
 
     @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
@@ -180,12 +182,14 @@ class HookedTransformer(Shown):
         size = sum(p.numel() for p in self.transformer.parameters())
         mlp = "none" if c.mlp is None else f"{c.mlp.d_mlp} neurons a layer"
         where = f"{str(self.transformer.dtype).removeprefix('torch.')} on {self.transformer.device}"
+        unreadable = self.text.unreadable
         return fitted(
             [
                 f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
                 f"  {c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}",
                 f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
                 *(f"  {clause}" for clause in self.transformer.opened),
+                *([] if unreadable is None else [f"  texts are refused: {unreadable}"]),
             ]
         )
 

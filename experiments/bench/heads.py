@@ -22,7 +22,7 @@ from interp.attention.heads import REPEATS, head_scores
 from interp.core.patterns import SCORES, pattern_scores
 from interp.core.stats import Means
 from interp.data.stream import prompt_source
-from interp.families.load import tokenizer_of
+from interp.families.tokenizer import tokenizer_of
 from interp.runs import kept
 from interp.runs.run import reduced_over
 from interp.tasks import SHORT_SENTENCES

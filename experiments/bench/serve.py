@@ -25,7 +25,7 @@ from subjects import gpt2_small
 import interp
 from interp import Edit
 from interp.edits import Scale
-from interp.families.load import tokenizer_of
+from interp.families.tokenizer import tokenizer_of
 from interp.passes.edit_text import edit_to_json
 from interp.serve.answers import look
 from interp.serve.app import Subject, opened

@@ -5,9 +5,9 @@ Nothing downstream guesses padding from the tokens. One rule for the beginning-o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, islice
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeGuard, runtime_checkable
@@ -18,8 +18,10 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from interp.core.boundary import MOST, Required, public, shape_text, shown
+from interp.core.notes import note
 from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
+from interp.data.ids import IDS, Encoding, described, is_id, is_row, no_ids
 from interp.model.attention import Layout, Memory
 from interp.model.transformer import ID_TYPES
 
@@ -353,36 +355,14 @@ def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
         yield batch
 
 
-def _no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
-    """None for an array of whole numbers of so many axes; else how to write what was meant."""
-    whole = (
-        np.issubdtype(value.dtype, np.integer)
-        if isinstance(value, np.ndarray)
-        else not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-    )
-    return None if whole and value.ndim in axes else ""
-
-
-def is_id(value: object) -> TypeGuard[int | np.integer | Tensor]:
-    """Whether this is one token id: a whole number of Python's, of NumPy's, or in a tensor without axes."""
-    if isinstance(value, Tensor):
-        return _no_ids(value, (0,)) is None
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _is_row(value: object) -> TypeGuard[Iterable[int | np.integer | Tensor]]:
-    """Whether these are the ids of one prompt."""
-    if isinstance(value, Tensor | np.ndarray):
-        return _no_ids(value, (1,)) is None
-    return isinstance(value, list | tuple) and all(map(is_id, value))
-
-
 def no_prompts(value: object) -> str | None:
     """None for prompts in memory; else how to write what was meant, "" where nothing is close."""
     if isinstance(value, str | Batch):
         return None
     if isinstance(value, Tensor | np.ndarray):
-        return _no_ids(value, (1, 2))
+        return no_ids(value, (1, 2))
+    if isinstance(value, Mapping):
+        return None if IDS in value else f": a mapping requires {IDS!r}, as a tokenizer returns it"
     if isinstance(value, bytes | bytearray):
         return ": a text is a str, .decode() makes one"
     if hasattr(value, "iloc"):
@@ -396,9 +376,9 @@ def no_prompts(value: object) -> str | None:
 def _no_answers(value: object) -> str | None:
     """None for what may be answers; else how to write what was meant, "" where nothing is close."""
     if isinstance(value, Tensor):
-        return _no_ids(value, (0, 1))
+        return no_ids(value, (0, 1))
     if isinstance(value, np.ndarray):
-        return None if value.dtype.kind in "US" and value.ndim == 1 else _no_ids(value, (0, 1))
+        return None if value.dtype.kind in "US" and value.ndim == 1 else no_ids(value, (0, 1))
     every = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
     return None if all(isinstance(each, str) or is_id(each) for each in every) else ""
 
@@ -411,10 +391,15 @@ Prompts = Annotated[
     | Sequence[np.ndarray | Tensor]
     | np.ndarray
     | Tensor
+    | Mapping[str, object]
     | Batch,
-    Required("a text, texts, token ids [pos] or [prompt, pos], or a Batch", no_prompts),
+    Required(
+        "a text, texts, token ids [pos] or [prompt, pos], what a tokenizer returns, or a Batch", no_prompts
+    ),
 ]
-"""What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), a batch."""
+"""What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), what a
+tokenizer of transformers returns (`encoded`), a batch.
+"""
 Answers = Annotated[
     str | int | np.integer | Sequence[str | int | np.integer | Tensor] | np.ndarray | Tensor,
     Required("a text of one token or an id, one for all prompts or one for each", _no_answers),
@@ -444,6 +429,15 @@ class Tokenizer(Protocol):
 
 
 @runtime_checkable
+class UnreadTokenizer(Protocol):
+    """A tokenizer that is still in its files; `Text` reads it when it is first needed."""
+
+    def opened(self) -> Tokenizer:
+        """The tokenizer; ValueError, in one sentence, where it cannot be read."""
+        ...
+
+
+@runtime_checkable
 class SpecialTokenizer(Tokenizer, Protocol):
     """A tokenizer that knows what its model expects around a text, such as BERT's [CLS] and [SEP]."""
 
@@ -465,9 +459,11 @@ def is_prompts(data: object) -> TypeGuard[Prompts]:
     """Whether these are prompts in memory: texts, token ids or a batch, and not files or an iterator."""
     if isinstance(data, str | Tensor | np.ndarray | Batch):
         return True
+    if isinstance(data, Mapping):
+        return IDS in data
     if not isinstance(data, list | tuple):
         return False
-    return all(isinstance(each, str) for each in data) or _is_row(data) or all(map(_is_row, data))
+    return all(isinstance(each, str) for each in data) or is_row(data) or all(map(is_row, data))
 
 
 def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
@@ -482,64 +478,133 @@ def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
     return [], [[int(token) for token in row] for row in rows]
 
 
-def _described(value: object) -> str:
-    """A value that was not expected, in short."""
-    kind = type(value).__name__
-    if isinstance(value, list | tuple):
-        kinds = sorted({type(each).__name__ for each in value})
-        return f"a {kind} of {', '.join(kinds)}" if kinds else f"an empty {kind}"
-    return kind
+def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
+    """What a tokenizer of transformers returned, as a batch: its `attention_mask` becomes `keep`, nothing is prepended.
+
+    Rows that are padded stay as they are, on either side; rows of other lengths are padded on `side`.
+
+    Args:
+        given: `input_ids`, and where there are such `attention_mask` and `token_type_ids`; tensors, arrays or lists,
+            `[pos]` or `[prompt, pos]`.
+        side: where rows of other lengths are padded.
+
+    Raises:
+        ValueError: other keys; a mask of another shape, of other numbers than 0 and 1, without a real token, or with
+            padding between real tokens, which transformers would count as a position and a batch does not.
+
+    Example:
+        >>> encoded({"input_ids": [[5, 6], [7, 0]], "attention_mask": [[1, 1], [1, 0]]}).keep.tolist()
+        [[True, True], [True, False]]
+    """
+    found = Encoding.read(given)
+    padded = len(set(map(len, found.ids))) == 1
+    if not padded:
+        found = found.real()
+    batch = Batch.of(found.ids, side=side)
+    if padded and not all(map(all, found.mask)):
+        batch = replace(batch, keep=torch.tensor(found.mask) == 1)
+    if found.types is not None:
+        batch = replace(batch, types=Batch.of(found.types, side=side).tokens)
+    return batch
 
 
 class Text:
     """Tokenisation for one model: prompts in, batches out.
 
+    tokenizer: one that is still in its files is read when it is first needed (`UnreadTokenizer`).
     special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
     d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
     """
 
+    _why: str | None = None  # the tokenizer cannot be read
+    _bos_said = False
+
     def __init__(
         self,
-        tokenizer: Tokenizer | None,
+        tokenizer: Tokenizer | UnreadTokenizer | None,
         n_ctx: int,
         d_vocab: int,
         *,
         special: bool = False,
         d_vocab_out: int | None = None,
     ) -> None:
-        self._tokenizer = tokenizer
+        self._given = tokenizer
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
         self._d_vocab_out = d_vocab_out
-        self._special = special and isinstance(tokenizer, SpecialTokenizer)
+        self._wants_special = special
+
+    def __getstate__(self) -> dict[str, object]:
+        """What another process gets: the tokenizer itself, since its files may not be there, and nothing looked up."""
+        given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
+        return given | {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer | None:
+        """The tokenizer, read now if it was not; None if there is none, or none that can be read."""
+        if not isinstance(self._given, UnreadTokenizer):
+            return self._given
+        try:
+            return self._given.opened()
+        except ValueError as cause:
+            self._why = str(cause)
+            return None
+
+    @cached_property
+    def _special(self) -> bool:
+        """Whether texts get all special tokens that their tokenizer adds."""
+        return self._wants_special and isinstance(self._tokenizer, SpecialTokenizer)
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer; ValueError if the model came without one."""
+        """The tokenizer; ValueError if the model came without one, or with one that cannot be read."""
         if self._tokenizer is None:
-            raise ValueError("this model has no tokenizer: pass token ids, or give a tokenizer when loading")
+            what = f"texts are refused, {self._why}" if self._why else "this model has no tokenizer"
+            raise ValueError(f"{what}: pass token ids, or give a tokenizer when loading")
         return self._tokenizer
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether the model came with a tokenizer."""
+        """Whether the model came with a tokenizer that can be read."""
         return self._tokenizer is not None
 
     @property
+    def unreadable(self) -> str | None:
+        """Why the tokenizer that the model came with cannot be read; None if it can, or if there is none."""
+        return self._why if self._tokenizer is None else None
+
+    @property
+    def settings(self) -> tuple[int, int, int | None, bool]:
+        """All that decides ids beside the tokenizer: what `_begun`, `_checked` and `outputs` look at."""
+        return self.n_ctx, self.d_vocab, self._d_vocab_out, self._special
+
+    @property
     def bos_id(self) -> int | None:
-        """The id that begins a sequence; None without a tokenizer, or if the tokenizer has none."""
-        return None if self._tokenizer is None else self._tokenizer.bos_id
+        """The id that begins a sequence; None without one that the model has a row for."""
+        return None if self._tokenizer is None else self._within(self._tokenizer.bos_id)
 
     @property
     def eos_id(self) -> int | None:
-        """The id that ends a text; None without a tokenizer, or if the tokenizer has none."""
-        return None if self._tokenizer is None else self._tokenizer.eos_id
+        """The id that ends a text; None without one that the model has a row for."""
+        return None if self._tokenizer is None else self._within(self._tokenizer.eos_id)
+
+    @property
+    def pad_id(self) -> int:
+        """The id at padding, which no result depends on: the tokenizer's, or another that the model has a row for."""
+        own = None if self._tokenizer is None else self._within(self._tokenizer.pad_id)
+        return next((i for i in (own, self.eos_id, self.bos_id) if i is not None), 0)
+
+    def _within(self, token: int | None) -> int | None:
+        """The id, or None if the model has no row for it."""
+        return token if token is not None and 0 <= token < self.d_vocab else None
 
     @public(unchecked=("prompts",))
     def batch(
         self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right", empty: bool = False
     ) -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
+
+        A `Note` says it, once, where the model's own tokenizer would not prepend BOS.
 
         empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
         Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
@@ -549,10 +614,16 @@ class Text:
         if isinstance(prompts, Tensor | np.ndarray):
             ids = torch.as_tensor(prompts)
             return self._checked(Batch(ids[None] if ids.ndim == 1 else ids))
+        if isinstance(prompts, Mapping):
+            batch = encoded(prompts, side=side)
+            hidden = ~batch.real & (
+                batch.tokens >= self.d_vocab
+            )  # padding that was added to a tokenizer later
+            return self._checked(replace(batch, tokens=batch.tokens.masked_fill(hidden, self.pad_id)))
         if not is_prompts(prompts):
             raise ValueError(
-                "prompts are required: a text, texts, token ids [pos] or [batch, pos], or a Batch, got "
-                f"{_described(prompts)}"
+                "prompts are required: a text, texts, token ids [pos] or [batch, pos], what a tokenizer returns, or a "
+                f"Batch, got {described(prompts)}"
             )
         texts, numbers = _sorted_out(prompts)
         if not texts:
@@ -562,8 +633,8 @@ class Text:
             [begin] if begin is not None and not text else self.ids(text, prepend_bos=prepend_bos)
             for text in texts
         ]
-        bos = prepend_bos and self.tokenizer.bos_id is not None and not self._special
-        return self._checked(Batch.of(rows, pad_id=self.tokenizer.pad_id, side=side, bos=bos))
+        bos = prepend_bos and self.bos_id is not None and not self._special
+        return self._checked(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
 
     def ids(self, text: str, *, prepend_bos: bool = True) -> list[int]:
         """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
@@ -585,8 +656,34 @@ class Text:
         return [self._begun(ids, prepend_bos) for ids in tokenizer.encode_batch(texts)]
 
     def _begun(self, ids: list[int], prepend_bos: bool) -> list[int]:
-        bos = self.tokenizer.bos_id
-        return [bos, *ids] if prepend_bos and bos is not None and ids[:1] != [bos] else ids
+        if not prepend_bos:
+            return ids
+        if not self._bos_said:
+            self._say_bos()
+        bos = self.bos_id
+        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
+
+    def _say_bos(self) -> None:
+        """Say where texts begin otherwise than the tokenizer alone would have them begin."""
+        self._bos_said = True
+        tokenizer, bos = self.tokenizer, self.bos_id
+        if bos is None:
+            if tokenizer.bos_id is not None:
+                note(f"texts begin without BOS here: {self.outside(tokenizer.bos_id)}")
+        elif isinstance(tokenizer, SpecialTokenizer) and tokenizer.with_special("a")[:1] != [bos]:
+            note(
+                f"texts begin with {tokenizer.piece(bos)} (BOS) here; this model's own tokenizer would not prepend it; "
+                "prepend_bos=False leaves it out"
+            )
+
+    def outside(self, token: int) -> str:
+        """What is said of an id that the model has no row for: the bounds, the id, and its token if it has one."""
+        said = f"token ids must be in [0, {self.d_vocab - 1}], got {token}"
+        try:
+            piece = self._tokenizer.piece(token) if self._tokenizer and self.d_vocab <= token < 2**31 else ""
+        except IndexError:  # an id of no token
+            piece = ""
+        return f"{said}, the tokenizer's {piece!r}, which this model has no row for" if piece else said
 
     def single(self, text: str) -> int:
         """The one token that `text` is; ValueError naming the tokens if it is several, or if there is no tokenizer."""
@@ -662,11 +759,11 @@ class Text:
         if not every or not all(isinstance(a, str) or is_id(a) for a in every):
             raise ValueError(
                 "an answer is a text of a single token or an id, one for all prompts or one for each, got "
-                f"{_described(answers)}"
+                f"{described(answers)}"
             )
         ids = [int(a) if is_id(a) else self.single(str(a)) for a in every]
-        if bad := [i for i in ids if not 0 <= i < self.d_vocab]:
-            raise ValueError(f"answer tokens must be in [0, {self.d_vocab - 1}], got {bad[0]}")
+        if bad := [i for i in ids if self._within(i) is None]:
+            raise ValueError(f"answer {self.outside(bad[0]).removeprefix('token ids ')}")
         return torch.tensor(ids)
 
     def _checked(self, batch: Batch) -> Batch:
@@ -675,7 +772,9 @@ class Text:
             raise ValueError(f"the prompt has {n} tokens, the model's context holds {self.n_ctx}")
         low, high = int(batch.tokens.min()), int(batch.tokens.max())
         if low < 0 or high >= self.d_vocab:
-            raise ValueError(f"token ids must be in [0, {self.d_vocab - 1}], got {low if low < 0 else high}")
+            wrong = low if low < 0 else high
+            row, at = (batch.tokens == wrong).nonzero()[0].tolist()
+            raise ValueError(f"{self.outside(wrong)}; at position {at} of prompt {row}")
         most = self.of_outputs.d_vocab
         for name in ("answer", "wrong"):
             given = getattr(batch, name)

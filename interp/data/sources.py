@@ -27,7 +27,8 @@ from torch import Tensor
 
 from interp.core.boundary import Required, check, nearest, public, shape_text, shown
 from interp.core.files import regular
-from interp.data.batch import Batch, Prompts, no_prompts
+from interp.data.batch import Batch, Prompts, encoded, no_prompts
+from interp.data.ids import IDS
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -557,6 +558,8 @@ def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encodin
         return Files.of([file for path in paths for file in open_files(path, reading)])
     if isinstance(data, Columns):
         return Dataset.of(data, field)
+    if isinstance(data, Mapping) and IDS in data:
+        data = encoded(data)
     if isinstance(data, Mapping):
         known = ", ".join(map(repr, data))
         raise ValueError(f"one data set is required, got several by name: choose one of {known}")

@@ -197,7 +197,7 @@ class Stream:
             return Rejected.of(number, "the text has no tokens", row)
         if min(ids) < 0 or max(ids) >= text.d_vocab:
             bad = next(i for i in ids if not 0 <= i < text.d_vocab)
-            return Rejected.of(number, f"token ids must be in [0, {text.d_vocab - 1}], got {bad}", row)
+            return Rejected.of(number, text.outside(bad), row)
         if len(ids) <= text.n_ctx:
             return [ids]
         if self.too_long == "set_aside":
@@ -224,7 +224,7 @@ class Stream:
         return None if first is None else (ids[:first], inner, ids[first + n :])
 
     def _batches(self, rows: Sequence[Numbered], texts: bool) -> Iterator[Batch]:
-        pad_id = self.text.tokenizer.pad_id if texts else 0
+        pad_id = self.text.pad_id if texts else 0
         if not rows:
             return
         if self.layout == "packed":

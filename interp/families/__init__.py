@@ -9,14 +9,15 @@ from interp.families.load import (
     from_hf_model,
     is_encoder_decoder,
     save,
-    tokenizer_of,
+    tokenizer_for,
 )
 from interp.families.state import load_state
-from interp.families.tokenizer import SentencePieceTokenizer
+from interp.families.tokenizer import SentencePieceTokenizer, StoredTokenizer, tokenizer_in, tokenizer_of
 
 __all__ = [
     "FAMILIES",
     "SentencePieceTokenizer",
+    "StoredTokenizer",
     "any_from_folder",
     "any_from_hf_model",
     "config_of",
@@ -25,5 +26,7 @@ __all__ = [
     "is_encoder_decoder",
     "load_state",
     "save",
+    "tokenizer_for",
+    "tokenizer_in",
     "tokenizer_of",
 ]  # fmt: skip

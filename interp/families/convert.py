@@ -98,36 +98,19 @@ def fitted(
     other = next((name for name in OTHER_HEADS if f"{name}.weight" in names), None)
     if other is None and (config.tied or any(_stored(rule, names) for rule in head)):
         return config, rules, duplicates, ()
-    bare = replace(
-        config,
-        unembed=False,
-        tied=False,
-        unembed_bias=False,
-        mlm_head=None,
-        logit_softcap=None,
-        logit_scale=1.0,
-    )
-    if other is None:
-        rules, duplicates = family.table(bare)
-        return (
-            bare,
-            rules,
-            duplicates,
-            ("no unembedding in the checkpoint: the model ends in its residual stream",),
-        )
-    n_outputs, biased = tensors.outline(names[f"{other}.weight"]).shape[0], f"{other}.bias" in names
+    bare = replace(config, unembed=False, tied=False, unembed_bias=False, mlm_head=None)
+    bare = replace(bare, logit_softcap=None, logit_scale=1.0)
     rules, duplicates = family.table(bare)
+    rules = tuple(rule for rule in rules if not rule.ours.startswith("unembed."))
+    if other is None:
+        note = "no unembedding in the checkpoint: the model ends in its residual stream"
+        return bare, rules, duplicates, (note,)
+    n_outputs, biased = tensors.outline(names[f"{other}.weight"]).shape[0], f"{other}.bias" in names
     with_head = replace(bare, unembed=True, d_vocab_out=n_outputs, unembed_bias=biased)
-    rules = (
-        *rules,
-        *(Rule(f"unembed.{kind}", (f"{other}.{kind}",)) for kind in ("weight", "bias")[: 1 + biased]),
-    )
-    return (
-        with_head,
-        rules,
-        duplicates,
-        (f"the head {other} is read as the unembedding: {n_outputs} outputs",),
-    )
+    parts = ("weight", "bias") if biased else ("weight",)
+    head = [Rule(f"unembed.{part}", (f"{other}.{part}",)) for part in parts]
+    note = f"the head {other} is read as the unembedding: {n_outputs} outputs"
+    return with_head, (*rules, *head), duplicates, (note,)
 
 
 _UNEMBEDDINGS = ("lm_head.weight", "cls.predictions.decoder.weight", "embed_out.weight")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 from interp.core.files import named_path
 
-SAFE = ("*.json", "*.safetensors", "*.model", "*.txt")
+SAFE = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "*.spm", "*.tiktoken")
 """Configs, tokenizers and safetensors: nothing that could run."""
-PICKLED = ("pytorch_model*.bin",)
+PICKLED = ("pytorch_model*.bin", "adapter_model.bin")
 """Weights of repositories that have no safetensors; they are read by torch's weights-only unpickler."""
 COPIES = ("*/*", "consolidated*.safetensors")
 """The same weights again, for other programs."""
@@ -40,13 +40,38 @@ def located(source: str | Path, revision: str | None, hint: str) -> Path:
 def download(name: str, revision: str | None) -> Path:
     """The local copy of a hub repository: configs, tokenizer and safetensors, or `.bin` where there are none.
 
+    name: "owner/model", or "owner/model/file.gguf" for one GGUF file of a repository that has several.
     revision: a branch, tag or commit, such as a training checkpoint "step3000". Code is never fetched.
-    Errors: ValueError if the hub has no such repository or revision, or if it cannot be reached and nothing is cached.
+    Errors: ValueError if the hub has no such repository or revision, if it cannot be reached and nothing is cached, or
+    if a repository holds nothing but GGUF files, several of them, and none is named.
     """
+    if name.endswith(".gguf") and name.count("/") == 2:
+        repository, _, file = name.rpartition("/")
+        return _snapshot(repository, revision, (file,)) / file
     folder = _snapshot(name, revision, SAFE)
     if not any(folder.glob("*.safetensors")):
         folder = _snapshot(name, revision, (*SAFE, *PICKLED))
+    if not any(folder.glob("*.bin")) and not any(folder.glob("*.safetensors")):
+        files = _gguf_files(name, revision)
+        if len(files) > 1:
+            raise ValueError(
+                f"{name!r} holds {len(files)} GGUF files; name one: "
+                + ", ".join(f"{name}/{f}" for f in files[:6])
+            )
+        return _snapshot(name, revision, tuple(files)) / files[0] if files else folder
     return folder
+
+
+def _gguf_files(name: str, revision: str | None) -> list[str]:
+    """The GGUF files at the top of a hub repository; none where the hub cannot be asked."""
+    import httpx
+    from huggingface_hub import errors, list_repo_files
+
+    try:
+        files = list_repo_files(name, revision=revision)
+    except (errors.HfHubHTTPError, errors.OfflineModeIsEnabled, httpx.HTTPError, OSError):
+        return []
+    return sorted(file for file in files if file.endswith(".gguf") and "/" not in file)
 
 
 def at_revision(folder: Path, revision: str | None) -> Path:

@@ -70,10 +70,10 @@ from interp.families import (
     t5,
 )
 from interp.families.convert import AnyModel, to_model
-from interp.families.fill import check_dtype
 from interp.families.gguf_keys import agrees, agrees_with_theirs
 from interp.families.hub import download as download, located
 from interp.families.live import hooks_of, inside
+from interp.families.places import Devices, places_of
 from interp.families.quantised import KEYS, ordinary, quantisation_of
 from interp.families.spec import AnyFamily, Settings
 from interp.families.stored import (
@@ -97,10 +97,9 @@ from interp.families.theirs import (
     opener_of,
     refuse_quantised,
     require_peft,
-    vocabulary,
     wrapped as wrapped_network,
 )
-from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, SentencePieceTokenizer, check_fit
+from interp.families.tokenizer import StoredTokenizer, tokenizer_in
 from interp.model.config import AnyConfig, EncoderDecoderConfig
 from interp.model.transformer import Transformer
 
@@ -156,8 +155,6 @@ FAMILIES: tuple[AnyFamily, ...] = (
     marian.FAMILY,
     native.FAMILY,
 )
-Devices = Sequence[Device]
-TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
 
 def family_of(values: Mapping[str, object]) -> AnyFamily:
@@ -198,7 +195,8 @@ def from_hf_model(
     Wrappers of torch (`compile`, `DataParallel`, `DistributedDataParallel`), of PEFT (merged in a copy) and value
     heads are looked through. Hooks on its modules are no part of the copy, and a `Note` names them.
 
-    devices: several to spread the layers over, in consecutive runs; what stands outside them goes to the first.
+    devices: several to spread the layers over, in consecutive runs, or "auto" for the accelerators of this machine by
+    their free memory; what stands outside the layers goes to the first.
     wrapped: True wraps the network's own code (on its own tensors, unless they are cast or moved), False never does;
     None wraps a decoder whose family has no file here.
     """
@@ -227,7 +225,7 @@ def any_from_hf_model(
             f"hooks on {len(hooked)} modules of this model, first {hooked[0]!r}, are no part of our copy: its numbers "
             "are those of the model without them; remove them, or say what they do as edits or hooks of the copy"
         )
-    return _from_network(network, said, owned, _places(dtype, device, devices), dtype, wrapped)
+    return _from_network(network, said, owned, places_of(dtype, device, devices), dtype, wrapped)
 
 
 def _from_network(
@@ -271,7 +269,8 @@ def from_folder(
     name.
 
     config: the config's file, where it is not beside the weights.
-    devices: several to spread the layers over, in consecutive runs; what stands outside them goes to the first.
+    devices: several to spread the layers over, in consecutive runs, or "auto" for the accelerators of this machine by
+    their free memory; what stands outside the layers goes to the first.
     wrapped: as in `from_hf_model`; transformers opens the folder then.
     """
     return _one_stack(
@@ -290,7 +289,7 @@ def any_from_folder(
     wrapped: bool | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
-    places = _places(dtype, device, devices)
+    places = places_of(dtype, device, devices)
     if (file := gguf_in(path)) is not None:
         return _from_gguf(file, places, dtype, wrapped)
     if path.is_dir() and (said := adapter_of(path)) is not None:
@@ -436,18 +435,8 @@ def _wraps(values: Mapping[str, object], wrapped: bool | None) -> bool:
 
 def _one_place(places: Sequence[torch.device]) -> torch.device:
     if len(places) != 1:
-        raise ValueError(f"a wrapped model stands on one device, got {len(places)}")
+        raise ValueError(f"a wrapped model stands on one device, got {len(set(places))}: give device=")
     return places[0]
-
-
-def _places(dtype: torch.dtype | None, device: Device, devices: Devices | None) -> tuple[torch.device, ...]:
-    """The devices to use, each checked for the dtype."""
-    places = tuple(torch.device(d) for d in ([device] if devices is None else devices))
-    if not places:
-        raise ValueError("at least one device is required, got devices=[]")
-    for place in places:
-        check_dtype(dtype or torch.float32, place)
-    return places
 
 
 def _one_stack(model: AnyModel) -> Transformer:
@@ -457,32 +446,12 @@ def _one_stack(model: AnyModel) -> Transformer:
 
 
 @public()
-def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
-    """The tokenizer stored in a folder, or None if there is none; ValueError if it does not fit the model."""
-    tokenizer = _stored_tokenizer(folder)
-    if tokenizer is not None and (folder / "config.json").is_file():
-        values = json_object(folder / "config.json")
-        if _wraps(values, None):
-            size = vocabulary(values)
-        else:
-            config = config_of(values)[1]
-            size = (config.decoder if isinstance(config, EncoderDecoderConfig) else config).d_vocab
-        if size is not None:
-            check_fit(tokenizer, size)
-    return tokenizer
-
-
-def _stored_tokenizer(folder: Path) -> TokenizerAdapter | None:
-    native_file, pieces = folder / "tokenizer.json", folder / "tokenizer.model"
-    if pieces.is_file() and not native_file.is_file():
-        return SentencePieceTokenizer.read(pieces)
-    config = json_object(folder / "config.json") if (folder / "config.json").is_file() else {}
-    if config.get("model_type") == native.MODEL_TYPE:
-        return FileTokenizer.read(native_file, native.BOS) if native_file.is_file() else None
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    if not any((folder / name).is_file() for name in names):
-        return None
-    return HuggingFaceTokenizer.read(folder)
+def tokenizer_for(path: Path) -> StoredTokenizer | None:
+    """The tokenizer of a checkpoint, not read yet, as `tokenizer_in`; an adapter without one has its base's."""
+    found = tokenizer_in(path)
+    if found is None and path.is_dir() and (said := adapter_of(path)) is not None:
+        return tokenizer_for(base_of(path, said))
+    return found
 
 
 @public()

@@ -6,6 +6,7 @@ Nothing here executes code from a checkpoint: remote code is never asked for.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,13 +51,6 @@ def _kinds() -> dict[str, Mapping[str, object]]:
 def opener_of(values: Mapping[str, object]) -> str:
     """What opens a config's `model_type`."""
     return next(name for name, known in _kinds().items() if str(values.get("model_type")) in known)
-
-
-def vocabulary(values: Mapping[str, object]) -> int | None:
-    """How many tokens a config's text part has; None if it does not say."""
-    text = values.get("text_config")
-    found = (text if isinstance(text, Mapping) else values).get("vocab_size")
-    return found if isinstance(found, int) else None
 
 
 # --- opening ------------------------------------------------------------------------------------------------------
@@ -245,9 +239,15 @@ def merge_live(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
 def adapters_of(network: nn.Module) -> Mapping[str, object]:
     """The configs of a live network's adapters, by their names; empty where it has none."""
+    if "peft" not in sys.modules:  # nothing of it can be in the network then
+        return {}
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
     found = getattr(network, "peft_config", None)
-    loaded = isinstance(found, Mapping) and any(hasattr(each, "peft_type") for each in found.values())
-    return dict(found) if loaded else {}  # type: ignore[arg-type]
+    if isinstance(found, Mapping) and any(hasattr(each, "peft_type") for each in found.values()):
+        return dict(found)
+    layers = (module for module in network.modules() if isinstance(module, BaseTunerLayer))
+    return {name: None for layer in layers for name in layer.active_adapters}
 
 
 def merge_folder(

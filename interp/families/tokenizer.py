@@ -1,13 +1,29 @@
-"""The common tokenizer libraries under one small interface (see `data.text.Tokenizer`)."""
+"""Tokenizers of a checkpoint's folder or GGUF file in any layout, under one interface (`data.batch.Tokenizer`).
+
+What transformers reads needs no reader here; it is imported when the first text is encoded, not when a model is opened.
+Code of a checkpoint is never run.
+"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
-from interp.core.files import regular
+from interp.core.boundary import public
+from interp.core.files import json_object, regular
+from interp.families import native
 
 if TYPE_CHECKING:
     import tokenizers
+
+VOCABULARIES = (
+    "tokenizer.json", "*.model", "*.spm", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt", "merges.txt",
+)  # fmt: skip
+"""Names of the files that hold a tokenizer's tokens."""
+SETTINGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.*")
+"""Names of the files that say more of a tokenizer, and are nothing without one of the others."""
+PROBES = ("the cat", " the  cat", "two\nlines ", "Na\u00efve \ufb01 \u00bd \u65e5\u672c\u8a9e \U0001f642\t!")
+"""Plain texts by which two readers of a SentencePiece file are compared: spaces, and what some models rewrite."""
 
 
 @runtime_checkable
@@ -99,16 +115,32 @@ class HuggingFaceTokenizer:
     @classmethod
     def read(cls, folder: Path) -> "HuggingFaceTokenizer":
         """The tokenizer of a folder; ValueError, by its name, for files that transformers cannot read."""
-        import transformers
-
         try:
-            found = transformers.AutoTokenizer.from_pretrained(str(folder), trust_remote_code=False)
-            found("a")  # some damaged settings are read when the first text is
+            return cls(_in_folder(folder))
         except (
             Exception
         ) as cause:  # of many kinds, and of none in particular: the files may be damaged anywhere
-            raise ValueError(f"{folder}: its tokenizer cannot be read: {cause}") from cause
-        return cls(found)
+            where = ", ".join(_names(folder, VOCABULARIES)) or "no vocabulary"
+            raise ValueError(
+                f"{folder}: its tokenizer cannot be read from {where}: {_in_short(cause)}"
+            ) from cause
+
+    @classmethod
+    def from_gguf(cls, path: Path) -> "HuggingFaceTokenizer":
+        """The tokenizer inside a GGUF file, its chat template included.
+
+        Errors: ValueError, by the file's name, for what transformers cannot read, or where the package gguf is missing.
+        """
+        import transformers
+
+        try:
+            return cls(
+                transformers.AutoTokenizer.from_pretrained(
+                    str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
+                )
+            )
+        except Exception as cause:
+            raise ValueError(f"{path}: its tokenizer cannot be read: {_in_short(cause)}") from cause
 
     @property
     def n_ids(self) -> int:
@@ -163,7 +195,7 @@ class HuggingFaceTokenizer:
 class SentencePieceTokenizer:
     """A SentencePiece `.model` file, read by that library itself; where it has no BOS, its end of text serves.
 
-    transformers converts such a file, and in doing so may lose what stands before the first word: other ids.
+    What such a file alone means, only its own library says; it knows nothing of tokens that were added beside it.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -222,17 +254,183 @@ def _whole(text: str) -> str:
     return text
 
 
-def check_fit(tokenizer: FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer, d_vocab: int) -> None:
-    """ValueError naming both sizes if a tokenizer gives ids that the model has no row for.
+TokenizerAdapter = FileTokenizer | HuggingFaceTokenizer | SentencePieceTokenizer
 
-    An embedding with more rows than the tokenizer has tokens is fine: many are padded to a round number.
+
+@dataclass(frozen=True)
+class StoredTokenizer:
+    """A tokenizer that is still in its files: a model opens without it, and the first text reads it."""
+
+    path: Path
+    """The checkpoint's folder, or a GGUF file."""
+
+    def opened(self) -> TokenizerAdapter:
+        """The tokenizer; ValueError, in one sentence, for files that cannot be read."""
+        folder = self.path
+        if folder.is_file():
+            return HuggingFaceTokenizer.from_gguf(folder)
+        names = _names(folder, VOCABULARIES + SETTINGS)
+        if "tokenizer.model" in names and not {"tokenizer.json", *_names(folder, SETTINGS)} & {*names}:
+            return SentencePieceTokenizer.read(folder / "tokenizer.model")
+        if _is_ours(folder):
+            return FileTokenizer.read(folder / "tokenizer.json", native.BOS)
+        if not _names(folder, VOCABULARIES):
+            raise ValueError(
+                f"{folder}: its tokenizer cannot be read: there is {', '.join(names)} but no vocabulary "
+                "(tokenizer.json, tokenizer.model, vocab.json and merges.txt, vocab.txt)"
+            )
+        return HuggingFaceTokenizer.read(folder)
+
+
+@public()
+def tokenizer_in(path: Path) -> StoredTokenizer | None:
+    """The tokenizer of a checkpoint, not read yet; None where no file of one is there.
+
+    path: its folder, its GGUF file, or another file of weights in its folder. A folder without files of a tokenizer may
+    have one GGUF file.
     """
-    if tokenizer.n_ids > d_vocab:
+    if path.is_file():
+        return StoredTokenizer(path) if path.suffix == ".gguf" else tokenizer_in(path.parent)
+    ours = _is_ours(path) and not any((path / f"tokenizer.{kind}").is_file() for kind in ("json", "model"))
+    if not ours and _names(path, VOCABULARIES + SETTINGS):
+        return StoredTokenizer(path)
+    packed = _names(path, ["*.gguf"])
+    return StoredTokenizer(path / packed[0]) if len(packed) == 1 else None
+
+
+@public()
+def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
+    """The tokenizer of a checkpoint, as `tokenizer_in`, read; None where no file of one is there.
+
+    Ids that a model has no row for are refused where they are used, since tokens may have been added that no text has.
+    Errors: ValueError, in one sentence, for files that cannot be read.
+    """
+    found = tokenizer_in(folder)
+    return None if found is None else found.opened()
+
+
+def _names(folder: Path, patterns: Sequence[str]) -> list[str]:
+    """The files of these names that a folder has."""
+    return sorted({file.name for pattern in patterns for file in folder.glob(pattern) if file.is_file()})
+
+
+def _settings(folder: Path, name: str) -> Mapping[str, object]:
+    """What a JSON file of a folder says; nothing where there is none."""
+    return json_object(folder / name) if (folder / name).is_file() else {}
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a checkpoint is one of ours by its config."""
+    return _settings(folder, "config.json").get("model_type") == native.MODEL_TYPE
+
+
+def _in_short(cause: Exception) -> str:
+    """The first line of what another library says."""
+    said = (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    if said.startswith(
+        "Couldn't instantiate the backend tokenizer"
+    ):  # a list of what else it would take follows
+        return "transformers has no reader of such files for this type of model"
+    return said
+
+
+# --- what transformers reads --------------------------------------------------------------------------------------
+
+
+def _in_folder(folder: Path) -> TransformersTokenizer:
+    """transformers' tokenizer of a folder, without code of the checkpoint, with the chat template that stands there."""
+    says = _settings(folder, "tokenizer_config.json")
+    if (folder / "tokenizer.model").is_file() and not (folder / "tokenizer.json").is_file():
+        found = _of_pieces(folder, says)
+    else:
+        found = _by_class(folder, says)
+    found(["a"])  # some damaged settings are read when the first text is
+    special = set(getattr(found, "all_special_tokens", ()))
+    if not set(found.get_vocab()) - special:
         raise ValueError(
-            f"the tokenizer has ids up to {tokenizer.n_ids - 1}, the model a vocabulary of {d_vocab}: "
-            "tokens were added that the model lacks, or it is another model's tokenizer"
+            f"{type(found).__name__} finds no vocabulary among {', '.join(_names(folder, VOCABULARIES))}"
         )
-    if not 0 <= tokenizer.pad_id < d_vocab:
+    template = _settings(folder, "chat_template.json").get("chat_template")
+    if template is not None and getattr(found, "chat_template", None) is None:
+        found.chat_template = template  # type: ignore[attr-defined]
+    return found
+
+
+def _by_class(folder: Path, says: Mapping[str, object]) -> TransformersTokenizer:
+    """The tokenizer as the class that a folder names, or as its tokenizer.json where that class is remote code."""
+    import transformers
+
+    try:
+        return _read_by(transformers.AutoTokenizer, folder)
+    except Exception as cause:
+        if "auto_map" not in says:
+            raise
+        if not (folder / "tokenizer.json").is_file():
+            raise ValueError(
+                f"its class {says.get('tokenizer_class')} is code of the checkpoint, which is never run, and there is "
+                "no tokenizer.json"
+            ) from cause
+    return _read_by(transformers.PreTrainedTokenizerFast, folder)
+
+
+def _of_pieces(folder: Path, says: Mapping[str, object]) -> TransformersTokenizer:
+    """The tokenizer of `tokenizer.model` and the settings beside it, with the ids that SentencePiece gives plain texts.
+
+    The classes of transformers that such folders name (LlamaTokenizer) normalise in a way of their own, so that texts
+    with spaces, or with characters that the file rewrites, get other ids than the model was trained with. Its
+    conversion of the file itself does not, from some version on (5.9 loses the first space, 5.24 does not). Of both,
+    the first that agrees is taken. With `"legacy": false` a text that begins with a space has no other before it, as
+    transformers has it. Errors: ValueError if neither agrees.
+    """
+    import transformers
+
+    try:
+        plain = SentencePieceTokenizer.read(folder / "tokenizer.model")
+    except ValueError:  # some files of this name are tiktoken's
+        return _by_class(folder, says)
+    if says.get("add_prefix_space") is False:  # which asks for other ids than the file's own
+        return _by_class(folder, says)
+    probes = [text.lstrip() if says.get("legacy") is False else text for text in PROBES]
+    if "auto_map" not in says:
+        found = _by_class(folder, says)
+        if _agree(found, plain, probes):
+            _check_added(found, says)
+            return found
+    begins = {} if "add_bos_token" in says else {"add_bos_token": True}  # as these classes do
+    found = _read_by(transformers.PreTrainedTokenizerFast, folder, **begins)
+    if not _agree(found, plain, probes):
         raise ValueError(
-            f"the tokenizer pads with id {tokenizer.pad_id}, the model has a vocabulary of {d_vocab}"
+            f"transformers {transformers.__version__} reads tokenizer.model to other ids than SentencePiece itself; "
+            "a newer version may not"
         )
+    _check_added(found, says)
+    return found
+
+
+def _check_added(found: TransformersTokenizer, says: Mapping[str, object]) -> None:
+    """ValueError for an added token that has another id than the settings say; a gap between ids closes unseen."""
+    ids, added = found.get_vocab(), says.get("added_tokens_decoder")
+    for token, entry in added.items() if isinstance(added, Mapping) else ():
+        content = entry.get("content") if isinstance(entry, Mapping) else entry
+        if ids.get(str(content)) != int(token):
+            raise ValueError(
+                f"tokenizer_config.json says id {token} for {content!r}, got {ids.get(str(content))}"
+            )
+
+
+def _agree(found: TransformersTokenizer, plain: SentencePieceTokenizer, texts: Sequence[str]) -> bool:
+    """Whether both give the same ids to plain texts, those in which no added token stands."""
+    added = getattr(found, "added_tokens_encoder", {})
+    return all(
+        found.encode(text, add_special_tokens=False) == plain.encode(text)
+        for text in texts
+        if not any(token in text for token in added)
+    )
+
+
+def _read_by(kind: type, folder: Path, **settings: bool) -> TransformersTokenizer:
+    """What a class of transformers makes of a folder; nothing is downloaded and no code of the checkpoint run."""
+    found = kind.from_pretrained(  # type: ignore[attr-defined]
+        str(folder), trust_remote_code=False, local_files_only=True, **settings
+    )
+    return cast(TransformersTokenizer, found)

@@ -42,11 +42,17 @@ def once(model: Subject, what: object, make: Callable[[], T]) -> T:
     network = model.transformer.unedited
     # The slot holds the tokenizer, so that no other can get its identity.
     tokenizer = model.text.tokenizer if model.text.has_tokenizer else None
-    settings = {name: value for name, value in vars(model.text).items() if name != "_tokenizer"}
     with unchanged(network):
         held = looked_at(network, "content", lambda: content(network))
         key = json.dumps(
-            [held, repr(network.config), repr(network.dtype), said, id(tokenizer), fingerprint(settings)]
+            [
+                held,
+                repr(network.config),
+                repr(network.dtype),
+                said,
+                id(tokenizer),
+                fingerprint(model.text.settings),
+            ]
         )
         slot = _slot(hashlib.sha256(key.encode()).digest())
         if not slot:

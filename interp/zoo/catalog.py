@@ -9,7 +9,8 @@ import torch
 
 from interp.core.boundary import Device, nearest, public
 from interp.core.files import named_path
-from interp.families.load import TokenizerAdapter, from_folder, tokenizer_of
+from interp.families.load import from_folder
+from interp.families.tokenizer import TokenizerAdapter, tokenizer_of
 from interp.model.config import Json
 from interp.model.transformer import Transformer
 from interp.zoo import groundtruth, shown

@@ -441,6 +441,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "dynamics.switched_off": {"off": lambda: ["skip"]},
     "families.any_from_folder": {"path": folder}, "families.from_folder": {"path": folder},
     "families.is_encoder_decoder": {"path": folder}, "families.tokenizer_of": {"folder": folder},
+    "families.tokenizer_in": {"path": folder},
     "families.any_from_hf_model": {"hf_model": hf_model},
     "families.from_hf_model": {"hf_model": hf_model},
     "families.load_state": {"tensors": lambda: build("gpt2").state_dict()},
@@ -551,7 +552,7 @@ def public_names() -> Iterator[tuple[str, Callable[..., object]]]:
         for name in module.__all__ if wing else interp.HOMES:
             value, full = getattr(module, name), f"{wing}.{name}".lstrip(".")
             looked_at = isinstance(value, type) and (
-                issubclass(value, Question) or "public" in vars(value.__init__)
+                issubclass(value, Question) or hasattr(value.__init__, "public")
             )
             if id(value) in seen or not (inspect.isfunction(value) or looked_at) or value is Question:
                 continue

@@ -1,6 +1,7 @@
 """From text to ids: the beginning-of-sequence token exactly once, and every bad prompt refused by name."""
 
 import re
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from tokenizers import Tokenizer, processors
 from transformers import PreTrainedTokenizerFast
 
 from interp import HookedTransformer
-from interp.data.batch import Batch, BatchTokenizer, SpecialTokenizer, Text
+from interp.core.notes import Note, note
+from interp.data.batch import Batch, BatchTokenizer, SpecialTokenizer, Text, Tokenizer as Tokenizer_
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
 from tests.configs import build
 from tests.tiny import END, backend, gpt2_tokenizer
@@ -159,6 +161,57 @@ def test_a_model_without_a_tokenizer_says_so_when_given_text() -> None:
         text.batch("The cat")
     assert text.batch(torch.tensor([1, 2])).tokens.tolist() == [[1, 2]]
     assert (text.bos_id, text.eos_id) == (None, None)
+
+
+# --- BOS, said once -----------------------------------------------------------------------------------------------
+
+
+def adding(tokenizer: PreTrainedTokenizerFast) -> PreTrainedTokenizerFast:
+    """The same, with its end of text before every text."""
+    around = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    around.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=around, eos_token=END)
+
+
+def notes_of(tokenizer: Tokenizer_, *, prepend_bos: bool = True, d_vocab: int = 400) -> list[str]:
+    """What is said as two texts enter, twice."""
+    note.cache_clear()
+    text = Text(tokenizer, 24, d_vocab)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            text.batch(["The cat", "a"], prepend_bos=prepend_bos)
+            text.many(["The cat"], prepend_bos=prepend_bos)
+    return [str(each.message) for each in found if each.category is Note]
+
+
+def test_a_bos_that_the_models_own_tokenizer_would_not_prepend_is_said_once() -> None:
+    said = (
+        f"texts begin with {END} (BOS) here; this model's own tokenizer would not prepend it; prepend_bos=False leaves "
+        "it out"
+    )
+    assert notes_of(HuggingFaceTokenizer(gpt2_tokenizer())) == [said]
+    assert notes_of(HuggingFaceTokenizer(gpt2_tokenizer()), prepend_bos=False) == []
+
+
+def test_a_bos_of_the_tokenizers_own_and_that_of_our_own_models_are_not_said() -> None:
+    assert notes_of(HuggingFaceTokenizer(adding(gpt2_tokenizer()))) == []
+    assert notes_of(FileTokenizer(backend(), END)) == []
+    demo = HookedTransformer.from_pretrained("demo-attn-2l")
+    assert notes_of(demo.text.tokenizer, d_vocab=demo.cfg.d_vocab) == []
+
+
+def test_a_bos_that_the_model_has_no_row_for_is_left_out_and_said() -> None:
+    theirs = gpt2_tokenizer()
+    theirs.add_special_tokens({"bos_token": "<s>"})
+    adapted, d_vocab = HuggingFaceTokenizer(theirs), backend().get_vocab_size()
+    assert notes_of(adapted, d_vocab=d_vocab) == [
+        f"texts begin without BOS here: token ids must be in [0, {d_vocab - 1}], got {d_vocab}, the tokenizer's '<s>', "
+        "which this model has no row for"
+    ]
+    text = Text(adapted, 24, d_vocab)
+    batch = text.batch("The cat")
+    assert (batch.tokens.tolist(), batch.bos, text.bos_id, text.eos_id) == ([CAT], False, None, 0)
 
 
 # --- what encoders expect around a text -------------------------------------------------------------------------------

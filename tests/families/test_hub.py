@@ -44,6 +44,7 @@ def hub(
             return str(tmp_path)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda name, revision: list(files))
         return asked
 
     return made
@@ -66,6 +67,20 @@ def test_pickled_weights_are_fetched_where_there_is_nothing_else(
 ) -> None:
     hub((*PICKLED, "config.json", *NEVER))
     assert fetched(download("someone/model", None)) == {*PICKLED, "config.json"}
+
+
+def test_the_gguf_file_of_a_repository_is_fetched_where_there_is_one_or_it_is_named(
+    hub: Callable[[tuple[str, ...]], list[dict[str, object]]], tmp_path: Path
+) -> None:
+    hub(("model.Q4_K_M.gguf", "README.md"))
+    assert download("someone/model", None) == tmp_path / "model.Q4_K_M.gguf"
+    hub(("model.Q4_K_M.gguf", "model.Q8_0.gguf", "sub/model.gguf"))
+    assert download("someone/model/model.Q8_0.gguf", None) == tmp_path / "model.Q8_0.gguf"
+    assert (tmp_path / "model.Q8_0.gguf").is_file() and not (tmp_path / "sub").exists()
+    with pytest.raises(
+        ValueError, match=r"holds 2 GGUF files; name one: someone/model/model\.Q4_K_M\.gguf, someone"
+    ):
+        download("someone/model", None)
 
 
 REPLY = httpx.Response(404, request=httpx.Request("GET", "https://hub"))

@@ -1,13 +1,27 @@
 """The two tokenizer libraries behind one interface: which tokens serve as what, and that no text is lost."""
 
+import functools
+import io
+import json
+import pickle
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sentencepiece
 import tokenizers
+import torch
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
+from interp import HookedTransformer, Stream, families
+from interp.data import open_source
+from interp.data.batch import Text
+from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, tokenizer_in, tokenizer_of
+from interp.runs.fingerprint import fingerprint
+from tests.configs import CONFIGS, perturbed
+from tests.families.oracle import hf_model
 from tests.tiny import CORPUS, END, backend, gpt2_tokenizer
 
 TEXTS = ("The cat sat , on the mat .", "  two  spaces", "Zoë naïve 日本語 🙂\n\ttabs", f"a{END}b")
@@ -94,3 +108,325 @@ def test_a_sentencepiece_token_keeps_its_leading_space() -> None:
 def test_a_file_without_the_token_that_begins_a_sequence_is_refused(stored: Path) -> None:
     with pytest.raises(ValueError, match=r"no token '<\|bos\|>' to begin a sequence with"):
         FileTokenizer.read(stored, "<|bos|>")
+
+
+# --- layouts of a checkpoint's folder ------------------------------------------------------------------------------
+
+LLAMA = {"tokenizer_class": "LlamaTokenizer", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+TEMPLATE = "{% for m in messages %}<|turn|>{{ m.content }}{% endfor %}"
+MERGES = "#version: 0.2\nt h\nth e\n"
+WORDS = {word: i for i, word in enumerate(["<|endoftext|>", "t", "h", "e", "th", "the"])}
+SPOKEN = ("the cat sat", " the cat", "two  spaces", "line\n\nthe", "Naïve ﬁ ½ 日本語 🙂", "\tthe ", "a")
+
+
+def model_in(folder: Path) -> Path:
+    """A tiny Llama."""
+    hf_model("llama").save_pretrained(folder)
+    return folder
+
+
+def write(folder: Path, files: dict[str, object]) -> Path:
+    """Files of these contents: text, bytes, or what is written as JSON."""
+    folder.mkdir(exist_ok=True)
+    for name, content in files.items():
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        else:
+            (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+@functools.cache
+def pieces(**options: object) -> bytes:
+    """A SentencePiece model; as Llama's, or with that library's usual rewriting of characters and spaces."""
+    found = io.BytesIO()
+    lines = [*CORPUS, "the cat sat on the mat", "a dog ran to the cat", "two lines"] * 20
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_writer=found, vocab_size=340, model_type="bpe", byte_fallback=True,
+        hard_vocab_limit=False, minloglevel=2, **options,
+    )  # fmt: skip
+    return found.getvalue()
+
+
+def as_llama() -> bytes:
+    return pieces(normalization_rule_name="identity", remove_extra_whitespaces=False)
+
+
+def added(**tokens: int) -> dict[str, object]:
+    """The entries of added tokens in `tokenizer_config.json`."""
+    plain = {"special": True, "lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    return {
+        "added_tokens_decoder": {str(i): {"content": f"<|{name}|>", **plain} for name, i in tokens.items()}
+    }
+
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "settings alone": ({"tokenizer_config.json": LLAMA}, "there is tokenizer_config.json but no vocabulary"),
+    "a template alone": ({"chat_template.jinja": TEMPLATE}, "there is chat_template.jinja but no vocabulary"),
+    "a stray vocab.json": ({"vocab.json": WORDS}, "from vocab.json: transformers has no reader"),
+    "a GPT-2's files": ({"vocab.json": WORDS, "merges.txt": MERGES}, "merges.txt, vocab.json: transformers has no"),
+    "a BERT's file": ({"vocab.txt": "[PAD]\n[UNK]\nthe"}, "from vocab.txt: transformers has no reader"),
+    "a T5's file": ({"spiece.model": b"\x0a"}, "from spiece.model: transformers has no reader"),
+    "an XLM-R's file": ({"sentencepiece.bpe.model": b"\x0a"}, "from sentencepiece.bpe.model: transformers has no"),
+    "another class's files": (
+        {"vocab.txt": "[PAD]\n[UNK]\nthe", "tokenizer_config.json": LLAMA},
+        "from vocab.txt: LlamaTokenizer finds no vocabulary",
+    ),
+    "remote code": (
+        {
+            "qwen.tiktoken": "dGhl 0\n",
+            "tokenizer_config.json": {"tokenizer_class": "Q", "auto_map": {"AutoTokenizer": ["q.Q", None]}},
+        },
+        "its class Q is code of the checkpoint, which is never run",
+    ),
+    "a damaged tekken.json": ({"tekken.json": {}}, "its tokenizer cannot be read from tekken.json"),
+    "damaged settings": (
+        {"tokenizer.json": backend().to_str(), "tokenizer_config.json": "{"},
+        r"tokenizer_config.json is not readable JSON",
+    ),
+}  # fmt: skip
+
+
+def test_a_model_opens_beside_a_tokenizer_that_cannot_be_read_and_says_why_texts_are_refused(
+    tmp_path: Path,
+) -> None:
+    folder = model_in(tmp_path)
+    for files, why in REFUSED.values():
+        write(folder, files)
+        model = HookedTransformer.from_pretrained(folder)
+        assert model(torch.tensor([[1, 2]])).shape[:2] == (1, 2)
+        with pytest.raises(ValueError, match=rf"texts are refused, .*{why}.*: pass token ids, or give a"):
+            model.to_tokens("the")
+        assert re.search(f"texts are refused: .*{why}", " ".join(str(model).split()))
+        assert not model.text.has_tokenizer
+        assert model.to_str_tokens(torch.tensor([5])) == ["<5>"]
+        for name in files:
+            (folder / name).unlink()
+    assert "texts are refused" not in str(HookedTransformer.from_pretrained(folder))
+    with pytest.raises(ValueError, match="this model has no tokenizer: pass token ids"):
+        HookedTransformer.from_pretrained(folder).to_tokens("the")
+
+
+def test_a_tokenizer_is_read_at_the_first_text_and_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(model_in(tmp_path), {"tokenizer.json": backend().to_str()})
+    read, whole = [], HookedTransformer.from_pretrained
+    monkeypatch.setattr(
+        HuggingFaceTokenizer, "read", lambda path: read.append(path) or HuggingFaceTokenizer(gpt2_tokenizer())
+    )
+    model = whole(folder)
+    model(torch.tensor([[1, 2]]))
+    assert read == []
+    first, _ = model.text.tokenizer, model.text.tokenizer
+    assert model.text.tokenizer is first
+    assert read == [folder]
+
+
+def test_another_process_gets_the_tokenizer_itself_and_the_same_whatever_was_read_before(
+    tmp_path: Path,
+) -> None:
+    folder = write(tmp_path, {"tokenizer.json": backend().to_str()})
+    text = Text(tokenizer_in(folder), 24, 400)
+    before = fingerprint(text)
+    sent = pickle.dumps(text)
+    (folder / "tokenizer.json").unlink()
+    there = pickle.loads(sent)
+    assert there.ids("The cat") == text.ids("The cat") == backend().encode("The cat").ids
+    assert text.batch("The cat").tokens.tolist() == [text.ids("The cat")]
+    assert fingerprint(text) == fingerprint(there) == before
+    nothing = Text(tokenizer_in(write(folder, {"vocab.json": WORDS})), 24, 400)
+    with pytest.raises(ValueError, match=r"texts are refused, .* from vocab.json"):
+        pickle.loads(pickle.dumps(nothing)).ids("The cat")
+
+
+def test_what_transformers_reads_has_its_ids(tmp_path: Path) -> None:
+    layouts: dict[str, tuple[str, dict[str, object]]] = {
+        "gpt2": ("gpt2", {"vocab.json": WORDS, "merges.txt": MERGES}),
+        "bert": ("bert", {"vocab.txt": "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nthe\ncat"}),
+        "named": (
+            "llama",
+            {"vocab.json": WORDS, "merges.txt": MERGES, "tokenizer_config.json": {"tokenizer_class": "GPT2Tokenizer"}},
+        ),
+        "json": ("llama", {"tokenizer.json": backend().to_str(), "special_tokens_map.json": {"bos_token": END}}),
+    }  # fmt: skip
+    for name, (kind, files) in layouts.items():
+        folder = write(tmp_path / name, {"config.json": {"model_type": kind}, **files})
+        ours, theirs = tokenizer_of(folder), AutoTokenizer.from_pretrained(str(folder))
+        assert isinstance(ours, HuggingFaceTokenizer)
+        for text in ("the", "the cat", "thethe  e"):
+            assert ours.encode(text) == theirs.encode(text, add_special_tokens=False), name
+            assert ours.with_special(text) == theirs.encode(text), name
+        assert ours.eos_id == theirs.eos_token_id, name
+
+
+def test_remote_code_beside_a_tokenizer_json_is_not_run_and_special_tokens_are_kept(tmp_path: Path) -> None:
+    says = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", "mine.MineFast"]}}
+    files = {
+        "config.json": {"model_type": "llama"},
+        "mine.py": f"open({str(tmp_path / 'executed')!r}, 'w')",
+        "tokenizer.json": backend().to_str(),
+        "tokenizer_config.json": {**says, "bos_token": END, "pad_token": "[PAD]", "chat_template": TEMPLATE},
+    }
+    ours = tokenizer_of(write(tmp_path, files))
+    assert isinstance(ours, HuggingFaceTokenizer)
+    assert ours.encode("The cat") == backend().encode("The cat").ids
+    assert (ours.bos_id, ours.pad_id) == (0, backend().get_vocab_size())
+    assert ours.chat([{"role": "user", "content": "The cat"}]) == ours.encode("<|turn|>The cat")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_chat_template_is_found_wherever_it_stands(tmp_path: Path) -> None:
+    for number, files in enumerate(
+        (
+            {"chat_template.json": {"chat_template": TEMPLATE}},
+            {"chat_template.jinja": TEMPLATE},
+            {"tokenizer_config.json": {"chat_template": TEMPLATE}},
+        )
+    ):
+        base = {"config.json": {"model_type": "llama"}, "tokenizer.json": backend().to_str()}
+        ours = tokenizer_of(write(tmp_path / str(number), base | files))
+        assert isinstance(ours, HuggingFaceTokenizer)
+        assert ours.chat([{"role": "user", "content": "a"}]) == ours.encode("<|turn|>a")
+
+
+def test_ids_that_a_model_has_no_row_for_are_refused_where_they_are_used(tmp_path: Path) -> None:
+    theirs, d_vocab = gpt2_tokenizer(), backend().get_vocab_size()
+    theirs.add_special_tokens({"pad_token": "[PAD]"})
+    theirs.add_tokens(["<image_soft_token>"])
+    config = replace(CONFIGS["llama-gqa"], d_vocab=d_vocab)
+    families.save(perturbed(config), tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    for source in (HuggingFaceTokenizer(theirs), theirs):
+        model = HookedTransformer.from_pretrained(tmp_path, tokenizer=source)
+        assert values["d_vocab"] == model.cfg.d_vocab == d_vocab
+        batch = model.to_batch(["The cat", "The cat sat on"])
+        assert batch.tokens.max() < d_vocab
+        assert torch.isfinite(model(batch)).all()
+        said = rf"in \[0, {d_vocab - 1}\], got {d_vocab + 1}, the tokenizer's '<image_soft_token>', which this model"
+        for prompt, place in (("The <image_soft_token>", 3), ([[5, d_vocab + 1]], 1)):
+            with pytest.raises(ValueError, match=rf"{said} has no row for; at position {place} of prompt 0"):
+                model(prompt)
+        with pytest.raises(ValueError, match=said):
+            model.text.targets("<image_soft_token>", 1)
+        stream = Stream(
+            open_source(["The cat", "a <image_soft_token>"]), model.text, tokens_per_batch=64
+        ).window(0)
+        assert "<image_soft_token>" in stream.rejected[0].reason
+
+
+def test_a_padded_encoding_is_taken_although_its_padding_is_no_token_of_the_model() -> None:
+    theirs, d_vocab = gpt2_tokenizer(), backend().get_vocab_size()
+    theirs.add_special_tokens({"pad_token": "[PAD]"})
+    model = HookedTransformer(
+        perturbed(replace(CONFIGS["llama-gqa"], d_vocab=d_vocab)), HuggingFaceTokenizer(theirs)
+    )
+    batch = model.to_batch(theirs(["The cat", "The cat sat"], padding=True))
+    assert batch.tokens.max() < d_vocab
+    assert batch.lengths.tolist() == [2, 3]
+
+
+# --- SentencePiece with settings beside it -------------------------------------------------------------------------
+
+
+def test_a_sentencepiece_file_with_settings_has_its_own_ids_for_texts_and_those_of_added_tokens(
+    tmp_path: Path,
+) -> None:
+    """Trap: the class that such folders name rewrites no characters and merges no spaces: other ids, and no error."""
+    for number, content in enumerate((as_llama(), pieces())):
+        plain = sentencepiece.SentencePieceProcessor(model_proto=content)
+        size = plain.get_piece_size()
+        says = {**LLAMA, **added(turn=size), "add_bos_token": True, "chat_template": TEMPLATE}
+        files = {"config.json": {"model_type": "llama"}, "tokenizer.model": content}
+        ours = tokenizer_of(write(tmp_path / str(number), {**files, "tokenizer_config.json": says}))
+        assert isinstance(ours, HuggingFaceTokenizer)
+        for text in SPOKEN:
+            assert ours.encode(text) == plain.encode(text)
+            assert ours.with_special(text) == [1, *plain.encode(text)]
+            assert ours.decode(ours.encode(text)) == plain.decode(plain.encode(text))
+        assert ours.encode("a cat<|turn|>") == [*plain.encode("a cat"), size]
+        assert ours.encode("<s>") == [1]
+        assert ours.chat([{"role": "user", "content": "the cat"}]) == [size, *plain.encode("the cat")]
+
+
+def test_a_first_space_is_as_transformers_has_it_where_settings_say_so(tmp_path: Path) -> None:
+    plain = sentencepiece.SentencePieceProcessor(model_proto=as_llama())
+    files = {"tokenizer.model": as_llama(), "tokenizer_config.json": {**LLAMA, "legacy": False}}
+    folder = write(tmp_path, {"config.json": {"model_type": "llama"}, **files})
+    ours, theirs = tokenizer_of(folder), AutoTokenizer.from_pretrained(str(folder))
+    assert ours is not None
+    assert ours.encode(" the cat") == theirs.encode(" the cat", add_special_tokens=False)
+    for text in SPOKEN:
+        assert ours.encode(text.strip(" ")) == plain.encode(text.strip(" "))
+
+
+def test_ids_of_added_tokens_that_transformers_would_change_are_refused(tmp_path: Path) -> None:
+    gap = {**LLAMA, **added(turn=900)}
+    folder = write(tmp_path, {"tokenizer.model": as_llama(), "tokenizer_config.json": gap})
+    with pytest.raises(ValueError, match=r"tokenizer_config.json says id 900 for '<\|turn\|>', got \d+"):
+        tokenizer_of(folder)
+
+
+def test_a_conversion_that_gives_other_ids_than_sentencepiece_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As transformers 5.9 does, which loses the space before the first word."""
+    folder = write(tmp_path, {"tokenizer.model": as_llama(), "tokenizer_config.json": LLAMA})
+    monkeypatch.setattr("interp.families.tokenizer._read_by", lambda *_, **__: gpt2_tokenizer())
+    with pytest.raises(ValueError, match=r"transformers \S+ reads tokenizer.model to other ids"):
+        tokenizer_of(folder)
+
+
+def test_a_sentencepiece_file_of_remote_code_is_converted(tmp_path: Path) -> None:
+    plain = sentencepiece.SentencePieceProcessor(model_proto=as_llama())
+    says = {"tokenizer_class": "Mine", "auto_map": {"AutoTokenizer": ["mine.Mine", None]}}
+    files = {"config.json": {"model_type": "mine"}, "tokenizer.model": as_llama()}
+    ours = tokenizer_of(write(tmp_path, {**files, "tokenizer_config.json": says}))
+    assert ours is not None
+    assert [ours.encode(text) for text in SPOKEN] == [plain.encode(text) for text in SPOKEN]
+
+
+# --- GGUF ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_gguf_file_has_its_tokenizer_and_chat_template(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf")
+    stored = json.loads(backend().to_str())["model"]
+    words = sorted(stored["vocab"], key=stored["vocab"].get)
+    writer = gguf.GGUFWriter(tmp_path / "small.gguf", "llama")
+    writer.add_context_length(32)
+    writer.add_embedding_length(8)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(8)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(len(words))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(words)
+    writer.add_token_types([3 if word == END else 1 for word in words])
+    writer.add_token_merges([" ".join(pair) for pair in stored["merges"]])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_chat_template(TEMPLATE)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    for path in (tmp_path / "small.gguf", tmp_path):
+        ours = tokenizer_of(path)
+        assert isinstance(ours, HuggingFaceTokenizer)
+        for text in TEXTS:
+            assert ours.encode(text) == backend().encode(text).ids
+        assert (ours.bos_id, ours.eos_id) == (0, 0)
+        assert ours.chat([{"role": "user", "content": "a"}]) == ours.encode("<|turn|>a")
+
+
+def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"small.gguf": b"GGUF"})
+    with pytest.raises(ValueError, match=r"small\.gguf: its tokenizer cannot be read"):
+        HuggingFaceTokenizer.from_gguf(tmp_path / "small.gguf")
+    assert tokenizer_in(tmp_path / "small.gguf") == tokenizer_in(tmp_path)
+    write(tmp_path, {"other.gguf": b"GGUF", "model.safetensors": b""})
+    assert tokenizer_in(tmp_path) is None
+    assert tokenizer_in(tmp_path / "model.safetensors") is None

@@ -144,7 +144,7 @@ def test_rows_follow_the_seed(case: tuple[str, str]) -> None:
 @pytest.mark.slow
 def test_another_process_draws_the_same_rows() -> None:
     say = (  # a fresh interpreter: a fork would share what its hashes begin with
-        "from interp.families.load import tokenizer_of; from interp.tasks import TASKS; from interp.zoo import catalog;"
+        "from interp.families import tokenizer_of; from interp.tasks import TASKS; from interp.zoo import catalog;"
         "t = tokenizer_of(catalog.WEIGHTS / 'demo-4l');"
         "drawn = [f(rows=5).pairs(t) for n, f in TASKS.items() if n != 'greater_than'];"
         "print([[p.clean, p.corrupt] for p in drawn])"

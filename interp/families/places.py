@@ -1,0 +1,60 @@
+"""Where a model goes: one device, or its layers over several, by hand or by the memory that is free."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from interp.core.boundary import Device
+from interp.families.fill import check_dtype
+
+Devices = Sequence[Device] | Literal["auto"]
+"""Several devices to spread the layers over, or "auto": the accelerators of this machine, by their free memory."""
+SLOTS = 64
+"""In how many runs of layers of equal length the free memory of devices is counted."""
+
+
+def places_of(dtype: torch.dtype | None, device: Device, devices: Devices | None) -> tuple[torch.device, ...]:
+    """The devices to use, each checked for the dtype: layer i of n stands on place `i * len(places) // n`.
+
+    Raises:
+        ValueError: no device, one that is not here, or one without this dtype.
+    """
+    if devices == "auto":
+        places = by_free_memory(free_memory()) or (torch.device("cpu"),)
+    elif isinstance(devices, str):
+        raise ValueError(
+            f"devices requires several devices or 'auto', got {devices!r}; device={devices!r} is one"
+        )
+    else:
+        places = tuple(torch.device(d) for d in ([device] if devices is None else devices))
+    if not places:
+        raise ValueError("at least one device is required, got devices=[]")
+    for place in dict.fromkeys(places):
+        check_dtype(dtype or torch.float32, place)
+    return places
+
+
+def free_memory() -> dict[torch.device, int]:
+    """The accelerators of this machine and how many bytes of each are free."""
+    if not torch.cuda.is_available():
+        return {}
+    return {torch.device("cuda", i): torch.cuda.mem_get_info(i)[0] for i in range(torch.cuda.device_count())}
+
+
+def by_free_memory(free: dict[torch.device, int]) -> tuple[torch.device, ...]:
+    """Each device as often as its share of the free memory says, rounded down but for the first with most; at least one
+    of them.
+
+    Example:
+        >>> [str(place) for place in by_free_memory({torch.device("cuda", 0): 30, torch.device("cuda", 1): 10})][46:50]
+        ['cuda:0', 'cuda:0', 'cuda:1', 'cuda:1']
+    """
+    total = sum(free.values())
+    shares = {device: SLOTS * each // total for device, each in free.items()} if total else {}
+    if not shares:
+        return ()
+    largest = max(shares, key=lambda device: free[device])
+    shares[largest] += SLOTS - sum(shares.values())
+    found = tuple(device for device, share in shares.items() for _ in range(share))
+    return (found[0],) if len(set(found)) == 1 else found
