@@ -95,9 +95,7 @@ class Said:
         found = self.key(name)
         found = default if found is None else found
         if isinstance(found, bool) or not isinstance(found, int | float):
-            raise ValueError(
-                f"{self.path}: {self.architecture}.{name} must be a number, got {shown(found)}"
-            )
+            raise ValueError(f"{self.path}: {self.architecture}.{name} must be a number, got {shown(found)}")
         return found
 
     def has(self, end: str) -> bool:
@@ -115,7 +113,10 @@ def values_of(said: Said) -> dict[str, object]:
 
     architecture = said.architecture
     kind = KINDS.get(architecture, architecture)
-    values: dict[str, object] = {"model_type": TYPES.get(kind, kind), **GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {})}
+    values: dict[str, object] = {
+        "model_type": TYPES.get(kind, kind),
+        **GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {}),
+    }
     for key, name in table(said).items():
         if name is not None and (found := said.key(key)) is not None:
             values[name] = _for_all_layers(said, key, found)
@@ -238,7 +239,10 @@ def _layer_types(said: Said) -> dict[str, object]:
     if isinstance(pattern, list):
         return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
     every = 0 if pattern is None else int(said.number("attention.sliding_window_pattern"))
-    kinds = ["sliding_attention" if (layer + 1) % every else "full_attention" for layer in range(layers * bool(every))]
+    kinds = [
+        "sliding_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(layers * bool(every))
+    ]
     return {"layer_types": kinds} if every else {}
 
 
@@ -303,8 +307,7 @@ def _rope(said: Said, values: Mapping[str, object]) -> dict[str, object]:
         rule = {"rope_type": "default"}  # its config's own default is a scaling
     if not rule:
         return {}
-    inside = {"rope_theta": values[name] for name in ("rope_theta",) if name in values}
-    inside |= {name: values[name] for name in ("partial_rotary_factor",) if name in values}
+    inside = {name: values[name] for name in ("rope_theta", "partial_rotary_factor") if name in values}
     whole = {**rule, **inside}
     return {"rope_parameters": {"full_attention": whole} if said.architecture == "gemma3" else whole}
 

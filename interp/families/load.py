@@ -322,7 +322,9 @@ def _from_gguf(
     values: dict[str, object] = file.config.to_dict()
     if _wraps(values, wrapped):
         if not can_wrap(values):
-            raise ValueError(f"{path}: {values.get('model_type')!r} cannot be wrapped: one stack of layers is required")
+            raise ValueError(
+                f"{path}: {values.get('model_type')!r} cannot be wrapped: one stack of layers is required"
+            )
         agrees_with_theirs(file, file.config)
         network, notes = network_of_gguf(file, dtype, on_ours=True)
         return wrapped_network(network, notes, dtype=None, device=_one_place(places))

@@ -97,7 +97,8 @@ def network_of_gguf(
     if not on_ours:
         how = {"gguf_file": file.path.name, "config": file.config, "dtype": kept}
         return _opened(kind, file.path.parent, **how), tensors.notes
-    found: type[nn.Module] = kind._model_mapping[type(file.config)]
+    found = kind._model_mapping[type(file.config)]
+    assert isinstance(found, type)
     state = {name: tensors.taken(name) for name in tensors}
     return _filled(found, file.path, config=file.config, state_dict=state, dtype=kept), tensors.notes
 

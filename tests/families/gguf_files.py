@@ -347,7 +347,9 @@ LAYOUTS: dict[str, Layout] = {
 def tensors_of(model: PreTrainedModel) -> dict[str, np.ndarray]:
     """A model's tensors under the names and in the layout of a GGUF file."""
     config, layout = model.config, LAYOUTS[model.config.model_type]
-    table = gguf.get_tensor_name_map(layout.arch, max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0)))
+    table = gguf.get_tensor_name_map(
+        layout.arch, max(config.num_hidden_layers, getattr(config, "num_decoder_layers", 0))
+    )
     state = stacked(model.state_dict())
     if getattr(config, "scale_decoder_outputs", config.tie_word_embeddings):
         state.pop("lm_head.weight", None)
