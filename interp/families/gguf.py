@@ -10,57 +10,41 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
+from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
-from interp.core.boundary import shape_text, shown
+from interp.core.boundary import shape_text
 from interp.core.files import regular
+from interp.families.gguf_keys import LONG_FACTORS, ROPE_FACTORS, Said, values_of
 from interp.families.stored import Tensors
-from interp.model.config import AnyConfig, ModelConfig, Rotary
 
 if TYPE_CHECKING:
     import gguf
+    from numpy.typing import DTypeLike, NDArray
     from transformers import PreTrainedConfig
     from transformers.modeling_gguf_pytorch_utils import TensorProcessor
 
 SUFFIX = ".gguf"
 PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Types of tensors that hold ordinary numbers."""
-ROPE_FACTORS = "rope_freqs.weight"
-"""The tensor that holds what each rotary frequency is divided by (Llama 3.1)."""
-INERT = (
-    "context_length", "vocab_size", "tensor_data_layout", "pooling_type", "attention.causal", "rope.scaling.finetuned",
-    "rope.scaling.attn_factor", "expert_group_count", "expert_group_used_count", "expert_weights_norm",
-    "interleave_moe_layer_step", "nextn_predict_layers", "decoder_start_token_id", "token_shift_count",
-)  # fmt: skip
-"""Keys that name no size of a tensor and that no decoder read here computes with."""
 
 
 @dataclass(frozen=True)
-class File:
+class File(Said):
     """An open GGUF file: its own keys, its tensors, and transformers' config of it."""
 
-    path: Path
-    fields: Mapping[str, object]
-    tensors: Mapping[str, gguf.ReaderTensor]
     config: PreTrainedConfig
     parsed: Mapping[str, object]
-    """The config's keys as transformers read them from the file, before it adds defaults."""
-
-    @property
-    def architecture(self) -> str:
-        """What llama.cpp calls this kind of model."""
-        return str(self.fields["general.architecture"])
-
-    def key(self, name: str) -> object:
-        """A key of the architecture, such as "rope.freq_base"; None if the file lacks it."""
-        return self.fields.get(f"{self.architecture}.{name}")
+    """The config's keys as the file says them, before transformers adds defaults."""
 
 
 def read(path: Path) -> File:
@@ -68,149 +52,77 @@ def read(path: Path) -> File:
 
     Raises:
         ValueError: the package `gguf` is missing, the file is damaged, transformers does not read its architecture,
-        or the
-            file asks for something that transformers passes over.
+            or the file asks for something that nobody reads.
     """
-    try:
-        import gguf
-    except ImportError as cause:
-        raise ValueError(
-            f"{path}: a GGUF file requires the package gguf: pip install 'interp[gguf]'"
-        ) from cause
     import transformers
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+    _require_gguf(path)
     regular(path)
     try:
-        reader = gguf.GGUFReader(path)
+        reader = _reader(path)
         fields = {name: _contents(name, field) for name, field in reader.fields.items()}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
     except Exception as cause:  # of many kinds: the file may be damaged anywhere
         raise ValueError(f"{path} is not a readable GGUF file (truncated?): {cause}") from cause
-    if "split.count" in fields and fields["split.count"] not in (0, 1):
+    if fields.get("split.count", 0) not in (0, 1):
         raise ValueError(
             f"{path} is one of {fields['split.count']} parts; merge them first: llama-gguf-split --merge"
         )
+    said = Said(path, fields, tensors)
+    values = values_of(said)
+    kind, given = str(values["model_type"]), {k: v for k, v in values.items() if k != "model_type"}
     try:
-        parsed = dict(load_gguf_checkpoint(str(path), return_tensors=False)["config"])
-        values = {**parsed, **_rope(path, fields, tensors, parsed)}
-        kind = str(values.pop("model_type"))
-        values.pop("_model_name_or_path", None)  # the model's name in words
-        config = transformers.AutoConfig.for_model(kind, **values)
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as cause:
-        said = fields.get("general.architecture")
+        config = transformers.AutoConfig.for_model(kind, **given)
+    except Exception as cause:  # of many kinds: whatever a damaged key may be
         raise ValueError(
-            f"{path}: transformers reads no config of architecture {said!r} from it: {cause}"
+            f"{path}: transformers makes no config of what this file of {said.architecture!r} says: {cause}"
         ) from cause
-    found = File(path, fields, tensors, config, parsed)
-    _account(found)
-    return found
+    padding = getattr(config, "pad_token_id", None)
+    if isinstance(padding, int) and padding >= config.vocab_size:
+        config.pad_token_id = None  # a default of the family that this vocabulary does not have
+    return File(path, fields, tensors, config, values)
+
+
+def _require_gguf(path: Path) -> None:
+    """ValueError where the package gguf is not installed."""
+    try:
+        import gguf  # noqa: F401
+    except ImportError as cause:
+        raise ValueError(
+            f"{path}: a GGUF file requires the package gguf: pip install 'interp[gguf]'"
+        ) from cause
+
+
+def _reader(path: Path) -> gguf.GGUFReader:
+    """`gguf`'s reader on a plain array, whose small slices take a third of the time (a vocabulary has 100 000), and
+    which does not read on beyond the file's end where a damaged length says so.
+    """
+    from gguf import GGUFReader
+
+    class Plain(GGUFReader):
+        def _get(
+            self,
+            offset: int,
+            dtype: DTypeLike,
+            count: int = 1,
+            override_order: Literal["I", "S", "<"] | None = None,
+        ) -> NDArray[np.generic]:
+            self.data = np.asarray(self.data)  # type: ignore[assignment]
+            if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
+                raise ValueError(f"its {len(self.data)} bytes are fewer than it says")
+            return super()._get(offset, dtype, count, override_order)
+
+    return Plain(path)
 
 
 def _contents(name: str, field: gguf.ReaderField) -> object:
     """The value of a key; long lists, which are the tokenizer's, are left where they are."""
-    return None if name.startswith("tokenizer.") else field.contents()
-
-
-def _rope(
-    path: Path,
-    fields: Mapping[str, object],
-    tensors: Mapping[str, gguf.ReaderTensor],
-    parsed: Mapping[str, object],
-) -> dict[str, object]:
-    """The config's keys of rotary scaling, which transformers leaves out: linear, or a factor for each frequency."""
-    import gguf
-
-    said = {
-        key.partition(".rope.scaling.")[2]: value for key, value in fields.items() if ".rope.scaling." in key
-    }
-    kind = said.get("type", "none")
-    theta = {"rope_theta": parsed["rope_theta"]} if "rope_theta" in parsed else {}
-    if ROPE_FACTORS in tensors:
-        stored = tensors[ROPE_FACTORS]
-        factors = gguf.dequantize(stored.data, stored.tensor_type).tolist()
-        if all(factor == 1 for factor in factors):
-            return {}
-        table = {
-            "rope_type": "longrope",
-            "short_factor": factors,
-            "long_factor": factors,
-            "attention_factor": 1.0,
-        }
-        original = {"original_max_position_embeddings": parsed["max_position_embeddings"]}
-        return {"rope_parameters": {**table, **original, **theta}}
-    if kind == "linear":
-        return {"rope_parameters": {"rope_type": "linear", "factor": float(said["factor"]), **theta}}  # type: ignore[arg-type]
-    if kind != "none" and "gpt-oss" not in str(
-        fields.get("general.architecture")
-    ):  # which transformers does read
-        raise ValueError(f"rope.scaling.type {kind!r} is not read from GGUF; read are none and linear")
-    return {}
-
-
-def _account(file: File) -> None:
-    """ValueError naming a key of the architecture that neither transformers nor we read."""
-    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-
-    tables: Mapping[str, Mapping[str, str | None]] = GGUF_CONFIG_MAPPING  # type: ignore[assignment]
-    kinds = (file.architecture, file.config.model_type.removesuffix("_text"))
-    known = {key: theirs for kind in kinds for key, theirs in tables.get(kind, {}).items()}
-    prefix = f"{file.architecture}."
-    for name in (key.removeprefix(prefix) for key in file.fields if key.startswith(prefix)):
-        read_by_them = known.get(name) is not None
-        if not (read_by_them or name in CHECKED or name in INERT or name.startswith("rope.scaling.")):
-            raise ValueError(f"{file.path}: key {prefix}{name} = {shown(file.key(name))} is not understood")
-
-
-# --- what the file says, held against our config ------------------------------------------------------------------
-
-
-def _rotated(config: ModelConfig) -> float | None:
-    if not isinstance(config.position, Rotary):
+    if name.startswith("tokenizer."):
         return None
-    return config.head_width if config.position.dim is None else config.position.dim
-
-
-def _base(config: ModelConfig) -> float | None:
-    return config.position.base if isinstance(config.position, Rotary) else None
-
-
-CHECKED: Mapping[str, Callable[[ModelConfig], float | None]] = {
-    "attention.key_length": lambda c: c.head_width,
-    "attention.value_length": lambda c: c.head_width,
-    "attention.head_count": lambda c: c.n_heads,
-    "rope.dimension_count": _rotated,
-    "rope.freq_base": _base,
-    "attention.sliding_window": lambda c: c.window,
-    "attn_logit_softcapping": lambda c: c.attn_softcap,
-    "final_logit_softcapping": lambda c: c.logit_softcap,
-    "embedding_length": lambda c: c.d_model,
-    "block_count": lambda c: c.n_layers,
-    "use_parallel_residual": lambda c: c.parallel,
-    "logit_scale": lambda c: c.logit_scale,
-    "attention.layer_norm_rms_epsilon": lambda c: getattr(c.norm, "eps", None),
-    "attention.layer_norm_epsilon": lambda c: getattr(c.norm, "eps", None),
-}
-"""Keys of the file that say a number of our config, which transformers reads, computes, or leaves at a default."""
-
-
-def agrees(file: File, config: AnyConfig) -> None:
-    """ValueError naming a key of the file that says another number than the config that was made of it."""
-    if not isinstance(config, ModelConfig):
-        return
-    for name, ours in CHECKED.items():
-        said, here = file.key(name), ours(config)
-        if isinstance(said, list | tuple):
-            continue  # a number for each layer: hybrids
-        if isinstance(said, bool | int | float) and (
-            here is None or abs(float(said) - float(here)) > 1e-6 * abs(said)
-        ):
-            if name == "attention.sliding_window" and ((here is None and said >= config.n_ctx) or said == 0):
-                continue  # a window as long as the context is none
-            raise ValueError(
-                f"{file.path}: {file.architecture}.{name} is {said!r}, and the config that transformers reads from "
-                f"this file makes it {here!r}"
-            )
+    value = field.contents()
+    if isinstance(value, float) and np.float32(value) == value:
+        return float(str(np.float32(value)))  # 1e-6, which is stored as 9.99999997e-07, is meant as 1e-6
+    return value
 
 
 # --- tensors ------------------------------------------------------------------------------------------------------
@@ -236,31 +148,25 @@ class GgufTensors(Tensors):
         self._mapping = _names(file, shapes, self._processor)
         self._last: tuple[str, Tensor] | None = None
         self._sources: dict[str, list[str]] = defaultdict(list)
-        unknown = []
-        for name in file.tensors:
+        self._own = {name: own for name in shapes if (own := own_layout(file, name)) is not None}
+        for name, own in self._own.items():
+            self._sources[name] += own.sources
+        ours, unknown = {source for own in self._own.values() for source in own.sources}, []
+        for name in file.tensors.keys() - ours - {ROPE_FACTORS, *LONG_FACTORS}:
             theirs = self._mapping.get(name) or self._mapping.get(re.sub(r"(_exps)\.weight$", r"\1", name))
             if theirs is None and name == "output.weight":
                 theirs = "lm_head.weight"
-            if theirs in shapes:
+            if theirs in shapes and theirs not in self._own:
                 self._sources[theirs].append(name)
-            elif name != ROPE_FACTORS:
+            else:
                 unknown.append(name)
         if unknown:
             raise ValueError(
                 f"{file.path}: transformers has no place for {len(unknown)} of {len(file.tensors)} tensors, first "
-                f"{unknown[0]!r}"
+                f"{min(unknown)!r}"
             )
         self._shapes = {name: shapes[name] for name in self._sources}
-        kinds = Counter(tensor.tensor_type.name for tensor in file.tensors.values())
-        self.notes = (
-            f"read from a GGUF file ({file.architecture}): "
-            + ", ".join(f"{n} tensors of {kind}" for kind, n in kinds.most_common())
-            + (
-                ""
-                if set(kinds) <= set(PLAIN)
-                else f", dequantised to {str(self._dtype).removeprefix('torch.')}"
-            ),
-        )
+        self.notes = (_summary(file, self._dtype),)
 
     def outline(self, name: str) -> Tensor:
         """The tensor on "meta", without reading its numbers."""
@@ -284,40 +190,153 @@ class GgufTensors(Tensors):
         return self._last[1]
 
     def _made(self, name: str) -> Tensor:
-        import gguf
-
-        made: dict[str, Tensor] = {}
+        own, made = self._own.get(name), dict[str, Tensor]()
+        if own is not None:
+            parts = [torch.from_numpy(dequantised(self._file, source)) for source in own.sources]
+            with suppress(RuntimeError, ValueError, EinopsError, IndexError):  # of other shapes: said below
+                made[name] = own.made(parts, self._file.config)
         parsed = {"config": dict(self._file.parsed), "tensors": made}
-        for source in self._sources[name]:
-            stored = self._file.tensors[source]
-            try:
-                numbers = gguf.dequantize(stored.data, stored.tensor_type)
-            except (NotImplementedError, ValueError, KeyError) as cause:
-                raise ValueError(
-                    f"{self._file.path}: {source!r} is stored as {stored.tensor_type.name}, which gguf cannot "
-                    "dequantise"
-                ) from cause
+        for source in () if own is not None else self._sources[name]:
             result = self._processor.process(
-                weights=numbers, name=source, tensor_key_mapping=self._mapping, parsed_parameters=parsed
+                weights=dequantised(self._file, source),
+                name=source,
+                tensor_key_mapping=self._mapping,
+                parsed_parameters=parsed,
             )
             if result.name is not None:
                 made[name] = torch.from_numpy(np.require(result.weights, requirements=["C", "W"]))
-        value = made.get(name)
-        if value is None or value.shape != self._shapes[name]:
+        value, required = made.get(name), self._shapes[name]
+        if value is None or [n for n in value.shape if n != 1] != [n for n in required if n != 1]:
+            given = {
+                source: self._file.tensors[source].shape.tolist()[::-1] for source in self._sources[name]
+            }
             raise ValueError(
-                f"{self._file.path}: {name} requires shape {shape_text(self._shapes[name])}, "
-                f"{' + '.join(self._sources[name])} gives "
-                f"{'nothing' if value is None else shape_text(value.shape)}"
+                f"{self._file.path}: {name} requires shape {shape_text(required)}, this file gives "
+                f"{' and '.join(f'{source} {shape_text(shape)}' for source, shape in given.items())}"
             )
-        if value.data_ptr() and not value.is_floating_point():
-            raise ValueError(f"{self._file.path}: {name} holds {value.dtype}, floating point is required")
-        return value.to(self._dtype)
+        # an axis of one number may be left out of a file
+        return value.reshape(required).to(self._dtype)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shapes)
 
     def __len__(self) -> int:
         return len(self._shapes)
+
+
+def dequantised(file: File, source: str) -> NDArray[np.float32]:
+    """A tensor of the file in ordinary numbers; ValueError naming it and its type where `gguf` cannot do that."""
+    import gguf
+
+    stored = file.tensors[source]
+    try:
+        if stored.tensor_type == gguf.GGMLQuantizationType.F64:
+            return stored.data.astype(np.float32)
+        # as plain arrays: the file's own class of arrays makes its many small steps twice as slow
+        numbers = gguf.dequantize(np.asarray(stored.data), stored.tensor_type)
+    except (NotImplementedError, ValueError, KeyError) as cause:
+        raise ValueError(
+            f"{file.path}: {source!r} is stored as {stored.tensor_type.name}, which gguf cannot dequantise"
+        ) from cause
+    # plain numbers are a view of the file, which cannot be written to
+    return numbers if numbers.flags.writeable else numbers.copy()
+
+
+def _summary(file: File, dtype: torch.dtype) -> str:
+    """What was read, in words."""
+    kinds = Counter(tensor.tensor_type.name for tensor in file.tensors.values())
+    stored = ", ".join(f"{n} tensors of {kind}" for kind, n in kinds.most_common())
+    blocks = "" if set(kinds) <= set(PLAIN) else f", dequantised to {str(dtype).removeprefix('torch.')}"
+    return f"read from a GGUF file ({file.architecture}): {stored}{blocks}"
+
+
+# --- layouts that transformers does not read ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Own:
+    """One tensor of an ordinary checkpoint, made of some of the file's."""
+
+    sources: tuple[str, ...]
+    made: Callable[[Sequence[Tensor], PreTrainedConfig], Tensor]
+
+
+def own_layout(file: File, name: str) -> Own | None:
+    """How we make a tensor that transformers would make wrongly, or not at all; None for all others."""
+    for pattern, sources, made in LAYOUTS.get(file.architecture, ()):
+        if found := re.fullmatch(pattern, name):
+            parts = tuple(source.format(*found.groups()) for source in sources)
+            missing = [part for part in parts if part not in file.tensors]
+            if missing and len(missing) < len(parts):
+                raise ValueError(
+                    f"{file.path}: {name} is made of {' and '.join(parts)}, and the file lacks {missing[0]}"
+                )
+            return None if missing else Own(parts, partial(made, *found.groups()[1:]))
+    return None
+
+
+def _as_it_is(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+    return parts[0]
+
+
+def _alternating(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+    """GPT-OSS: stacks of gates and linears `[x m d]` as `[x d m]`, their columns alternating; biases likewise."""
+    joined = torch.stack(tuple(parts), dim=2).flatten(1, 2)
+    return joined.mT if joined.ndim == 3 else joined
+
+
+def _stack_transposed(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+    return parts[0].mT
+
+
+def _one_head(head: str, parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+    """StableLM: a row of the norms of all heads."""
+    return parts[0][int(head)]
+
+
+def _in_groups(parts: Sequence[Tensor], config: PreTrainedConfig) -> Tensor:
+    """Falcon: all queries, all keys, all values as groups, each some queries, their key and their value."""
+    groups = config.num_kv_heads if config.new_decoder_architecture else 1
+    queries = config.num_attention_heads // groups
+    sizes = [config.num_attention_heads * config.head_dim, *[groups * config.head_dim] * 2]
+    each = zip(parts[0].split(sizes), (queries, 1, 1), strict=True)
+    joined = [rearrange(part, "(g n e) ... -> g n e ...", g=groups, n=n) for part, n in each]
+    return torch.cat(joined, 1).flatten(0, 2)
+
+
+_LAYER = r"model\.layers\.(\d+)\."
+LAYOUTS: Mapping[str, tuple[tuple[str, tuple[str, ...], Callable[..., Tensor]], ...]] = {
+    "gpt-oss": (
+        (_LAYER + r"mlp\.experts\.gate_up_proj", ("blk.{}.ffn_gate_exps.weight", "blk.{}.ffn_up_exps.weight"),
+         _alternating),
+        (_LAYER + r"mlp\.experts\.gate_up_proj_bias", ("blk.{}.ffn_gate_exps.bias", "blk.{}.ffn_up_exps.bias"),
+         _alternating),
+        (_LAYER + r"mlp\.experts\.down_proj", ("blk.{}.ffn_down_exps.weight",), _stack_transposed),
+        (_LAYER + r"mlp\.experts\.down_proj_bias", ("blk.{}.ffn_down_exps.bias",), _as_it_is),
+        (_LAYER + r"self_attn\.sinks", ("blk.{}.attn_sinks.weight",), _as_it_is),
+    ),
+    "stablelm": tuple(
+        (_LAYER + rf"self_attn\.{part}_layernorm\.norms\.(\d+)\.weight", (f"blk.{{}}.attn_{part}_norm.weight",),
+         _one_head)
+        for part in "qk"
+    ),
+    "falcon": tuple(
+        (rf"transformer\.h\.(\d+)\.self_attention\.query_key_value\.{kind}", (f"blk.{{}}.attn_qkv.{kind}",), _in_groups)
+        for kind in ("weight", "bias")
+    ),
+}  # fmt: skip
+"""By architecture: a pattern of the ordinary name (its first group the layer), the file's tensors, and what is made of
+them.
+"""
+
+
+def read_by_transformers(file: File) -> bool:
+    """Whether transformers itself makes the right tensors of a file."""
+    fused = file.architecture == "falcon" and file.key("attention.head_count_kv") not in (None, 1)
+    norms = file.architecture == "stablelm" and file.has("attn_q_norm.weight")
+    no_groups = file.architecture == "llama" and file.key("attention.head_count_kv") is None
+    longer = file.key("decoder_block_count") not in (None, file.key("block_count"))
+    return not (fused or norms or no_groups or longer or file.architecture == "gpt-oss")
 
 
 def _names(file: File, shapes: Mapping[str, torch.Size], processor: TensorProcessor) -> dict[str, str]:
@@ -329,8 +348,8 @@ def _names(file: File, shapes: Mapping[str, torch.Size], processor: TensorProces
     arch = next((arch for arch, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture), None)
     if arch is None:
         raise ValueError(f"{file.path}: the package gguf knows no architecture {file.architecture!r}")
-    layers = file.key("block_count")
-    table = gguf.get_tensor_name_map(arch, layers if isinstance(layers, int) else 0)
+    layers = max(file.number("block_count"), file.number("decoder_block_count", 0))
+    table = gguf.get_tensor_name_map(arch, int(layers))
     found: dict[str, str] = {}
     whole = {name: processor.preprocess_name(name) for name in shapes}
     for depth in range(max(name.count(".") for name in shapes)):

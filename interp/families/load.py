@@ -71,6 +71,7 @@ from interp.families import (
     t5,
 )
 from interp.families.convert import AnyModel, to_model
+from interp.families.gguf_keys import agrees, agrees_with_theirs
 from interp.families.hub import download as download, located
 from interp.families.live import hooks_of, inside
 from interp.families.places import Devices, places_of
@@ -362,12 +363,18 @@ def _from_gguf(
     file = gguf.read(path)
     values: dict[str, object] = file.config.to_dict()
     found = _read(values, wrapped)
-    tensors = gguf.GgufTensors(file, dtype)
     if not isinstance(found, Reading):
-        network = network_of_gguf(file, dtype)
-        return wrapped_network(network, (*tensors.notes, *found), dtype=None, device=_one_place(places))
-    gguf.agrees(file, found.config)
-    return to_model(found.family, found.config, tensors, dtype=dtype, devices=places)
+        if not can_wrap(values):
+            raise ValueError(
+                f"{path}: {values.get('model_type')!r} cannot be wrapped: one stack of layers is required"
+            )
+        agrees_with_theirs(file, file.config)
+        network, notes = network_of_gguf(file, dtype, on_ours=True)
+        return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
+    agrees(file, found.config)
+    return to_model(
+        found.family, found.config, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places
+    )
 
 
 def merged_folder(
@@ -381,7 +388,7 @@ def merged_folder(
     if task not in TASKS:
         raise ValueError(f"{folder}: adapters for {', '.join(TASKS)} are read, this one is for {task}")
     if (file := gguf_in(base)) is not None:
-        network = network_of_gguf(gguf.read(file), dtype)
+        network, _ = network_of_gguf(gguf.read(file), dtype, on_ours=True)
     else:
         network, _ = network_of_folder(base, values, TASKS[task], dtype)
     return merge_folder(network, folder, said)

@@ -142,7 +142,8 @@ def method_of(values: Mapping[str, object]) -> str | None:
     said = _said(values)
     if said is None:
         return "mlx" if _is_mlx(values) else None
-    method = str(said.get("quant_method") if isinstance(said, Mapping) else said)
+    found = said.get("quant_method") if isinstance(said, Mapping) else said
+    method = str(getattr(found, "value", found))  # a live config has a member of an enumeration
     if method == "None" and _is_mlx(values):
         return "mlx"
     return None if method == "gguf" else method

@@ -108,7 +108,10 @@ def reference_of(
         network, _ = inside(source)
         return _compared(merge_live(network)[0] if adapters_of(network) else network, model)
     if (file := gguf_in(source)) is not None:
-        return _compared(network_of_gguf(gguf.read(file), dtype), model)
+        opened = gguf.read(file)
+        theirs = gguf.read_by_transformers(opened)
+        network, _ = network_of_gguf(opened, dtype, on_ours=not theirs)
+        return _compared(network, model, NAME if theirs else ON_OURS)
     if source.is_dir() and (said := adapter_of(source)) is not None:
         return _compared(merged_folder(source, said, dtype)[0], model)
     values = values_of(source)

@@ -17,7 +17,8 @@ from interp.model.records import MOST
 
 NOT_ARITHMETIC = frozenset(
     {
-        "_name_or_path", "architectures", "auto_map", "model_type", "task_specific_params", "tokenizer_class",
+        "_name_or_path", "_model_name_or_path", "architectures", "auto_map", "model_type", "task_specific_params",
+        "tokenizer_class",
         "prefix", "name_or_path", "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id",
         "sep_token_id", "finetuning_task", "problem_type", "dtype", "torch_dtype", "torchscript",
         "transformers_version", "initializer_range", "init_std", "initializer_factor", "id2label", "label2id",

@@ -78,8 +78,13 @@ def network_of_folder(
     return network if dtype is None else network.to(dtype), (f"weights dequantised at load from {method}",)
 
 
-def network_of_gguf(file: gguf.File, dtype: torch.dtype | None) -> nn.Module:
-    """transformers' network of a GGUF file, on the config that we read from it."""
+def network_of_gguf(
+    file: gguf.File, dtype: torch.dtype | None, *, on_ours: bool
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """transformers' network of a GGUF file, on the config that we read from it; and what was done.
+
+    on_ours: with the tensors that we read, and not those that transformers reads.
+    """
     import transformers
 
     kind = (
@@ -87,24 +92,33 @@ def network_of_gguf(file: gguf.File, dtype: torch.dtype | None) -> nn.Module:
         if file.config.is_encoder_decoder
         else transformers.AutoModelForCausalLM
     )
-    return _opened(
-        kind,
-        file.path.parent,
-        gguf_file=file.path.name,
-        config=file.config,
-        dtype=dtype or gguf.own_dtype(file),
-    )
+    kept = dtype or gguf.own_dtype(file)
+    tensors = gguf.GgufTensors(file, dtype)
+    if not on_ours:
+        how = {"gguf_file": file.path.name, "config": file.config, "dtype": kept}
+        return _opened(kind, file.path.parent, **how), tensors.notes
+    found = kind._model_mapping[type(file.config)]
+    assert isinstance(found, type)
+    state = {name: tensors.taken(name) for name in tensors}
+    return _filled(found, file.path, config=file.config, state_dict=state, dtype=kept), tensors.notes
 
 
 def _opened(kind: type, folder: Path, **how: object) -> nn.Module:
+    return _reported(kind, str(folder), folder, trust_remote_code=False, **how)
+
+
+def _filled(kind: type, where: Path, **how: object) -> nn.Module:
+    return _reported(kind, None, where, **how)
+
+
+def _reported(kind: type, folder: str | None, where: Path, **how: object) -> nn.Module:
+    """What `from_pretrained` gives; ValueError where its report of loading names a trouble."""
     with quiet():
-        network, report = kind.from_pretrained(  # type: ignore[attr-defined]
-            str(folder), trust_remote_code=False, output_loading_info=True, **how
-        )
+        network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
     for trouble in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, report.get(trouble) or ())):
             raise ValueError(
-                f"{folder}: transformers found {len(names)} {trouble.replace('_', ' ')}, first {names[0]}, and would "
+                f"{where}: transformers found {len(names)} {trouble.replace('_', ' ')}, first {names[0]}, and would "
                 "fill them with random numbers"
             )
     return network.eval()

@@ -1,0 +1,413 @@
+"""The keys of a GGUF file as a config of transformers, every key accounted for.
+
+transformers has a table of keys; it leaves out some, writes others where its config does not look, and guesses what
+a file says by the tensors that it has. `MORE` and `READ_OFF` put that right, and what nobody reads is refused by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from interp.core.boundary import nearest, shown
+from interp.model.config import AnyConfig, ModelConfig, Rotary
+
+if TYPE_CHECKING:
+    import gguf
+    from transformers import PreTrainedConfig
+
+KINDS = {
+    "qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "gpt-oss": "gpt_oss", "minimax-m2": "minimax_m2",
+}  # fmt: skip
+"""llama.cpp's name of an architecture -> transformers', where it is another."""
+TYPES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+"""Of these, those whose text part is a model type of its own."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""The tensor that holds what each rotary frequency is divided by (Llama 3.1)."""
+LONG_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+"""The same beyond and within the original context (Phi-3)."""
+
+# --- which key is which ---------------------------------------------------------------------------------------------
+
+_EXPERTS = {"expert_feed_forward_length": "moe_intermediate_size", "expert_weights_norm": "norm_topk_prob"}
+_WINDOW = {"attention.sliding_window": "sliding_window"}
+_FINAL_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
+MORE: Mapping[str, Mapping[str, str | None]] = {
+    "llama": {"attention.key_length": "head_dim"},
+    "qwen3": {"attention.key_length": "head_dim"},
+    "qwen2moe": {**_EXPERTS, "expert_shared_feed_forward_length": "shared_expert_intermediate_size"},
+    "qwen3moe": _EXPERTS,
+    "gpt-oss": {**_WINDOW, "attention.key_length": "head_dim", "expert_feed_forward_length": "intermediate_size"},
+    "falcon": {
+        "attention.head_count_kv": "num_kv_heads", "feed_forward_length": "ffn_hidden_size",
+        "attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": "layer_norm_epsilon",
+    },
+    "phi3": {**_WINDOW, "rope.scaling.original_context_length": "original_max_position_embeddings"},
+    "t5": {"decoder_block_count": "num_decoder_layers", "attention.head_count_kv": None},
+    "stablelm": {"rope.freq_base": "rope_theta"},
+    "gpt2": {"context_length": "n_positions", "feed_forward_length": "n_inner", "vocab_size": "vocab_size"},
+    "gemma2": {**_FINAL_CAP, "attn_logit_softcapping": "attn_logit_softcapping"},
+    "gemma3": {**_FINAL_CAP, "rope.freq_base_swa": "rope_local_base_freq"},
+    "lfm2": {"attention.layer_norm_rms_epsilon": "norm_eps"},
+    "starcoder2": {"rope.freq_base": "rope_theta", "vocab_size": "vocab_size"},
+    "nemotron": {"attention.layer_norm_rms_epsilon": None, "attention.layer_norm_epsilon": "norm_eps"},
+}  # fmt: skip
+"""Keys of an architecture that transformers does not read, or not into what its config is made of."""
+INERT = (
+    "context_length", "tensor_data_layout", "pooling_type", "decoder_start_token_id",
+    "use_parallel_residual",
+)  # fmt: skip
+"""Keys that no decoder read here computes with; whether StableLM's sublayers are parallel is said by its norms, since
+converters have written true for all of them.
+"""
+NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "attention.causal": (True,), "ssm.dt_b_c_rms": (False,), "expert_count": (0,), "expert_used_count": (0,),
+    "expert_group_count": (0, 1), "expert_group_used_count": (0, 1), "expert_shared_count": (0,),
+    "expert_gating_func": (1,), "expert_weights_scale": (0, 1), "leading_dense_block_count": (0,),
+    "interleave_moe_layer_step": (1,), "nextn_predict_layers": (0,), "rope.scaling.yarn_ext_factor": (-1, 1),
+    "feed_forward_length": (0,), "attention.head_count": (0,), "full_attention_interval": (1,),
+}  # fmt: skip
+"""Keys that nobody reads, and the values at which they change nothing."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a file says: its keys, and its tensors with their sizes."""
+
+    path: Path
+    fields: Mapping[str, object]
+    tensors: Mapping[str, gguf.ReaderTensor]
+
+    @property
+    def architecture(self) -> str:
+        """What llama.cpp calls this kind of model."""
+        return str(self.fields.get("general.architecture"))
+
+    def key(self, name: str) -> object:
+        """A key of the architecture, such as "rope.freq_base"; None if the file lacks it."""
+        return self.fields.get(f"{self.architecture}.{name}")
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A key of the architecture that must be a number; `default` where the file lacks it."""
+        found = self.key(name)
+        found = default if found is None else found
+        if isinstance(found, bool) or not isinstance(found, int | float):
+            raise ValueError(f"{self.path}: {self.architecture}.{name} must be a number, got {shown(found)}")
+        return found
+
+    def has(self, end: str) -> bool:
+        """Whether some layer has a tensor of this name, such as "attn_q.bias"."""
+        return any(name.endswith(f".{end}") for name in self.tensors)
+
+
+def values_of(said: Said) -> dict[str, object]:
+    """What transformers' config of the file is made of, its `model_type` among it.
+
+    Raises:
+        ValueError: transformers does not read the architecture, or the file asks for something that nobody reads.
+    """
+    from transformers.integrations.ggml import GGUF_CONFIG_DEFAULTS_MAPPING
+
+    architecture = said.architecture
+    kind = KINDS.get(architecture, architecture)
+    values: dict[str, object] = {
+        "model_type": TYPES.get(kind, kind),
+        **GGUF_CONFIG_DEFAULTS_MAPPING.get(kind, {}),
+    }
+    for key, name in table(said).items():
+        if name is not None and (found := said.key(key)) is not None:
+            values[name] = _for_all_layers(said, key, found)
+    if "num_attention_heads" in values:
+        values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    if (embedding := said.tensors.get("token_embd.weight")) is not None:
+        values.setdefault("vocab_size", int(embedding.shape[-1]))
+    values["tie_word_embeddings"] = "output.weight" not in said.tensors
+    values |= READ_OFF.get(architecture, _nothing)(said)
+    values |= _rope(said, values)
+    _account(said)
+    return {name: value for name, value in values.items() if name not in _SURPLUS.get(architecture, ())}
+
+
+_SURPLUS = {"falcon": ("num_key_value_heads",), "t5": ("num_key_value_heads",)}
+"""What is set above for every architecture and is no part of the configs of these."""
+
+
+def table(said: Said) -> dict[str, str | None]:
+    """The file's key -> the config's, for its architecture."""
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    tables: Mapping[str, Mapping[str, str | None]] = GGUF_CONFIG_MAPPING  # type: ignore[assignment]
+    kind = KINDS.get(said.architecture, said.architecture)
+    if kind not in tables or kind in ("general", "tokenizer"):
+        back = {theirs: ours for ours, theirs in KINDS.items()}
+        known = sorted(back.get(name, name) for name in tables if name not in ("general", "tokenizer"))
+        raise ValueError(
+            f"{said.path}: transformers reads no config of architecture {said.architecture!r} from GGUF; it reads "
+            f"{', '.join(known)} ({nearest(said.architecture, known)})"
+        )
+    return {**tables[kind], **MORE.get(said.architecture, {})}
+
+
+def _for_all_layers(said: Said, key: str, found: object) -> object:
+    """A value that all layers have; llama.cpp may write one for each."""
+    if not isinstance(found, list):
+        return found
+    if said.architecture == "lfm2" and key == "attention.head_count_kv":
+        return max(found, default=0)  # 0 in the layers without attention
+    if not found or any(one != found[0] for one in found):
+        raise ValueError(
+            f"{said.path}: {said.architecture}.{key} differs between layers, which is not read: {shown(found)}"
+        )
+    return found[0]
+
+
+# --- what the tensors say, or a rule of llama.cpp's -----------------------------------------------------------------
+
+
+def _nothing(said: Said) -> dict[str, object]:
+    return {}
+
+
+def _llama(said: Said) -> dict[str, object]:
+    return {"attention_bias": said.has("attn_q.bias"), "mlp_bias": said.has("ffn_down.bias")}
+
+
+def _qwen(said: Said) -> dict[str, object]:
+    return {"attention_bias": said.has("attn_q.bias")}
+
+
+def _falcon(said: Said) -> dict[str, object]:
+    """Falcon 40B's form of block is that with several heads of keys and values, or two norms."""
+    groups, norms = said.number("attention.head_count_kv", 1), 2 if said.has("attn_norm_2.weight") else 1
+    new = groups > 1 or norms == 2
+    form = {"new_decoder_architecture": new, "num_ln_in_parallel_attn": norms if new else None}
+    return {**form, "bias": said.has("attn_qkv.bias"), "tie_word_embeddings": True}
+
+
+def _t5(said: Said) -> dict[str, object]:
+    return {"feed_forward_proj": "gated-gelu" if said.has("ffn_gate.weight") else "relu"}
+
+
+def _stablelm(said: Said) -> dict[str, object]:
+    return {
+        **_rotated_part(said),
+        "use_qkv_bias": said.has("attn_q.bias"),
+        "use_parallel_residual": not said.has("ffn_norm.weight"),
+        "qk_layernorm": said.has("attn_q_norm.weight"),
+    }
+
+
+def _rotated_part(said: Said) -> dict[str, object]:
+    """How much of a head is rotated, as the factor by which a config multiplies its width."""
+    if said.key("rope.dimension_count") is None:
+        return {}
+    width = said.number(
+        "attention.key_length", said.number("embedding_length") // said.number("attention.head_count")
+    )
+    rotated = said.number("rope.dimension_count")
+    part = rotated / width
+    return {"partial_rotary_factor": part if int(width * part) == rotated else math.nextafter(part, 2)}
+
+
+def _phi3(said: Said) -> dict[str, object]:
+    window = said.number("attention.sliding_window", 0)
+    return {**_rotated_part(said), "sliding_window": int(window) or None}
+
+
+def _gemma(largest: int) -> Callable[[Said], dict[str, object]]:
+    """Gemma's scores are divided by the root of a head's width; the largest model's (of so many layers) by that of
+    d_model / heads (llama.cpp, models/gemma2.cpp and gemma3.cpp: no key says so).
+    """
+
+    def read_off(said: Said) -> dict[str, object]:
+        scale = said.number("attention.key_length", 256)
+        if said.number("block_count") == largest:
+            scale = said.number("embedding_length") // said.number("attention.head_count")
+        return {"query_pre_attn_scalar": int(scale), **_layer_types(said)}
+
+    return read_off
+
+
+def _layer_types(said: Said) -> dict[str, object]:
+    """Which layers have a window, where the file says more than its size."""
+    layers, pattern = int(said.number("block_count")), said.key("attention.sliding_window_pattern")
+    if said.key("attention.sliding_window") is None:
+        return {"layer_types": ["full_attention"] * layers}
+    if isinstance(pattern, list):
+        return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
+    every = 0 if pattern is None else int(said.number("attention.sliding_window_pattern"))
+    kinds = [
+        "sliding_attention" if (layer + 1) % every else "full_attention"
+        for layer in range(layers * bool(every))
+    ]
+    return {"layer_types": kinds} if every else {}
+
+
+def _lfm2(said: Said) -> dict[str, object]:
+    heads = said.key("attention.head_count_kv")
+    counts = heads if isinstance(heads, list) else [heads] * int(said.number("block_count"))
+    kinds = ["full_attention" if count else "conv" for count in counts]
+    bias = said.has("shortconv.conv.bias")
+    return {"layer_types": kinds, "block_auto_adjust_ff_dim": False, "conv_bias": bias}
+
+
+def _starcoder2(said: Said) -> dict[str, object]:
+    return {"use_bias": said.has("attn_q.bias")}
+
+
+READ_OFF: Mapping[str, Callable[[Said], dict[str, object]]] = {
+    "llama": _llama, "qwen3": _qwen, "qwen3moe": _qwen, "falcon": _falcon, "t5": _t5, "stablelm": _stablelm,
+    "phi3": _phi3, "nemotron": _rotated_part, "gemma2": _gemma(46), "gemma3": _gemma(62), "lfm2": _lfm2,
+    "starcoder2": _starcoder2, "bloom": lambda said: {"tie_word_embeddings": True},
+}  # fmt: skip
+"""By architecture: what of the config follows from which tensors there are, or from several keys."""
+READ_OFF_KEYS = {
+    "stablelm": ("rope.dimension_count",), "phi3": ("rope.dimension_count",), "nemotron": ("rope.dimension_count",),
+    "gemma2": ("attention.sliding_window_pattern",), "gemma3": ("attention.sliding_window_pattern",),
+    "t5": ("attention.layer_norm_rms_epsilon", "attention.head_count_kv", "attention.value_length"),
+    "bloom": ("attention.head_count_kv", "feed_forward_length"),
+}  # fmt: skip
+
+
+# --- rotary scaling -----------------------------------------------------------------------------------------------
+
+YARN = {
+    "original_context_length": "original_max_position_embeddings", "yarn_attn_factor": "attention_factor",
+    "yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow",
+}  # fmt: skip
+SCALING = ("type", "factor", "finetuned", "attn_factor", *YARN)
+"""What a file may say of rotary scaling, after "rope.scaling."."""
+
+
+def _rope(said: Said, values: Mapping[str, object]) -> dict[str, object]:
+    """The config's keys of rotary scaling: linear, YaRN, or a factor for each frequency."""
+    kind = said.key("rope.scaling.type") or "none"
+    rule: dict[str, object] = {}
+    if ROPE_FACTORS in said.tensors or all(name in said.tensors for name in LONG_FACTORS):
+        rule = _factors(said, values)
+    elif kind == "linear":
+        rule = {"rope_type": "linear", "factor": float(said.number("rope.scaling.factor"))}
+    elif kind == "yarn":
+        rule = {"rope_type": "yarn", "factor": float(said.number("rope.scaling.factor"))}
+        rule |= {
+            theirs: said.number(f"rope.scaling.{ours}")
+            for ours, theirs in YARN.items()
+            if said.key(f"rope.scaling.{ours}") is not None
+        }
+        if said.architecture == "gpt-oss":
+            rule["truncate"] = False  # which no key says
+    elif kind != "none":
+        raise ValueError(
+            f"{said.path}: {said.architecture}.rope.scaling.type is {kind!r}; read are none, linear and yarn"
+        )
+    elif said.architecture == "gpt-oss":
+        rule = {"rope_type": "default"}  # its config's own default is a scaling
+    if not rule:
+        return {}
+    inside = {name: values[name] for name in ("rope_theta", "partial_rotary_factor") if name in values}
+    whole = {**rule, **inside}
+    return {"rope_parameters": {"full_attention": whole} if said.architecture == "gemma3" else whole}
+
+
+def _factors(said: Said, values: Mapping[str, object]) -> dict[str, object]:
+    """LongRoPE, which divides each frequency by its own number; the same at every length for Llama 3.1."""
+    import gguf
+
+    names = LONG_FACTORS if LONG_FACTORS[0] in said.tensors else (ROPE_FACTORS, ROPE_FACTORS)
+    long, short = (
+        [float(x) for x in gguf.dequantize(said.tensors[name].data, said.tensors[name].tensor_type)]
+        for name in names
+    )
+    if all(factor == 1 for factor in (*long, *short)):
+        return {}
+    context = values["max_position_embeddings"]
+    original = said.key("rope.scaling.original_context_length") if names == LONG_FACTORS else None
+    return {
+        "rope_type": "longrope",
+        "short_factor": short,
+        "long_factor": long,
+        "attention_factor": float(said.number("rope.scaling.attn_factor", 1.0)),
+        "original_max_position_embeddings": context if original is None else original,
+    }
+
+
+# --- what is left -------------------------------------------------------------------------------------------------
+
+
+def _account(said: Said) -> None:
+    """ValueError naming a key of the architecture that is not read, and may change a number."""
+    known, prefix = {*_read(said), *CHECKED, *INERT}, f"{said.architecture}."
+    for name in (key.removeprefix(prefix) for key in said.fields if key.startswith(prefix)):
+        value = said.key(name)
+        if name not in known and value not in NEUTRAL.get(name, ()):
+            raise ValueError(f"{said.path}: key {prefix}{name} = {shown(value)} is not understood")
+
+
+def _read(said: Said) -> set[str]:
+    """The keys that the config is made of."""
+    told = {name for name, theirs in table(said).items() if theirs is not None}
+    return {*told, *READ_OFF_KEYS.get(said.architecture, ()), *(f"rope.scaling.{name}" for name in SCALING)}
+
+
+def _rotated(config: ModelConfig) -> float | None:
+    if not isinstance(config.position, Rotary):
+        return None
+    return config.head_width if config.position.dim is None else config.position.dim
+
+
+def _base(config: ModelConfig) -> float | None:
+    return config.position.base if isinstance(config.position, Rotary) else None
+
+
+CHECKED: Mapping[str, Callable[[ModelConfig], float | None]] = {
+    "attention.key_length": lambda c: c.head_width,
+    "attention.value_length": lambda c: c.head_width,
+    "attention.head_count": lambda c: c.n_heads,
+    "attention.head_count_kv": lambda c: c.kv_heads,
+    "attention.scale": lambda c: c.head_width**-0.5 if c.attn_scale is None else c.attn_scale,
+    "rope.dimension_count": _rotated,
+    "rope.freq_base": _base,
+    "attention.sliding_window": lambda c: c.window,
+    "attn_logit_softcapping": lambda c: c.attn_softcap,
+    "final_logit_softcapping": lambda c: c.logit_softcap,
+    "embedding_length": lambda c: c.d_model,
+    "block_count": lambda c: c.n_layers,
+    "vocab_size": lambda c: c.d_vocab,
+    "logit_scale": lambda c: c.logit_scale,
+    "attention.layer_norm_rms_epsilon": lambda c: getattr(c.norm, "eps", None),
+    "attention.layer_norm_epsilon": lambda c: getattr(c.norm, "eps", None),
+}
+"""Keys of the file that say a number of our config, which transformers reads, computes, or leaves at a default."""
+
+
+def agrees(said: Said, config: AnyConfig) -> None:
+    """ValueError naming a key of the file that says another number than the config that was made of it."""
+    if not isinstance(config, ModelConfig):
+        return
+    for name, ours in CHECKED.items():
+        value, here = said.key(name), ours(config)
+        if isinstance(value, bool | int | float) and (
+            here is None or abs(float(value) - float(here)) > 1e-6 * abs(value)
+        ):
+            no_window = value == 0 or (here is None and value >= config.n_ctx)
+            if name == "attention.sliding_window" and no_window:
+                continue  # a window as long as the context is none
+            raise ValueError(
+                f"{said.path}: {said.architecture}.{name} is {value!r}, and the config made of this file says {here!r}"
+            )
+
+
+def agrees_with_theirs(said: Said, config: PreTrainedConfig) -> None:
+    """The same for a network of transformers that is wrapped: of the keys that no table reads, these must be plain."""
+    heads = getattr(config, "num_attention_heads", None) or 1
+    width = getattr(config, "head_dim", None) or config.hidden_size // heads
+    plain = {"attention.key_length": width, "attention.value_length": width, "rope.dimension_count": width}
+    for name in CHECKED.keys() - _read(said):
+        value = said.key(name)
+        if value is not None and value not in (*NEUTRAL.get(name, ()), plain.get(name)):
+            raise ValueError(
+                f"{said.path}: key {said.architecture}.{name} = {shown(value)} is not understood"
+            )
