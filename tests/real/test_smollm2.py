@@ -93,9 +93,8 @@ def test_the_file_has_the_tokenizer_that_transformers_reads_from_it(
 ) -> None:
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     for text in (PROMPT, " Mary", "Mary", "naïve\n\tdef f(x): 1234567", "<|im_start|>user\nHi<|im_end|>"):
-        expected = theirs.encode(text, add_special_tokens=False)
-        assert model.to_tokens(text, prepend_bos=False)[0].tolist() == expected
-        assert model.to_tokens(text)[0].tolist() == [theirs.bos_token_id, *expected]
+        assert model.to_tokens(text, prepend_bos=False)[0].tolist() == theirs.encode(text)
+    assert model.to_tokens(PROMPT)[0].tolist() == [theirs.bos_token_id, *theirs.encode(PROMPT)]
 
 
 def test_logits_equal_those_of_transformers(model: HookedTransformer, theirs: PreTrainedModel) -> None:
