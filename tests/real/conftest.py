@@ -39,11 +39,9 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(gguf: Path, folder: Path) -> HookedTransformer:
-    """The file as we read it, with transformers' tokenizer, which is not in question here."""
-    return HookedTransformer.from_pretrained(
-        gguf, tokenizer=transformers.AutoTokenizer.from_pretrained(folder)
-    )
+def model(gguf: Path) -> HookedTransformer:
+    """The file as we read it, its tokenizer included."""
+    return HookedTransformer.from_pretrained(gguf)
 
 
 @pytest.fixture(scope="session")

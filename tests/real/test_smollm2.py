@@ -17,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 import interp
-from interp import HookedTransformer, families
+from interp import HookedTransformer
 from interp.model.edits import Edit, Zero
 from interp.tasks import RepeatedTokens
 
@@ -88,12 +88,13 @@ def test_what_was_dequantised_is_said(model: HookedTransformer) -> None:
     assert "210 tensors of Q4_1" in " ".join(str(model).split())
 
 
-def test_the_file_has_the_tokenizer_that_transformers_reads_from_it(gguf: Path, folder: Path) -> None:
-    ours, theirs = families.tokenizer_of(gguf), transformers.AutoTokenizer.from_pretrained(folder)
-    assert ours is not None
+def test_the_file_has_the_tokenizer_that_transformers_reads_from_it(
+    model: HookedTransformer, folder: Path
+) -> None:
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
     for text in (PROMPT, " Mary", "Mary", "naïve\n\tdef f(x): 1234567", "<|im_start|>user\nHi<|im_end|>"):
-        assert list(ours.encode(text)) == theirs.encode(text, add_special_tokens=False)
-    assert ours.bos_id == theirs.bos_token_id == 1
+        assert model.to_tokens(text, prepend_bos=False)[0].tolist() == theirs.encode(text)
+    assert model.to_tokens(PROMPT)[0].tolist() == [theirs.bos_token_id, *theirs.encode(PROMPT)]
 
 
 def test_logits_equal_those_of_transformers(model: HookedTransformer, theirs: PreTrainedModel) -> None:
