@@ -372,9 +372,7 @@ def _from_gguf(
         network, notes = network_of_gguf(file, dtype, on_ours=True)
         return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
     agrees(file, found.config)
-    return to_model(
-        found.family, found.config, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places
-    )
+    return to_model(found.family, found.config, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places)
 
 
 def merged_folder(
