@@ -147,13 +147,15 @@ class Settings:
         done = self._read | self._ignored | NOT_ARITHMETIC
         left = {key: value for key, value in self._values.items() if value is not None and key not in done}
         asked = read_keys(self._kind, left)
-        usual = self._usual() if asked else {}
+        usual = self._usual() if left or self._ignored else {}
         unknown = sorted(key for key in asked if key not in usual or not _same(usual[key], left[key]))
         if unknown:
             said = ", ".join(f"{key}={shown(left[key])}" for key in unknown)
             raise UnsupportedError(f"{self._family}: config keys not understood: {said}")
         tables = [f"{name}.{key}" for name, table in self._tables for key in table.finish()]
         inert = (left.keys() - asked) | (self._ignored - self._read)
+        # what every file of the type says means nothing
+        inert = {key for key in inert if key not in usual or not _same(usual[key], self._values[key])}
         return (*sorted(inert), *dict.fromkeys(tables))
 
     def _usual(self) -> Mapping[str, object]:
