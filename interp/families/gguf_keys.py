@@ -98,6 +98,13 @@ class Said:
             raise ValueError(f"{self.path}: {self.architecture}.{name} must be a number, got {shown(found)}")
         return found
 
+    def count(self, name: str) -> int:
+        """A key of the architecture that must be a whole number from 1 on."""
+        found = self.number(name)
+        if found < 1 or found != int(found):
+            raise ValueError(f"{self.path}: {self.architecture}.{name} must be a count, got {shown(found)}")
+        return int(found)
+
     def has(self, end: str) -> bool:
         """Whether some layer has a tensor of this name, such as "attn_q.bias"."""
         return any(name.endswith(f".{end}") for name in self.tensors)
@@ -205,10 +212,10 @@ def _rotated_part(said: Said) -> dict[str, object]:
     if said.key("rope.dimension_count") is None:
         return {}
     width = said.number(
-        "attention.key_length", said.number("embedding_length") // said.number("attention.head_count")
+        "attention.key_length", said.count("embedding_length") // said.count("attention.head_count")
     )
-    rotated = said.number("rope.dimension_count")
-    part = rotated / width
+    rotated = said.count("rope.dimension_count")
+    part = rotated / max(width, 1)
     return {"partial_rotary_factor": part if int(width * part) == rotated else math.nextafter(part, 2)}
 
 
@@ -225,7 +232,7 @@ def _gemma(largest: int) -> Callable[[Said], dict[str, object]]:
     def read_off(said: Said) -> dict[str, object]:
         scale = said.number("attention.key_length", 256)
         if said.number("block_count") == largest:
-            scale = said.number("embedding_length") // said.number("attention.head_count")
+            scale = said.count("embedding_length") // said.count("attention.head_count")
         return {"query_pre_attn_scalar": int(scale), **_layer_types(said)}
 
     return read_off
@@ -233,12 +240,12 @@ def _gemma(largest: int) -> Callable[[Said], dict[str, object]]:
 
 def _layer_types(said: Said) -> dict[str, object]:
     """Which layers have a window, where the file says more than its size."""
-    layers, pattern = int(said.number("block_count")), said.key("attention.sliding_window_pattern")
+    layers, pattern = said.count("block_count"), said.key("attention.sliding_window_pattern")
     if said.key("attention.sliding_window") is None:
         return {"layer_types": ["full_attention"] * layers}
     if isinstance(pattern, list):
         return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
-    every = 0 if pattern is None else int(said.number("attention.sliding_window_pattern"))
+    every = 0 if pattern is None else said.count("attention.sliding_window_pattern")
     kinds = [
         "sliding_attention" if (layer + 1) % every else "full_attention"
         for layer in range(layers * bool(every))
@@ -248,7 +255,7 @@ def _layer_types(said: Said) -> dict[str, object]:
 
 def _lfm2(said: Said) -> dict[str, object]:
     heads = said.key("attention.head_count_kv")
-    counts = heads if isinstance(heads, list) else [heads] * int(said.number("block_count"))
+    counts = heads if isinstance(heads, list) else [heads] * said.count("block_count")
     kinds = ["full_attention" if count else "conv" for count in counts]
     bias = said.has("shortconv.conv.bias")
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False, "conv_bias": bias}
@@ -287,7 +294,7 @@ def _rope(said: Said, values: Mapping[str, object]) -> dict[str, object]:
     kind = said.key("rope.scaling.type") or "none"
     rule: dict[str, object] = {}
     if ROPE_FACTORS in said.tensors or all(name in said.tensors for name in LONG_FACTORS):
-        rule = _factors(said, values)
+        rule = _factors(said)
     elif kind == "linear":
         rule = {"rope_type": "linear", "factor": float(said.number("rope.scaling.factor"))}
     elif kind == "yarn":
@@ -312,7 +319,7 @@ def _rope(said: Said, values: Mapping[str, object]) -> dict[str, object]:
     return {"rope_parameters": {"full_attention": whole} if said.architecture == "gemma3" else whole}
 
 
-def _factors(said: Said, values: Mapping[str, object]) -> dict[str, object]:
+def _factors(said: Said) -> dict[str, object]:
     """LongRoPE, which divides each frequency by its own number; the same at every length for Llama 3.1."""
     import gguf
 
@@ -323,14 +330,13 @@ def _factors(said: Said, values: Mapping[str, object]) -> dict[str, object]:
     )
     if all(factor == 1 for factor in (*long, *short)):
         return {}
-    context = values["max_position_embeddings"]
     original = said.key("rope.scaling.original_context_length") if names == LONG_FACTORS else None
     return {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long,
         "attention_factor": float(said.number("rope.scaling.attn_factor", 1.0)),
-        "original_max_position_embeddings": context if original is None else original,
+        "original_max_position_embeddings": said.count("context_length") if original is None else original,
     }
 
 

@@ -328,9 +328,12 @@ def _from_gguf(
         agrees_with_theirs(file, file.config)
         network, notes = network_of_gguf(file, dtype, on_ours=True)
         return wrapped_network(network, notes, dtype=None, device=_one_place(places))
-    family, ours = config_of(values)
-    agrees(file, ours)
-    return to_model(family, ours, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places)
+    try:
+        family, ours = config_of(values)
+        agrees(file, ours)
+        return to_model(family, ours, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places)
+    except ValueError as cause:
+        raise ValueError(str(cause) if str(path) in str(cause) else f"{path}: {cause}") from cause
 
 
 def merged_folder(

@@ -4,8 +4,9 @@ The oracle is the transformers model whose tensors `gguf_files` writes as llama.
 reader is a second one where it reads the file rightly.
 """
 
-import contextlib
 import json
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -409,8 +410,9 @@ def test_a_folder_means_its_one_file_and_asks_where_there_are_several(tmp_path: 
 
 
 def refused_by(words: str, path: Path) -> None:
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=words) as refusal:
         HookedTransformer.from_pretrained(path)
+    assert path.name in str(refusal.value)
 
 
 def test_damaged_tensors_are_named(tmp_path: Path) -> None:
@@ -456,13 +458,16 @@ def test_a_file_that_is_cut_short_or_is_none_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_byte_anywhere_before_the_numbers_opens_or_is_refused(tmp_path: Path) -> None:
     path = llama_file(tmp_path, "llama-mqa")
     whole = bytearray(path.read_bytes())
-    rng = np.random.default_rng(0)
+    rng, said = np.random.default_rng(0), []
     for at in rng.integers(0, 2500, 60):
         changed = bytearray(whole)
         changed[at] ^= int(rng.integers(1, 256))
         path.write_bytes(changed)
-        with contextlib.suppress(ValueError):  # and nothing else
+        try:
             any_from_folder(path)
+        except ValueError as error:
+            said.append(str(error))
+    assert len(said) > 5 and all("model.gguf" in words for words in said)
 
 
 def test_a_length_that_no_file_has_ends_at_once(tmp_path: Path) -> None:
@@ -501,9 +506,6 @@ def anonymous(
     tiny: Path, big: Path, dtype: torch.dtype | None, tick: Callable[[], int] = lambda: 0
 ) -> tuple[int, int]:
     """How far a process grew at most while it opened a file, pages of the file left out, and the model's size."""
-    import threading
-    import time
-
     any_from_folder(tiny)  # so that imports do not count
     before, top, done = status("RssAnon"), [0], threading.Event()
 
@@ -524,12 +526,12 @@ def anonymous(
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc")
 @pytest.mark.parametrize(("kind", "asked"), [("Q4_0", None), ("F16", None), ("F32", "bfloat16")])
 def test_opening_takes_the_model_and_one_tensor(kind: str, asked: str | None, tmp_path: Path) -> None:
-    """The largest tensor in float32 three times over: as it is dequantised, in its layout, and rounded."""
+    """One tensor: the largest one in float32, as it is dequantised."""
     case = Case(hf.LlamaConfig, hf.LlamaForCausalLM, {
-        "num_hidden_layers": 8, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,
+        "num_hidden_layers": 4, "hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12,
         "num_key_value_heads": 4, "max_position_embeddings": 64, "vocab_size": 8000,
     })  # fmt: skip
     tiny = llama_file(tmp_path)
     big = gguf_files.write(tmp_path / "big.gguf", network(case), types=gguf.GGMLQuantizationType[kind])
     grew, size = forked(anonymous, tiny, big, asked and getattr(torch, asked))
-    assert grew <= size + 3 * 8000 * 768 * 4 + 24 * 2**20
+    assert 0.9 * size < grew <= size + 8000 * 768 * 4 + 8 * 2**20
