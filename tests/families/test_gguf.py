@@ -140,6 +140,8 @@ def test_a_file_opens_as_the_model_that_it_was_written_from(name: str, tmp_path:
     expected = hf_logits(theirs, some_tokens(), **inputs(theirs))
     bound = max(1e-5, 2 * apart(live(some_tokens(), *inputs(theirs).values()), expected))
     assert apart(ours(path, theirs), expected) <= bound
+    if isinstance(model, Transformer) and isinstance(live, Transformer):
+        assert model.config.tied == live.config.tied
 
 
 @pytest.mark.parametrize("name", READ_RIGHTLY_BY_TRANSFORMERS)
@@ -170,7 +172,18 @@ def test_a_known_family_is_wrapped_where_that_is_asked(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "t5-gated", "falcon-groups", "gpt-oss-yarn", "stablelm-12b", "gemma3", "phi3-long"]
+    "name",
+    [
+        "llama",
+        "t5-gated",
+        "falcon-groups",
+        "gpt-oss-yarn",
+        "stablelm-12b",
+        "gemma3",
+        "phi3-long",
+        "falcon-groups-one-norm",
+        "bloom-untied",
+    ],
 )
 def test_the_contract_holds_and_says_what_was_read(name: str, tmp_path: Path) -> None:
     case = NATIVE[name]  # experts of whole blocks of 16 bytes, which transformers' grouped product asks for
@@ -209,12 +222,14 @@ def test_what_was_dequantised_is_said(tmp_path: Path) -> None:
         ("attention.scale", 0.5, "attention.scale is 0.5"),
         ("attention.sliding_window", 6, "attention.sliding_window is 6"),
         ("rope.scaling.type", "longrope", "rope.scaling.type is 'longrope'; read are none, linear and yarn"),
+        ("rope.scaling.attn_factor", 1.2, "rope.scaling.attn_factor is 1.2"),
+        ("general.architecture", "gemma4", "architecture 'gemma4' is not read"),
         ("feed_forward_length", [36, 40], "feed_forward_length differs between layers"),
         ("block_count", "two", "config"),
         ("attention.head_count", 3, "head"),
-        ("general.architecture", "llama5", r"architecture 'llama5' from GGUF; it reads bloom, .*\(nearest: llama"),
+        ("general.architecture", "llama5", r"'llama5' is not read from GGUF; read are bloom, .*nearest: llama"),
         ("split.count", 3, "one of 3 parts; merge them first: llama-gguf-split --merge"),
-        ("general.architecture", "command-r", "transformers reads no config of architecture 'command-r'"),
+        ("general.architecture", "command-r", "architecture 'command-r' is not read"),
     ],
 )  # fmt: skip
 def test_a_key_that_nobody_reads_is_refused_by_its_name(
@@ -296,6 +311,22 @@ def test_factors_of_one_are_no_scaling(tmp_path: Path) -> None:
     model = any_from_folder(path)
     assert isinstance(model, Transformer)
     assert model.config == any_from_hf_model(new_hf_model("llama")).config
+
+
+def test_a_factor_without_a_type_is_linear_as_for_llama_cpp(tmp_path: Path) -> None:
+    theirs = network(NATIVE["llama-linear-rope"])
+    path = gguf_files.write(tmp_path / "model.gguf", theirs, keys={"rope.scaling.type": None})
+    assert apart(ours(path, theirs), hf_logits(theirs, some_tokens())) <= 1e-5
+
+
+def test_half_of_longrope_and_two_scalings_at_once_are_refused(tmp_path: Path) -> None:
+    theirs, ones = network(NATIVE["phi3-long"]), np.full(5, 2, np.float32)
+    lacking = {"rope_factors_short.weight": None}
+    refused_by("'rope_factors_long.weight'", gguf_files.write(tmp_path / "a.gguf", theirs, tensors=lacking,
+                                                               keys={"rope.scaling.attn_factor": None}))  # fmt: skip
+    theirs = network(NATIVE["llama-linear-rope"])
+    path = gguf_files.write(tmp_path / "b.gguf", theirs, tensors={"rope_freqs.weight": ones})
+    refused_by("rope_freqs.weight beside rope.scaling.type 'linear' is not read", path)
 
 
 def test_a_part_of_yarn_that_transformers_lacks_is_refused(tmp_path: Path) -> None:
