@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from interp.core.boundary import shape_text
 from interp.core.files import regular
-from interp.families.gguf_keys import LONG_FACTORS, ROPE_FACTORS, Said, values_of
+from interp.families.gguf_keys import Said, rope_tensors, values_of
 from interp.families.stored import Tensors
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ class GgufTensors(Tensors):
         for name, own in self._own.items():
             self._sources[name] += own.sources
         ours, unknown = {source for own in self._own.values() for source in own.sources}, []
-        for name in file.tensors.keys() - ours - {ROPE_FACTORS, *LONG_FACTORS}:
+        for name in file.tensors.keys() - ours - {*rope_tensors(file)}:
             theirs = self._mapping.get(name) or self._mapping.get(re.sub(r"(_exps)\.weight$", r"\1", name))
             if theirs is None and name == "output.weight":
                 theirs = "lm_head.weight"

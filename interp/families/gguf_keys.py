@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from interp.core.boundary import nearest, shown
 from interp.model.config import AnyConfig, ModelConfig, Rotary
 
@@ -25,6 +27,8 @@ KINDS = {
 """llama.cpp's name of an architecture -> transformers', where it is another."""
 TYPES = {"gemma3": "gemma3_text", "gemma4": "gemma4_text"}
 """Of these, those whose text part is a model type of its own."""
+UNPROVEN = ("minimax-m2", "gemma4", "deci", "umt5", "mistral")
+"""Architectures of transformers' table that no file of ours has proven, or that no file is written under."""
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that holds what each rotary frequency is divided by (Llama 3.1)."""
 LONG_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
@@ -69,6 +73,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "expert_gating_func": (1,), "expert_weights_scale": (0, 1), "leading_dense_block_count": (0,),
     "interleave_moe_layer_step": (1,), "nextn_predict_layers": (0,), "rope.scaling.yarn_ext_factor": (-1, 1),
     "feed_forward_length": (0,), "attention.head_count": (0,), "full_attention_interval": (1,),
+    "rope.scale_linear": (0, 1),
 }  # fmt: skip
 """Keys that nobody reads, and the values at which they change nothing."""
 
@@ -97,6 +102,13 @@ class Said:
         if isinstance(found, bool) or not isinstance(found, int | float):
             raise ValueError(f"{self.path}: {self.architecture}.{name} must be a number, got {shown(found)}")
         return found
+
+    def count(self, name: str) -> int:
+        """A key of the architecture that must be a whole number from 1 on."""
+        found = self.number(name)
+        if found < 1 or found != int(found):
+            raise ValueError(f"{self.path}: {self.architecture}.{name} must be a count, got {shown(found)}")
+        return int(found)
 
     def has(self, end: str) -> bool:
         """Whether some layer has a tensor of this name, such as "attn_q.bias"."""
@@ -141,12 +153,12 @@ def table(said: Said) -> dict[str, str | None]:
 
     tables: Mapping[str, Mapping[str, str | None]] = GGUF_CONFIG_MAPPING  # type: ignore[assignment]
     kind = KINDS.get(said.architecture, said.architecture)
-    if kind not in tables or kind in ("general", "tokenizer"):
-        back = {theirs: ours for ours, theirs in KINDS.items()}
-        known = sorted(back.get(name, name) for name in tables if name not in ("general", "tokenizer"))
+    back = {theirs: ours for ours, theirs in KINDS.items()}
+    known = sorted({back.get(name, name) for name in tables} - {"general", "tokenizer", *UNPROVEN})
+    if said.architecture not in known:
         raise ValueError(
-            f"{said.path}: transformers reads no config of architecture {said.architecture!r} from GGUF; it reads "
-            f"{', '.join(known)} ({nearest(said.architecture, known)})"
+            f"{said.path}: architecture {said.architecture!r} is not read from GGUF; read are {', '.join(known)} "
+            f"({nearest(said.architecture, known)}); open the checkpoint that the file was converted from"
         )
     return {**tables[kind], **MORE.get(said.architecture, {})}
 
@@ -184,7 +196,18 @@ def _falcon(said: Said) -> dict[str, object]:
     groups, norms = said.number("attention.head_count_kv", 1), 2 if said.has("attn_norm_2.weight") else 1
     new = groups > 1 or norms == 2
     form = {"new_decoder_architecture": new, "num_ln_in_parallel_attn": norms if new else None}
-    return {**form, "bias": said.has("attn_qkv.bias"), "tie_word_embeddings": True}
+    return {**form, "bias": said.has("attn_qkv.bias"), **_tied(said)}
+
+
+def _tied(said: Said) -> dict[str, object]:
+    """Whether the unembedding is the embedding, where converters write it a second time."""
+    first, second = (said.tensors.get(name) for name in ("token_embd.weight", "output.weight"))
+    if first is None or second is None:
+        return {}
+    return {
+        "tie_word_embeddings": first.tensor_type == second.tensor_type
+        and np.array_equal(first.data, second.data)
+    }
 
 
 def _t5(said: Said) -> dict[str, object]:
@@ -205,10 +228,10 @@ def _rotated_part(said: Said) -> dict[str, object]:
     if said.key("rope.dimension_count") is None:
         return {}
     width = said.number(
-        "attention.key_length", said.number("embedding_length") // said.number("attention.head_count")
+        "attention.key_length", said.count("embedding_length") // said.count("attention.head_count")
     )
-    rotated = said.number("rope.dimension_count")
-    part = rotated / width
+    rotated = said.count("rope.dimension_count")
+    part = rotated / max(width, 1)
     return {"partial_rotary_factor": part if int(width * part) == rotated else math.nextafter(part, 2)}
 
 
@@ -225,20 +248,20 @@ def _gemma(largest: int) -> Callable[[Said], dict[str, object]]:
     def read_off(said: Said) -> dict[str, object]:
         scale = said.number("attention.key_length", 256)
         if said.number("block_count") == largest:
-            scale = said.number("embedding_length") // said.number("attention.head_count")
-        return {"query_pre_attn_scalar": int(scale), **_layer_types(said)}
+            scale = said.count("embedding_length") // said.count("attention.head_count")
+        full = {"layer_types": ["full_attention"] * said.count("block_count")}
+        windowless = said.architecture == "gemma3" and said.key("attention.sliding_window") is None
+        return {"query_pre_attn_scalar": int(scale), **(full if windowless else _layer_types(said))}
 
     return read_off
 
 
 def _layer_types(said: Said) -> dict[str, object]:
     """Which layers have a window, where the file says more than its size."""
-    layers, pattern = int(said.number("block_count")), said.key("attention.sliding_window_pattern")
-    if said.key("attention.sliding_window") is None:
-        return {"layer_types": ["full_attention"] * layers}
+    layers, pattern = said.count("block_count"), said.key("attention.sliding_window_pattern")
     if isinstance(pattern, list):
         return {"layer_types": ["sliding_attention" if one else "full_attention" for one in pattern]}
-    every = 0 if pattern is None else int(said.number("attention.sliding_window_pattern"))
+    every = 0 if pattern is None else said.count("attention.sliding_window_pattern")
     kinds = [
         "sliding_attention" if (layer + 1) % every else "full_attention"
         for layer in range(layers * bool(every))
@@ -248,7 +271,7 @@ def _layer_types(said: Said) -> dict[str, object]:
 
 def _lfm2(said: Said) -> dict[str, object]:
     heads = said.key("attention.head_count_kv")
-    counts = heads if isinstance(heads, list) else [heads] * int(said.number("block_count"))
+    counts = heads if isinstance(heads, list) else [heads] * said.count("block_count")
     kinds = ["full_attention" if count else "conv" for count in counts]
     bias = said.has("shortconv.conv.bias")
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False, "conv_bias": bias}
@@ -261,7 +284,7 @@ def _starcoder2(said: Said) -> dict[str, object]:
 READ_OFF: Mapping[str, Callable[[Said], dict[str, object]]] = {
     "llama": _llama, "qwen3": _qwen, "qwen3moe": _qwen, "falcon": _falcon, "t5": _t5, "stablelm": _stablelm,
     "phi3": _phi3, "nemotron": _rotated_part, "gemma2": _gemma(46), "gemma3": _gemma(62), "lfm2": _lfm2,
-    "starcoder2": _starcoder2, "bloom": lambda said: {"tie_word_embeddings": True},
+    "starcoder2": _starcoder2, "bloom": _tied,
 }  # fmt: skip
 """By architecture: what of the config follows from which tensors there are, or from several keys."""
 READ_OFF_KEYS = {
@@ -284,10 +307,18 @@ SCALING = ("type", "factor", "finetuned", "attn_factor", *YARN)
 
 def _rope(said: Said, values: Mapping[str, object]) -> dict[str, object]:
     """The config's keys of rotary scaling: linear, YaRN, or a factor for each frequency."""
-    kind = said.key("rope.scaling.type") or "none"
+    stretched = said.number("rope.scaling.factor", 1.0) not in (0, 1)
+    kind = said.key("rope.scaling.type") or ("linear" if stretched else "none")  # llama.cpp's default
     rule: dict[str, object] = {}
-    if ROPE_FACTORS in said.tensors or all(name in said.tensors for name in LONG_FACTORS):
-        rule = _factors(said, values)
+    if factors := rope_tensors(said):
+        if ROPE_FACTORS in factors and kind != "none":
+            raise ValueError(f"{said.path}: {ROPE_FACTORS} beside rope.scaling.type {kind!r} is not read")
+        rule = _factors(said)
+    elif said.number("rope.scaling.attn_factor", 1.0) != 1:
+        raise ValueError(
+            f"{said.path}: {said.architecture}.rope.scaling.attn_factor is {said.key('rope.scaling.attn_factor')!r}, "
+            "which is read beside factors of frequencies alone"
+        )
     elif kind == "linear":
         rule = {"rope_type": "linear", "factor": float(said.number("rope.scaling.factor"))}
     elif kind == "yarn":
@@ -312,25 +343,31 @@ def _rope(said: Said, values: Mapping[str, object]) -> dict[str, object]:
     return {"rope_parameters": {"full_attention": whole} if said.architecture == "gemma3" else whole}
 
 
-def _factors(said: Said, values: Mapping[str, object]) -> dict[str, object]:
+def rope_tensors(said: Said) -> tuple[str, ...]:
+    """The file's tensors that are no weights but factors of rotary frequencies."""
+    if all(name in said.tensors for name in LONG_FACTORS):
+        return LONG_FACTORS
+    return (ROPE_FACTORS,) if ROPE_FACTORS in said.tensors else ()
+
+
+def _factors(said: Said) -> dict[str, object]:
     """LongRoPE, which divides each frequency by its own number; the same at every length for Llama 3.1."""
     import gguf
 
-    names = LONG_FACTORS if LONG_FACTORS[0] in said.tensors else (ROPE_FACTORS, ROPE_FACTORS)
+    names = LONG_FACTORS if LONG_FACTORS[0] in rope_tensors(said) else (ROPE_FACTORS, ROPE_FACTORS)
     long, short = (
         [float(x) for x in gguf.dequantize(said.tensors[name].data, said.tensors[name].tensor_type)]
         for name in names
     )
-    if all(factor == 1 for factor in (*long, *short)):
+    if all(factor == 1 for factor in (*long, *short)) and said.number("rope.scaling.attn_factor", 1.0) == 1:
         return {}
-    context = values["max_position_embeddings"]
     original = said.key("rope.scaling.original_context_length") if names == LONG_FACTORS else None
     return {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long,
         "attention_factor": float(said.number("rope.scaling.attn_factor", 1.0)),
-        "original_max_position_embeddings": context if original is None else original,
+        "original_max_position_embeddings": said.count("context_length") if original is None else original,
     }
 
 

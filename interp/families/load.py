@@ -371,8 +371,12 @@ def _from_gguf(
         agrees_with_theirs(file, file.config)
         network, notes = network_of_gguf(file, dtype, on_ours=True)
         return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
-    agrees(file, found.config)
-    return to_model(found.family, found.config, gguf.GgufTensors(file, dtype), dtype=dtype, devices=places)
+    try:
+        agrees(file, found.config)
+        tensors = gguf.GgufTensors(file, dtype)
+        return to_model(found.family, found.config, tensors, dtype=dtype, devices=places)
+    except ValueError as cause:
+        raise ValueError(str(cause) if str(path) in str(cause) else f"{path}: {cause}") from cause
 
 
 def merged_folder(

@@ -40,6 +40,7 @@ from tests.contract.calls import (
     state,
     whole_circuit,
 )
+from tests.families import gguf_files
 from tests.families.oracle import CASES, hf_config, hf_model
 from tests.fuzz.damage import ODD, Damage, changed, damages, paths
 from tests.fuzz.judge import Case
@@ -286,6 +287,10 @@ LOADERS: Mapping[str, Loader] = {
     "an encoder-decoder": Loader(
         _hf("t5"), lambda path: interp.HookedEncoderDecoder.from_pretrained(path),
         ("HookedEncoderDecoder.from_pretrained",)
+    ),
+    "a GGUF file": Loader(
+        lambda path: gguf_files.write(path / "model.gguf", hf_model("llama")),
+        lambda path: interp.HookedTransformer.from_pretrained(path),
     ),
     "pieces": Loader(_pieces, _spelled, ("families.SentencePieceTokenizer.read",)),
     "pieces with settings": Loader(_settled_pieces, _spelled, ("families.tokenizer_in",)),
