@@ -11,10 +11,10 @@ READY := $(VENV)/.ready
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo docs test test-more test-slow test-books test-browser test-shapes test-device test-lowest lint format bench clean
+.PHONY: help demo docs test test-more test-slow test-books test-browser test-shapes test-disturbed test-device test-lowest lint format bench clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 $(READY): pyproject.toml
 	@"$(PYTHON)" -c '$(RECENT)' \
@@ -49,6 +49,9 @@ test-browser: $(READY) ## run every test that opens a page in Chromium, which th
 
 test-shapes: $(READY) ## run the test suite with the shapes of annotated calls checked
 	INTERP_TEST_SHAPES=1 $(BIN)/python -m pytest
+
+test-disturbed: $(READY) ## run the test suite as on a machine whose matrix products round otherwise
+	INTERP_TEST_DISTURBED=1 $(BIN)/python -m pytest
 
 DEVICE ?= cuda
 test-device: $(READY) ## run every question on an accelerator, in three precisions, against the host: DEVICE=cuda

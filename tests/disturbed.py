@@ -4,7 +4,8 @@ A BLAS may take another kernel for another shape, and another order of summing r
 `x[:9] @ w` need not agree in the last bit, and on some machines do not. Here every matrix product on the CPU is moved by
 one unit in the last place, up or down or not at all, as a rule of the product, its operands' shapes and the place in the
 result says. So the same product of the same shapes has the same bits in every process, one of other shapes has others,
-and two equal rows of one product differ. What is 0, infinite or not a number stays.
+and two equal rows of one product differ. A number whose last bits are 0 stays (0 itself, whole numbers, infinities): such
+a sum was not rounded, and is the same on every machine.
 
 The rule sits in PyTorch's own table of CPU kernels, below autograd. So it holds in all threads, without gradients and in
 backward passes, and for what is made of products: linear layers, einsum, attention, vmap. A Python that is started with
@@ -16,7 +17,8 @@ import itertools
 import os
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -33,19 +35,28 @@ PRODUCTS = (
     *("_scaled_dot_product_flash_attention_for_cpu", "_scaled_dot_product_flash_attention_for_cpu_backward"),
 )  # fmt: skip
 """The CPU kernels that multiply matrices; every other product on the CPU calls these."""
-TOWARDS = torch.tensor([0.5, 1.0, 2.0])[
-    torch.randint(3, (1_000_003,), generator=torch.Generator().manual_seed(0))
-]
-"""Factors of what a number is moved towards: smaller, itself, larger. A result takes them from where its rule begins."""
-_kept: list[torch.library.Library] = []
+COUNT = 1_000_003
+STEPS = {
+    whole: torch.randint(-1, 2, (COUNT,), dtype=whole, generator=torch.Generator().manual_seed(0))
+    for whole in (torch.int16, torch.int32, torch.int64)
+}
+"""By how many units a number is moved away from 0. A result takes these from where its rule begins."""
+BITS = {
+    torch.float64: (torch.int64, 2**20 - 1),
+    torch.float32: (torch.int32, 2**6 - 1),
+    torch.bfloat16: (torch.int16, 2**3 - 1),
+    torch.float16: (torch.int16, 2**3 - 1),
+}
+"""The whole numbers of a dtype's width, and the last bits of its mantissa, of which a sum that was rounded has some."""
+_installed: list[torch.library.Library] = []
 
 
 def install() -> None:
     """Move every matrix product of this process from here on."""
-    if _kept:
+    if _installed:
         return
     kernels = torch.library.Library("aten", "IMPL")
-    _kept.append(kernels)  # a library that is collected takes its kernels with it
+    _installed.append(kernels)  # a library that is collected takes its kernels with it
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
         for name in PRODUCTS:
@@ -58,26 +69,47 @@ def installed_if_asked() -> None:
         install()
 
 
+@contextmanager
+def machine(*, disturbed: bool) -> Iterator[None]:
+    """Inside, products are moved or are PyTorch's own; afterwards they are again as they were."""
+    before = bool(_installed)
+    _switch(on=disturbed)
+    try:
+        yield
+    finally:
+        _switch(on=before)
+
+
+def _switch(*, on: bool) -> None:
+    if on:
+        install()
+    elif _installed:
+        _installed.pop()._destroy()
+
+
 def moved(result: Tensor, start: int) -> Tensor:
     """Each number one unit in the last place nearer to 0, further from it, or as it was."""
     if result.is_complex():
         return torch.view_as_complex(moved(torch.view_as_real(result), start))
-    if not result.is_floating_point():
+    if result.dtype not in BITS:
         return result
-    return torch.nextafter(result, result * towards(start, result.numel()).to(result.dtype).view(result.shape))
+    whole, last = BITS[result.dtype]
+    bits = result.contiguous().view(whole)
+    steps = steps_from(STEPS[whole], start, result.numel()).view(result.shape)
+    return (bits & last).sign_().mul_(steps).add_(bits).view(result.dtype)
 
 
-def towards(start: int, count: int) -> Tensor:
-    """So many of `TOWARDS` from a start on, again from its beginning where it ends."""
-    if start + count > len(TOWARDS):
-        return TOWARDS.repeat(-(-(start + count) // len(TOWARDS)))[start : start + count]
-    return TOWARDS[start : start + count]
+def steps_from(steps: Tensor, start: int, count: int) -> Tensor:
+    """So many of these from a start on, again from their beginning where they end."""
+    if start + count > len(steps):
+        return steps.repeat(-(-(start + count) // len(steps)))[start : start + count]
+    return steps[start : start + count]
 
 
 @functools.lru_cache(maxsize=100_000)
 def beginning(name: str, shapes: tuple[torch.Size, ...]) -> int:
-    """Where among `TOWARDS` the rule of a product of these shapes begins; the same in every process."""
-    return zlib.crc32(repr((name, [tuple(shape) for shape in shapes])).encode()) % len(TOWARDS)
+    """Where among `STEPS` the rule of a product of these shapes begins; the same in every process."""
+    return zlib.crc32(repr((name, [tuple(shape) for shape in shapes])).encode()) % COUNT
 
 
 def _moving(name: str) -> Callable[..., object]:
