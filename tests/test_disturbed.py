@@ -65,14 +65,15 @@ def test_every_product_of_matrices_is_moved_and_the_same_way_again(name: str) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_every_number_moves_by_one_unit_at_most_and_a_third_by_none(dtype: torch.dtype) -> None:
+def test_every_number_moves_by_one_unit_at_most_up_as_often_as_down(dtype: torch.dtype) -> None:
     x, w = X.to(dtype), W.to(dtype)
     with machine(disturbed=False):
         exact = x @ w
     with machine(disturbed=True):
         steps = units(x @ w, exact)
     shares = [float((steps == step).double().mean()) for step in (-1, 0, 1)]
-    assert sum(shares) == 1 and all(abs(share - 1 / 3) < 0.1 for share in shares)
+    each = 1 / 3 if dtype.itemsize > 2 else 1 / 64
+    assert sum(shares) == 1 and all(abs(shares[i] / each - 1) < 0.4 for i in (0, 2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,7 +83,7 @@ def test_rows_of_another_number_have_other_bits(dtype: torch.dtype) -> None:
         assert not torch.equal((x @ w)[:9], x[:9] @ w)
         assert not torch.equal(x.repeat(2, 1) @ w, (x @ w).repeat(2, 1))
         same = x[:1].repeat(9, 1) @ w
-    assert not torch.equal(same[0], same[1]), "two equal rows of one product"
+    assert not torch.equal(same[0], same[1]), "two equal rows of one product differ"
 
 
 def test_what_is_not_rounded_stays() -> None:
