@@ -1,7 +1,8 @@
 """What holds for every test: no network, one thread per worker, fixed seeds.
 
-`make test-shapes` sets INTERP_TEST_SHAPES and checks the shapes of annotated calls too (`shapes.py`), `make test-disturbed`
-sets INTERP_TEST_DISTURBED and rounds every matrix product as another machine might (`disturbed.py`).
+`make test-shapes` sets INTERP_TEST_SHAPES and checks the shapes of annotated calls too (`shapes.py`);
+`make test-disturbed` sets INTERP_TEST_DISTURBED and rounds every matrix product as another machine might
+(`disturbed.py`).
 """
 
 import gc

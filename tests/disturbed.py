@@ -1,15 +1,15 @@
 """The suite as on a machine whose matrix products round otherwise: `make test-disturbed`.
 
 A BLAS may take another kernel for another shape, and another order of summing rounds otherwise: `(x @ w)[:9]` and
-`x[:9] @ w` need not agree in the last bit, and on some machines do not. Here every matrix product on the CPU is moved by
-one unit in the last place, up or down or not at all, as a rule of the product, its operands' shapes and the place in the
-result says. So the same product of the same shapes has the same bits in every process, one of other shapes has others,
-and two equal rows of one product differ. A number whose last bits are 0 stays (0 itself, whole numbers, infinities): such
-a sum was not rounded, and is the same on every machine.
+`x[:9] @ w` need not agree in the last bit, and on some machines do not. Here every matrix product on the CPU is moved
+by one unit in the last place, up or down or not at all, as a rule of the product, its operands' shapes and the place in
+the result says. So the same product of the same shapes has the same bits in every process, one of other shapes has
+others, and two equal rows of one product differ. A number whose last bits are 0 stays (0 itself, whole numbers,
+infinities): such a sum was not rounded, and is the same on every machine.
 
-The rule sits in PyTorch's own table of CPU kernels, below autograd. So it holds in all threads, without gradients and in
-backward passes, and for what is made of products: linear layers, einsum, attention, vmap. A Python that is started with
-`disturbing` on its path has it as soon as it imports torch, by the entry point that torch looks for there.
+The rule sits in PyTorch's own table of CPU kernels, below autograd. So it holds in all threads, without gradients and
+in backward passes, and for what is made of products: linear layers, einsum, attention, vmap. A Python that is started
+with `disturbing` on its path has it as soon as it imports torch, by the entry point that torch looks for there.
 """
 
 import functools
@@ -45,7 +45,11 @@ def _steps(whole: torch.dtype, one_in: int) -> Tensor:
     return ((drawn == 1).to(whole) - (drawn == 2).to(whole)).contiguous()
 
 
-STEPS = {torch.int64: _steps(torch.int64, 3), torch.int32: _steps(torch.int32, 3), torch.int16: _steps(torch.int16, 64)}
+STEPS = {
+    torch.int64: _steps(torch.int64, 3),
+    torch.int32: _steps(torch.int32, 3),
+    torch.int16: _steps(torch.int16, 64),
+}
 """By how many units a number is moved away from 0. A result takes these from where its rule begins.
 
 A product in half precision is summed in float32, so that another order changes a number only where that sum lies near

@@ -130,7 +130,9 @@ def test_another_process_has_the_rule_where_the_variable_is_set_and_nobody_else(
     for asked in (True, False):
         env = {name: value for name, value in os.environ.items() if name != disturbed.NAME}
         env |= {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"} | ({disturbed.NAME: "1"} if asked else {})
-        said = subprocess.run([sys.executable, "-c", CODE], env=env, capture_output=True, text=True, check=True)
+        said = subprocess.run(
+            [sys.executable, "-c", CODE], env=env, capture_output=True, text=True, check=True
+        )
         with machine(disturbed=asked):
             assert float(said.stdout) == (x @ x).double().sum().item()
 
@@ -202,9 +204,7 @@ def test_patching_a_trained_model_runs_the_cells_that_differ_and_no_more(
         interp.patch, demo, clean, corrupt, site, by=by, direction=direction,
         metric=interp.logit_difference(" John", " Mary"),
     )  # fmt: skip
-    (here, one), (there, other) = (
-        planned_and_found(asked, monkeypatch, disturbed=x) for x in (False, True)
-    )
+    (here, one), (there, other) = (planned_and_found(asked, monkeypatch, disturbed=x) for x in (False, True))
     few, every = reached(here)
     assert 0 < few < every and reached(there) == (few, every)
     assert [plan.cost for plan in there] == [plan.cost for plan in here]
@@ -221,7 +221,9 @@ def test_an_alignment_exchanges_the_cells_that_differ_and_no_more(monkeypatch: p
     for disturbed_too in (False, True):
         found: list[dict[str, list[int]]] = []
 
-        def noted(self: Runs, rows: Tensor, found: list[dict[str, list[int]]] = found) -> dict[str, list[int]]:
+        def noted(
+            self: Runs, rows: Tensor, found: list[dict[str, list[int]]] = found
+        ) -> dict[str, list[int]]:
             found.append(unlike(self, rows))
             return found[-1]
 

@@ -62,7 +62,9 @@ SLOW = tuple(name for name in OURS if name not in ("yarn", "llama3-scaled"))
 
 @over("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", OURS)
-def test_there_and_back_again_no_bit_of_the_export_changes_and_no_logit(name: str, dtype: torch.dtype) -> None:
+def test_there_and_back_again_no_bit_of_the_export_changes_and_no_logit(
+    name: str, dtype: torch.dtype
+) -> None:
     """Biases that the export brings as zeros make another product, so that logits agree to rounding."""
     model = perturbed(OURS[name], dtype)
     state, config = to_hooked_state(model)

@@ -142,7 +142,9 @@ def test_an_ellipsoid_may_be_symmetric_to_rounding_as_a_product_of_matrices_is()
     rounded = metric.clone()
     rounded[0, 1] = torch.nextafter(metric[0, 1], torch.tensor(torch.inf, dtype=torch.float64))
     assert not torch.equal(rounded, rounded.mT)
-    found, expected = (trajectories(x, qk=EYE, ov=EYE, ellipsoid=each, steps=20) for each in (rounded, metric))
+    found, expected = (
+        trajectories(x, qk=EYE, ov=EYE, ellipsoid=each, steps=20) for each in (rounded, metric)
+    )
     np.testing.assert_allclose(found.position, expected.position, rtol=1e-9, atol=1e-9)
 
 
@@ -152,7 +154,12 @@ def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="ellipsoid must be symmetric and positive definite"):
         flow(torch.ones(2, 3), qk=torch.eye(3), ov=torch.eye(3), ellipsoid=-torch.eye(3))
     with pytest.raises(ValueError, match="ellipsoid must be symmetric and positive definite"):
-        flow(torch.ones(2, 3), qk=EYE.float(), ov=EYE.float(), ellipsoid=torch.eye(3) + torch.eye(3)[[1, 2, 0]] / 1000)
+        flow(
+            torch.ones(2, 3),
+            qk=EYE.float(),
+            ov=EYE.float(),
+            ellipsoid=torch.eye(3) + torch.eye(3)[[1, 2, 0]] / 1000,
+        )
     with pytest.raises(ValueError, match="two tokens or more"):
         trajectories(torch.ones(1, 3), qk=torch.eye(3), ov=torch.eye(3))
 
