@@ -2,7 +2,7 @@
 
 Data is cut into windows of rows, windows into batches. A worker turns a window into partial results, batch by batch;
 the progress folds them in an order that depends on nothing but their numbers. What is done is journalled, so a run that
-is killed goes on, and processes or machines that share the windows give the bits that one would have given.
+is killed goes on, and processes or machines of one kind that share the windows give the bits that one would have given.
 """
 
 from __future__ import annotations
