@@ -173,11 +173,14 @@ def reached(plans: list[Plan]) -> tuple[int, int]:
     return sum(not start.idle for start in starts), len(starts)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_question_runs_the_same_cells_and_finds_the_same_to_rounding(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a variant changes is found by bits; both sides of it are the same passes of the same shapes."""
+SWEEPING = (
+    "Patchscope", "LateLayers", "Ablate", "CausalTrace", "KnockOut", "Patch", "Patch heads", "PathPatch", "Recall",
+    "ShortCircuit", "SteeringCurve", "EdgeEffects", "SaeQuality", "Diff", "Diff heads",
+)  # fmt: skip
+
+
+def on_both_machines(name: str, monkeypatch: pytest.MonkeyPatch) -> list[list[Plan]]:
+    """The plans of a question's sweeps here and on the other machine, where it finds the same to rounding."""
     case = CASES[name]
     model = "llama-gqa" if "llama-gqa" in case.models else case.models[0]
     batches = [] if case.alone else [case.batch(model)]
@@ -185,20 +188,37 @@ def test_a_question_runs_the_same_cells_and_finds_the_same_to_rounding(
         planned_and_found(lambda: case.result(model, *batches), monkeypatch, disturbed=x)
         for x in (False, True)
     )
-    assert [(plan.starts, plan.packs) for plan in there] == [(plan.starts, plan.packs) for plan in here]
     agree(one, other)
+    return [here, there]
 
 
-@pytest.mark.parametrize("site", ["resid_pre", "attn_out", "mlp_out", "z", "pattern"])
-@over("rows", [1, 5])
+@over("name", SWEEPING)
+def test_a_question_runs_the_same_cells_and_finds_the_same_to_rounding(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a variant changes is found by bits; both sides of it are the same passes of the same shapes."""
+    here, there = on_both_machines(name, monkeypatch)
+    assert here and [(plan.starts, plan.packs) for plan in there] == [
+        (plan.starts, plan.packs) for plan in here
+    ]
+
+
+@pytest.mark.parametrize("name", sorted(CASES.keys() - set(SWEEPING)))
+def test_a_question_without_a_sweep_finds_the_same_to_rounding(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert on_both_machines(name, monkeypatch) == [[], []]
+
+
+@over("site", ["resid_pre", "mlp_out", "pattern"])
 @over("direction", ["denoise", "noise"])
 def test_patching_a_trained_model_runs_the_cells_that_differ_and_no_more(
-    site: str, rows: int, direction: Direction, monkeypatch: pytest.MonkeyPatch
+    site: str, direction: Direction, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sentences whose beginnings are the same words, so that most cells by position put what is there already."""
     demo = interp.HookedTransformer.from_pretrained("demo-4l")
-    clean = ["When Mary and John went to the shop, Mary gave a drink to"] * rows
-    corrupt = ["When Mary and John went to the shop, John gave a drink to"] * rows
+    clean = ["When Mary and John went to the shop, Mary gave a drink to"] * 5
+    corrupt = ["When Mary and John went to the shop, John gave a drink to"] * 5
     by = ["layer", "head", "query"] if site == "pattern" else ["layer", "pos"]
     asked = functools.partial(
         interp.patch, demo, clean, corrupt, site, by=by, direction=direction,
