@@ -1,6 +1,8 @@
 """What holds for every test: no network (but pip's, for those marked `real`), one thread per worker, fixed seeds.
 
-`make test-shapes` sets INTERP_TEST_SHAPES and checks the shapes of annotated calls too (`shapes.py`).
+`make test-shapes` sets INTERP_TEST_SHAPES and checks the shapes of annotated calls too (`shapes.py`);
+`make test-disturbed` sets INTERP_TEST_DISTURBED and rounds every matrix product as another machine might
+(`disturbed.py`).
 """
 
 import gc
@@ -16,6 +18,12 @@ os.environ["PYTHONPATH"] = str(
 )  # what tests start imports this checkout, like they do
 if "PYTEST_XDIST_WORKER" in os.environ:  # before torch starts its threads
     os.environ["OMP_NUM_THREADS"] = "1"
+
+if "INTERP_TEST_DISTURBED" in os.environ:
+    from tests import disturbed
+
+    disturbed.install()
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(disturbed.PLACE), os.environ["PYTHONPATH"]])
 
 if "INTERP_TEST_SHAPES" in os.environ:
     assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"

@@ -29,7 +29,7 @@ UNITS = {
 }  # fmt: skip
 """What `trajectories` measures at each time, with units."""
 ROUNDINGS = 100
-"""Roundings of the dtype up to which two matrices count as one, for the question whether the potential must rise."""
+"""Roundings of the dtype up to which two matrices count as one: a matrix and its transpose, W U and a multiple of P."""
 
 
 @public()
@@ -211,10 +211,11 @@ class Motion:
 
 
 def _positive_definite(matrix: Float[Tensor, "d d"]) -> bool:
-    """Whether a matrix is symmetric and positive definite."""
+    """Whether a matrix is symmetric, to the rounding of a product such as A A^T, and positive definite."""
+    reach = ROUNDINGS * torch.finfo(matrix.dtype).eps * matrix.norm()
     return (
         bool(matrix.isfinite().all())
-        and torch.equal(matrix, matrix.mT)
+        and bool((matrix - matrix.mT).norm() <= reach)
         and not int(torch.linalg.cholesky_ex(matrix).info)
     )
 

@@ -209,8 +209,8 @@ class Groups:
         """Every row through its expert's matrix, and its bias added.
 
         One kernel where torch has it: in float32 and below, rows of whole 16 bytes, and nobody differentiates (it has
-        no second derivative, and no rule for batches of gradients). Else one product per expert that has rows, of the
-        same bits.
+        no second derivative, and no rule for batches of gradients). Else one product per expert that has rows, the same
+        to rounding.
         """
         record = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         whole = all(width * x.element_size() % 16 == 0 for width in weight.shape[1:])

@@ -2,7 +2,7 @@
 
 Data is cut into windows of rows, windows into batches. A worker turns a window into partial results, batch by batch;
 the progress folds them in an order that depends on nothing but their numbers. What is done is journalled, so a run that
-is killed goes on, and processes or machines that share the windows give the bits that one would have given.
+is killed goes on, and processes or machines of one kind that share the windows give the bits that one would have given.
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ def run(
     one actor per device of a Ray cluster. shard="2/8": only the third eighth of the windows, for job arrays that share
     `out`; the call without `shard` takes in what they did, and does the rest.
     One process alone ends at the window after which all questions know enough (`Analysis.enough`); several do all.
-    No number depends on batch size beyond rounding, no bit on restarts, devices, engine or shards (at as many threads).
+    No number depends on batch size beyond rounding, no bit on restarts, engine, shards or the number of devices, at as
+    many threads and on the same kind of hardware.
     Errors: ValueError for no questions, two of one name, no rows, no usable row, or a folder of another run;
     MemoryError if a single row does not fit; OSError if `out` cannot be written (nothing is lost: resume).
 

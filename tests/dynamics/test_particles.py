@@ -137,11 +137,29 @@ def test_the_way_ends_where_the_flow_does_and_clusters_are_those_of_a_slow_walk(
     np.testing.assert_allclose(way.value.sel(score="to_first_start"), first)
 
 
+def test_an_ellipsoid_may_be_symmetric_to_rounding_as_a_product_of_matrices_is() -> None:
+    metric, x = symmetric(7), on_sphere(1, hemisphere=False)
+    rounded = metric.clone()
+    rounded[0, 1] = torch.nextafter(metric[0, 1], torch.tensor(torch.inf, dtype=torch.float64))
+    assert not torch.equal(rounded, rounded.mT)
+    found, expected = (
+        trajectories(x, qk=EYE, ov=EYE, ellipsoid=each, steps=20) for each in (rounded, metric)
+    )
+    np.testing.assert_allclose(found.position, expected.position, rtol=1e-9, atol=1e-9)
+
+
 def test_what_has_no_meaning_is_refused() -> None:
     with pytest.raises(ValueError, match="finite tokens other than 0"):
         flow(torch.zeros(2, 3), qk=torch.eye(3), ov=torch.eye(3))
     with pytest.raises(ValueError, match="ellipsoid must be symmetric and positive definite"):
         flow(torch.ones(2, 3), qk=torch.eye(3), ov=torch.eye(3), ellipsoid=-torch.eye(3))
+    with pytest.raises(ValueError, match="ellipsoid must be symmetric and positive definite"):
+        flow(
+            torch.ones(2, 3),
+            qk=EYE.float(),
+            ov=EYE.float(),
+            ellipsoid=torch.eye(3) + torch.eye(3)[[1, 2, 0]] / 1000,
+        )
     with pytest.raises(ValueError, match="two tokens or more"):
         trajectories(torch.ones(1, 3), qk=torch.eye(3), ov=torch.eye(3))
 

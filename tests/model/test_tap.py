@@ -45,7 +45,7 @@ def test_two_reads_of_one_site_coexist_and_the_same_read_twice_is_one() -> None:
 
 @over("name", ["gpt2", "llama-gqa", "gpt-oss", "gemma2", "bloom"])
 @over("side", ["left", "right", None])
-def test_patterns_that_are_read_by_row_come_in_parts_and_the_bits_are_those_of_all_at_once(
+def test_patterns_that_are_read_by_row_come_in_parts_and_the_numbers_are_those_of_all_at_once(
     name: str, side: Side | None
 ) -> None:
     model, tokens = perturbed(CONFIGS[name]), some_tokens()
@@ -63,8 +63,9 @@ def test_patterns_that_are_read_by_row_come_in_parts_and_the_bits_are_those_of_a
         patch.setattr("interp.model.attention.PART", 1)
         taps = [Tap([first, late]) for first in (whole, apart)]
         logits = [model(batch.tokens, tap, keep=batch.keep) for tap in taps]
-    assert torch.equal(taps[0].values[whole], taps[1].values[apart])
-    assert torch.equal(taps[0].values[late], taps[1].values[late]) and torch.equal(*logits)
+    assert_close(taps[0].values[whole], taps[1].values[apart])
+    assert_close(taps[0].values[late], taps[1].values[late])
+    assert_close(*logits)
     assert seen == [1] * len(batch.tokens)
 
 
@@ -84,11 +85,11 @@ def test_patterns_made_by_heads_or_rows_are_those_of_all_at_once(name: str, rows
                 patch.setattr("interp.model.attention.PART", rows * n_heads * a_head)
                 patch.setattr("interp.model.attention.STEP", step)
                 tap = Tap(reads)
-                assert torch.equal(model(tokens, tap), logits)
+                assert_close(model(tokens, tap), logits)
             whole = kept.values[Read(pattern)]
-            assert torch.equal(tap.values[reads[0]], whole)
+            assert_close(tap.values[reads[0]], whole)
             assert_close(tap.values[reads[1]], whole.sum((2, 3)))
-            assert torch.equal(tap.values[reads[2]], kept.values[Read(POST)])
+            assert_close(tap.values[reads[2]], kept.values[Read(POST)])
 
 
 def test_patterns_that_somebody_else_wants_whole_or_edits_come_whole() -> None:

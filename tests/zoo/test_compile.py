@@ -191,8 +191,12 @@ SMALL = [
 
 
 def losses(model: Compiled, edge: str, tokens: Tensor) -> list[Tensor]:
-    """The logits without an edge: of nothing, and of what the sender says on another input."""
-    return [model.without(edge, tokens), model.without(edge, tokens, tokens.flip(0))]
+    """The logits without an edge: of nothing, and of what the sender says on another input.
+
+    And last with what it says on the same input, which is the same edited pass and takes nothing away.
+    """
+    others = (None, tokens.flip(0), tokens)
+    return [model.without(edge, tokens, other) for other in others]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -206,11 +210,12 @@ def test_an_edge_that_is_not_listed_carries_nothing_and_one_that_is_not_redundan
     for tokens in model.inputs():
         logits, right = model.model(tokens), model.expected(tokens)
         for edge in changed:
-            for position, lost in enumerate(losses(model, edge, tokens)):
-                if edge not in model.edges:
-                    assert torch.equal(lost, logits), edge
-                elif position == 0:
-                    changed[edge] |= bool((lost.argmax(-1)[:, 1:] != right).any())
+            nothing, another, kept = losses(model, edge, tokens)
+            assert_close(kept, logits)
+            if edge not in model.edges:
+                assert torch.equal(nothing, kept) and torch.equal(another, kept), edge
+            else:
+                changed[edge] |= bool((nothing.argmax(-1)[:, 1:] != right).any())
     assert {edge for edge, change in changed.items() if change} == model.edges - model.redundant
 
 

@@ -78,8 +78,8 @@ def test_norms_and_logits_of_stacks_are_those_of_transformer_lens(name: str, fir
 def test_the_stand_in_has_the_biases_of_transformer_lens() -> None:
     model = stand_in("layer-norm")
     expected = oracle()["layer-norm"]["bias"]
-    assert torch.equal(model.accumulated_bias(1), expected[0])
-    assert torch.equal(model.accumulated_bias(1, mlp_input=True), expected[1])
+    torch.testing.assert_close(model.accumulated_bias(1), expected[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(model.accumulated_bias(1, mlp_input=True), expected[1], rtol=1e-10, atol=1e-10)
 
 
 @over("expand", [True, False])

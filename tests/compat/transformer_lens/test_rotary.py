@@ -56,7 +56,7 @@ def test_a_table_grows_by_doubling_until_the_context_ends() -> None:
     for place, rows in ((2047, 2048), (2048, 4096), (4095, 4096), (4096, 6000)):
         attn.apply_rotary(x, past_kv_pos_offset=place)
         assert attn.rotary_sin.shape == (rows, 4)
-        assert torch.equal(attn.rotary_sin, want[0][:rows]) and torch.equal(attn.rotary_cos, want[1][:rows])
+        torch.testing.assert_close((attn.rotary_sin, attn.rotary_cos), (want[0][:rows], want[1][:rows]))
 
 
 def test_a_long_context_widens_the_base_and_a_short_one_brings_it_back() -> None:
