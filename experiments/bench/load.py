@@ -144,9 +144,8 @@ def _hugging_face() -> Callable[[Path], Callable[[torch.Tensor], object]]:
     transformers.utils.logging.disable_progress_bar()
 
     def load(source: Path) -> transformers.PreTrainedModel:
-        packed = {"gguf_file": source.name} if source.is_file() else {}
-        folder = source.parent if source.is_file() else source
-        return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, **packed)
+        folder, packed = (source.parent, source.name) if source.is_file() else (source, None)
+        return transformers.LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, gguf_file=packed)
 
     return load
 
