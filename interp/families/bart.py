@@ -67,7 +67,9 @@ def stack(settings: Settings, side: str, position: Position) -> ModelConfig:
 def _encoder_layers(settings: Settings) -> int:
     """The encoder's layers, which `num_hidden_layers` says before their own key does."""
     settings.present(("encoder_layers",))
-    return settings.count("encoder_layers" if settings.get("num_hidden_layers") is None else "num_hidden_layers")
+    return settings.count(
+        "encoder_layers" if settings.get("num_hidden_layers") is None else "num_hidden_layers"
+    )
 
 
 def rules(config: EncoderDecoderConfig) -> tuple[Rule, ...]:
