@@ -21,6 +21,7 @@ TESTS = (
     "tests/core",
     "tests/model",
     "tests/families/test_state.py",
+    "tests/families/test_hub_configs.py",
     "tests/compat/test_bridge.py",
     "tests/compat/test_hooked_state.py",
     "tests/test_hooked.py",

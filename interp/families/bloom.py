@@ -1,6 +1,6 @@
 """BLOOM: ALiBi in place of position embeddings, a norm after the embedding, tanh-GELU, tied unembedding."""
 
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Rule, Settings, UnsupportedError
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
@@ -32,7 +32,8 @@ def _either(settings: Settings, key: str, other: str) -> int:
     if settings.get(other) is None:
         return settings.count(key)
     found = settings.count(other)
-    settings.require(key, found, None)
+    if settings.get(key) not in (None, found):
+        raise UnsupportedError(f"BLOOM: config asks for {key}={settings.get(key)!r} and {other}={found}")
     return found
 
 

@@ -208,7 +208,13 @@ def reading_of(values: Mapping[str, object]) -> Reading:
     quantisation_of(values, family.name)
     settings = Settings(values, family.name)
     settings.present(KEYS)
-    config = family.config(settings)
+    try:
+        config = family.config(settings)
+    except ValueError as cause:
+        if isinstance(cause, UnsupportedError) or settings.names(str(cause)):
+            raise
+        said = ", ".join(f"{key}={value}" for key, value in settings.numbers().items())
+        raise ValueError(f"{family.name}: {cause}; the config says {said}") from cause
     return Reading(family, config, settings.finish())
 
 

@@ -80,7 +80,7 @@ def rotary(
     dim = int(d_head * share)
     if dim % 2 and dim != d_head:
         raise UnsupportedError(
-            f"an even number of rotated dimensions is required, got partial_rotary_factor={share} of {d_head} in a head"
+            f"an even number of rotated dimensions is required, got partial_rotary_factor={share} of head_dim={d_head}"
         )
     truncate = rule.flag("truncate", True) if wording.part is None else True  # asked of the whole table there
     scaling = _scaling(kind, rule, n_ctx, _original(settings, kind, wording), dim, truncate)

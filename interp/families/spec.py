@@ -119,6 +119,15 @@ class Settings:
         self._read.add(key)
         return self._values.get(key)
 
+    def numbers(self) -> dict[str, object]:
+        """The numbers that were read, by key: for errors about what follows from several."""
+        found = {key: self._values.get(key) for key in sorted(self._read)}
+        return {key: value for key, value in found.items() if type(value) in (int, float)}
+
+    def names(self, words: str) -> bool:
+        """Whether a sentence has the name of a key that was read."""
+        return any(key in words for key in self._read)
+
     def peek(self, key: str) -> object:
         """Any setting, None if missing, without marking it: for what decides whether other keys count."""
         return self._values.get(key)

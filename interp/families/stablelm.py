@@ -14,6 +14,8 @@ DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 4096, "partial
 
 def config(settings: Settings) -> ModelConfig:
     """Our config of a StableLM checkpoint."""
+    width, heads = settings.count("hidden_size"), settings.count("num_attention_heads")
+    settings.require("head_dim", width // heads, None)
     parallel = settings.flag("use_parallel_residual", False)
     norm = LayerNorm(settings.real("layer_norm_eps", 1e-5))
     return replace(

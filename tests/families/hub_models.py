@@ -150,9 +150,9 @@ def new_model(values: Mapping[str, object]) -> PreTrainedModel:
     return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
-def reference(values: Mapping[str, object]) -> PreTrainedModel:
+def reference(values: Mapping[str, object], seed: int = 0) -> PreTrainedModel:
     """transformers' model of a config, every parameter perturbed."""
-    torch.manual_seed(zlib.crc32(json.dumps(values, sort_keys=True).encode()))
+    torch.manual_seed(zlib.crc32(json.dumps(values, sort_keys=True).encode()) + seed)
     model = new_model(values)
     with torch.no_grad():
         for weight in trained(model):

@@ -265,7 +265,7 @@ def test_a_config_of_before_transformers_5_means_what_hugging_face_reads(kind: s
         ("gpt-neox", {"hidden_act": "relu2"}, "asks for hidden_act='relu2'"),
         ("opt", {"layer_norm_elementwise_affine": False}, "asks for layer_norm_elementwise_affine=False"),
         ("bloom", {"apply_residual_connection_post_layernorm": True}, "asks for apply_residual_connection_post_layer"),
-        ("bloom", {"n_head": 4, "num_attention_heads": 6}, "asks for n_head=4, supported: 6"),
+        ("bloom", {"n_head": 4, "num_attention_heads": 6}, "asks for n_head=4 and num_attention_heads=6"),
         ("mistral", {"layer_types": ["full_attention"] * 2}, "not understood: layer_types"),
         ("qwen2", {"layer_types": ["chunked_attention"] * 2}, "layer_types requires 2 of full_attention and sliding"),
         ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "have a sliding window, but sliding_window is None"),
