@@ -278,7 +278,7 @@ class HookedTransformer(Shown):
         logits = self.transformer(batch.tokens, keep=batch.keep, documents=batch.documents, types=batch.types)
         if return_type == "logits":
             return logits
-        self.cfg.require_tokens("a next-token loss")
+        self.cfg.require_next_token("a next-token loss")
         loss_of = next_token_loss if loss_per_token else mean_next_token_loss
         loss = loss_of(logits, batch.tokens, batch.keep, batch.documents)
         if return_type not in ("loss", "both"):

@@ -184,7 +184,7 @@ class Measure:
         """The measure as a metric of prompts with these spans."""
 
         def value(outcome: Outcome) -> Float[Tensor, "r"]:
-            outcome.model.config.require_tokens("recall of a text")
+            outcome.model.config.require_next_token("recall of a text")
             tokens = outcome.batch.tokens[:, 1:]
             inside = sent(span, tokens.device)[outcome.example, 1:]
             scores = self.score(outcome.logits()[:, :-1], tokens)

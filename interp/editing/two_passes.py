@@ -206,7 +206,7 @@ def reinforce_z(
         )
     subject, tuning = as_model(model), tuning or FineTuning()
     network = subject.transformer
-    network.config.require_tokens("REINFORCE")
+    network.config.require_next_token("REINFORCE")
     prompts = subject.text.batch(data, prepend_bos=prepend_bos, side="left").to(network.device).left_aligned()
     rows = prompts.rows(torch.arange(len(prompts), device=network.device).repeat_interleave(samples))
     parts = {name: SingularValues.of(network, name) for name in names}

@@ -96,7 +96,7 @@ def fitted(
         return config, rules, duplicates, ()
     head = [rule for rule in rules if rule.ours == "unembed.weight"]
     other = next((name for name in OTHER_HEADS if f"{name}.weight" in names), None)
-    if other is None and (config.tied or any(_stored(rule, names) for rule in head)):
+    if other is None and (not head or any(_stored(rule, names) for rule in head)):  # tied, or of another kind
         return config, rules, duplicates, ()
     bare = replace(config, unembed=False, tied=False, unembed_bias=False, mlm_head=None)
     bare = replace(bare, logit_softcap=None, logit_scale=1.0)

@@ -468,6 +468,8 @@ def _may_lack_head(values: Mapping[str, object]) -> bool:
     """Whether a checkpoint of this class may have no unembedding: those of language models must."""
     names = values.get("architectures")
     names = [str(name) for name in names] if isinstance(names, list) else []
+    if values.get("model_type") in (native.MODEL_TYPE, nanogpt.MODEL_TYPE):
+        return False
     return not any("LM" in name or "Generation" in name or "DoubleHeads" in name for name in names)
 
 
@@ -502,7 +504,7 @@ def _read(values: Mapping[str, object], wrapped: bool | None) -> Reading | tuple
 
 
 def _one_place(places: Sequence[torch.device]) -> torch.device:
-    if len(places) != 1:
+    if len(set(places)) != 1:
         raise ValueError(f"a wrapped model stands on one device, got {len(set(places))}: give device=")
     return places[0]
 

@@ -328,15 +328,19 @@ class ModelConfig(Record):
 
     def require_tokens(self, what: str) -> None:
         """ValueError for `what` unless the outputs are the tokens, so that a logit says what comes next."""
-        if not self.unembed:
-            raise ValueError(
-                f"{what} requires logits, this model ends in its residual stream (it has no unembedding)"
-            )
         if self.d_vocab_out is not None:
             raise ValueError(
                 f"{what} requires a model that predicts tokens; this one has {self.d_vocab_out} outputs of its own "
                 f"beside {self.d_vocab} tokens"
             )
+
+    def require_next_token(self, what: str) -> None:
+        """ValueError for `what` unless the model has logits, and they say what comes next."""
+        if not self.unembed:
+            raise ValueError(
+                f"{what} requires logits, this model ends in its residual stream (it has no unembedding)"
+            )
+        self.require_tokens(what)
 
     @property
     def rotary_dim(self) -> int:

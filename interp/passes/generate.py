@@ -244,7 +244,7 @@ def check_generation(
     config: ModelConfig, batch: Batch, max_new_tokens: int, stop_tokens: Collection[int]
 ) -> None:
     """ValueError for a continuation beyond the context, a negative count, or a stop token outside the vocabulary."""
-    config.require_tokens("generation")
+    config.require_next_token("generation")
     n = batch.tokens.shape[1]
     if max_new_tokens < 0:
         raise ValueError(f"max_new_tokens >= 0 is required, got {max_new_tokens}")

@@ -298,7 +298,7 @@ def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
 
 
 def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
-    outcome.model.config.require_tokens("a next-token loss")
+    outcome.model.config.require_next_token("a next-token loss")
     home = outcome.batch.host().real
     if not bool((home[:, 1:] & home[:, :-1]).any(1).all()):
         raise ValueError("a next-token loss requires prompts of at least two tokens")

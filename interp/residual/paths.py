@@ -296,7 +296,7 @@ def _unit(config: ModelConfig) -> str:
 @torch.no_grad()
 def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """Every score of every term, first those of the orders, then those of one head by layer."""
-    model.config.require_tokens("a next-token loss")
+    model.config.require_next_token("a next-token loss")
     frozen = Frozen(model, trace)
     check_sum(frozen.orders, frozen.final, "final stream by order", model.dtype)
     upto, first = frozen.orders.cumsum(0), frozen.first_order

@@ -268,7 +268,7 @@ def test_a_folder_is_wrapped_where_we_have_no_file_or_where_that_is_asked(tmp_pa
     with pytest.raises(ValueError, match="'arcee' is not supported"):
         HookedTransformer.from_pretrained(tmp_path, wrapped=False)
     with pytest.raises(ValueError, match="one device, got 2"):
-        HookedTransformer.from_pretrained(tmp_path, devices=["cpu", "cpu"])
+        HookedTransformer.from_pretrained(tmp_path, devices=["cpu", "meta"])
     with pytest.raises(ValueError, match="there is no other code to wrap"):
         HookedTransformer.from_pretrained("demo-attn-2l", wrapped=True)
     values = json.loads((tmp_path / "config.json").read_text())
