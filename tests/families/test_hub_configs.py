@@ -1,15 +1,18 @@
 """106 configs of public repositories: each opens with transformers' numbers, and every key of each is told apart."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from packaging import version
 
 from interp.families.convert import to_model
 from interp.families.inert import read_keys, usual_values
 from interp.families.load import Reading, any_from_folder, family_of, reading_of
-from interp.families.spec import Settings
+from interp.families.spec import Settings, UnsupportedError
 from interp.families.stored import LiveTensors
 from interp.model import Transformer
 from interp.model.encoder_decoder import EncoderDecoder
@@ -28,6 +31,13 @@ DIFFERENT = {
     "the code that the model was trained with",
 }
 """Configs whose numbers are not those of the installed transformers, and why."""
+OLD = version.parse(transformers.__version__) < version.parse("5.24")
+OTHERWISE = {
+    "codegen": "reads n_ctx, which is wrapped then",
+    "gemma": "takes hidden_act gelu at its word, which always meant the tanh approximation",
+    "mamba2": "norms all groups of the gate together",
+}
+"""Types that transformers before 5.24 computes otherwise."""
 BOUNDS = {"bloom": {"seq_length"}, "cohere": {"model_max_length"}}
 """Keys that bound our context, where transformers has no bound; they change no number."""
 NATIVE = {kind for kind in kinds() if kind not in ("qwen2_moe", "olmoe", "phimoe")}
@@ -59,7 +69,7 @@ def test_a_config_of_every_type_opens_from_its_folder_with_transformers_logits(
     kind: str, tmp_path: Path
 ) -> None:
     name = kinds()[kind]
-    if name not in DIFFERENT:
+    if name not in DIFFERENT and not (OLD and kind in OTHERWISE):
         assert_opens(name, tmp_path)
 
 
@@ -176,7 +186,8 @@ def _asked(values: Mapping[str, object]) -> set[str]:
             return super().get(key)
 
     family = family_of(values)
-    family.config(Listening(values, family.name))
+    with suppress(UnsupportedError):  # of an older transformers
+        family.config(Listening(values, family.name))
     return asked - {"model_type", "architectures"}
 
 
