@@ -189,8 +189,10 @@ def _taken(plain: Values, more: Values) -> Values:
         their_config({**plain, **more})
     except Exception:  # whatever its code raises
         keys, half = list(more), len(more) // 2
-        parts = [{key: more[key] for key in some} for some in (keys[:half], keys[half:])] if half else []
-        return {key: value for part in parts for key, value in _taken(plain, part).items()}
+        found: dict[str, object] = {}
+        for some in (keys[:half], keys[half:]) if half else ():  # each beside what was taken before it
+            found |= _taken({**plain, **found}, {key: more[key] for key in some})
+        return found
     return more
 
 

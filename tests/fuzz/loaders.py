@@ -268,7 +268,9 @@ LOADERS: Mapping[str, Loader] = {
         ("HookedTransformer.from_pretrained", "families.from_folder", "families.any_from_folder"),
     ),
     "a GPT-2 of Hugging Face": Loader(
-        _gpt2, lambda path: _text(interp.HookedTransformer.from_pretrained(path)), ("families.tokenizer_of", "families.tokenizer_for")
+        _gpt2,
+        lambda path: _text(interp.HookedTransformer.from_pretrained(path)),
+        ("families.tokenizer_of", "families.tokenizer_for"),
     ),
     "a llama of Hugging Face": Loader(
         _hf("llama"), lambda path: interp.HookedTransformer.from_pretrained(path), ("families.is_encoder_decoder",)
