@@ -24,6 +24,7 @@ if "INTERP_TEST_DISTURBED" in os.environ:
 
     disturbed.install()
     os.environ["PYTHONPATH"] = os.pathsep.join([str(disturbed.PLACE), os.environ["PYTHONPATH"]])
+    sys.path.append(str(disturbed.PLACE))  # which is what a process that is spawned has for its path
 
 if "INTERP_TEST_SHAPES" in os.environ:
     assert "interp" not in sys.modules, "the shape checks must be in place before interp is imported"

@@ -102,15 +102,16 @@ def _switch(*, on: bool) -> None:
 
 
 def moved(result: Tensor, start: int) -> Tensor:
-    """Each number one unit in the last place nearer to 0, further from it, or as it was."""
+    """The tensor, each number in it now one unit in the last place nearer to 0, further from it, or as it was."""
     if result.is_complex():
-        return torch.view_as_complex(moved(torch.view_as_real(result), start))
+        moved(torch.view_as_real(result), start)
     if result.dtype not in BITS:
         return result
     whole, last = BITS[result.dtype]
-    bits = result.contiguous().view(whole)
+    bits = result.view(whole)
     steps = steps_from(STEPS[whole], start, result.numel()).view(result.shape)
-    return (bits & last).sign_().mul_(steps).add_(bits).view(result.dtype)
+    bits.add_((bits & last).sign_().mul_(steps))
+    return result
 
 
 def steps_from(steps: Tensor, start: int, count: int) -> Tensor:
@@ -129,14 +130,11 @@ def beginning(name: str, shapes: tuple[torch.Size, ...]) -> int:
 def _moving(name: str) -> Callable[..., object]:
     """The kernel of this name, with every tensor that it returns moved."""
     kernel = torch.library.get_kernel(f"aten::{name}", "CPU")
-    in_place = name.endswith(("_", ".out"))
 
     def product(keys: torch.DispatchKeySet, *args: object, **kwargs: object) -> object:
         given = itertools.chain(args, (value for key, value in kwargs.items() if key != "out"))
         start = beginning(name, tuple(each.shape for each in given if isinstance(each, Tensor)))
         result = kernel.call_boxed(keys, *args, **kwargs)
-        if in_place:
-            return result.copy_(moved(result, start))
         if isinstance(result, tuple):
             return tuple(each if each is None else moved(each, start) for each in result)
         return moved(result, start)

@@ -159,7 +159,10 @@ class BackwardLens(_OfGradients):
     ) -> Mapping[str, Real[Tensor, "b l ..."]]:
         """Lengths, ranks and tokens, `[b layer p ...]`."""
         values = norms(found, matrix, layers)
-        updated = values["relative_update"] > self.threshold
+        rounding = (
+            torch.finfo(found.model.dtype).eps / 4
+        )  # which is more than the threshold in half precision
+        updated = values["relative_update"] > max(self.threshold, rounding)
         vectors = torch.stack([found.in_stream(layer, matrix) for layer in layers], 1)
         assert found.batch.answer is not None
         cells = updated.nonzero().unbind(1)  # one wait for all that is taken and put there
@@ -296,8 +299,9 @@ def backward_lens(
     [.., rank] `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`,
     `bottom_word`.
     `part`[matrix, layer] names the sublayer of each matrix, `token` is the text of every token. Padding holds NaN, -1
-    and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix, ids
-    and ranks are -1 and the word is "no update": even zero projects to some tokens, those of the final norm's beta.
+    and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix (in
+    half precision a quarter of eps, the rounding of a pass), ids and ranks are -1 and the word is "no update": even
+    zero projects to some tokens, those of the final norm's beta.
     matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; in Macaron blocks also those of the MLP before attention,
     "mlp_before.W_in" and so on; in the decoder of an encoder-decoder, asked on `model.given(source, target)`, also
     "cross_attn.W_Q" and "cross_attn.W_O"; None = all that the model has (of a mixture of experts: attention only).

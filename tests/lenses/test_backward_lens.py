@@ -27,6 +27,7 @@ from interp.lenses import (
 from interp.lenses.backward_lens import NO_UPDATE
 from interp.model import Transformer
 from tests.configs import CONFIGS, build, some_tokens
+from tests.disturbed import machine
 from tests.edited import without_head
 from tests.loops import over
 from tests.model.slow import slow_read_out
@@ -158,6 +159,14 @@ def test_updates_below_the_threshold_are_left_out() -> None:
     cut = float(np.median(share[share > 0]))
     ranks = lens("gpt2", "W_out", threshold=cut).target_rank.values
     assert ((ranks == -1) == (share <= cut)).all() and (ranks == -1).any() and (ranks >= 0).any()
+
+
+def test_rounding_in_half_precision_is_no_update_whatever_the_machine() -> None:
+    """The first token sees itself alone, so that its query has no gradient but what two kernels round differently."""
+    model = HookedTransformer(build("gpt2", torch.bfloat16), None)
+    with machine(disturbed=True):
+        found = backward_lens(model, some_tokens(20), [3] * 20, matrices=["W_Q"]).sel(layer=0, pos=0)
+    assert (found.relative_update > 1e-6).any() and (found.target_rank == -1).all()
 
 
 def test_cosines_are_those_of_the_last_tokens_vectors() -> None:
