@@ -279,7 +279,7 @@ def _from_network(
         raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
     # a config may still name the class it was saved from, one with a head, say
     values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__]}
-    found = _read(values, wrapped)
+    found = _read(values, wrapped, live=True)
     if not isinstance(found, Reading):
         refuse_quantised(values)
         return wrapped_network(network, (*said, *found), dtype=dtype, device=_one_place(places))
@@ -484,23 +484,34 @@ def is_encoder_decoder(path: Path) -> bool:
     return isinstance(found, Reading) and isinstance(found.config, EncoderDecoderConfig)
 
 
-def _read(values: Mapping[str, object], wrapped: bool | None) -> Reading | tuple[str, ...]:
+def _read(
+    values: Mapping[str, object], wrapped: bool | None, *, live: bool = False
+) -> Reading | tuple[str, ...]:
     """A config as ours; or, where its model is to be wrapped, what is to be said of that.
 
     It is wrapped where that is asked for, or where transformers does what the config asks and no file here does.
+    live: a network is there already, so its type need not be one that transformers opens by itself.
     Errors: ValueError for a damaged config, or one that nobody does.
     """
     if wrapped:
         return ()
     known = any(values.get("model_type") in family.model_types for family in FAMILIES)
-    if wrapped is None and not known and can_wrap(values):
+    possible = wrapped is None and (live or can_wrap(values))
+    if possible and not known:
         return ()
     try:
-        return reading_of(values)
+        found = reading_of(values)
     except UnsupportedError as cause:
-        if wrapped is None and can_wrap(values):
+        if possible:
             return (f"wrapped, since our own code does not do what its config asks ({cause})",)
         raise
+    if (
+        possible
+        and isinstance(found.config, EncoderDecoderConfig)
+        and values.get("is_encoder_decoder") is False
+    ):
+        return ("wrapped: the decoder of a type whose encoder and decoder our own code has together",)
+    return found
 
 
 def _one_place(places: Sequence[torch.device]) -> torch.device:
