@@ -287,3 +287,14 @@ def test_attention_whose_scores_are_used_twice_has_no_heads() -> None:
     for site in ("hook_attn_scores", "hook_pattern", "hook_v"):
         with pytest.raises(KeyError, match="its scores are used beside the softmax"):
             sites.find(f"blocks.0.attn.{site}", model.config)
+
+
+@pytest.mark.parametrize("kind", ["bart", "bert", "emu3"])
+def test_a_live_network_that_our_own_code_does_not_do_is_wrapped(kind: str) -> None:
+    """The decoder of an encoder-decoder, an encoder as a decoder, a type that transformers has no opener for."""
+    made = tiny(kind)
+    model = HookedTransformer.from_pretrained(made)
+    assert torch.equal(model.transformer(tokens()), made(input_ids=tokens(), use_cache=False).logits.detach())
+    assert bool(model.transformer.opened) == (kind != "emu3")
+    with pytest.raises(ValueError, match=r"is_decoder=True|is not supported|the checkpoint lacks"):
+        HookedTransformer.from_pretrained(made, wrapped=False)
