@@ -496,13 +496,16 @@ def _read(
     if wrapped:
         return ()
     known = any(values.get("model_type") in family.model_types for family in FAMILIES)
-    possible = wrapped is None and (live or can_wrap(values))
-    if possible and not known:
+
+    def possible() -> bool:  # which imports transformers, so it is asked where there is a reason only
+        return wrapped is None and (live or can_wrap(values))
+
+    if not known and possible():
         return ()
     try:
         found = reading_of(values)
     except UnsupportedError as cause:
-        if possible:
+        if possible():
             return (f"wrapped, since our own code does not do what its config asks ({cause})",)
         raise
     if (
