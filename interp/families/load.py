@@ -508,11 +508,8 @@ def _read(
         if possible():
             return (f"wrapped, since our own code does not do what its config asks ({cause})",)
         raise
-    if (
-        possible
-        and isinstance(found.config, EncoderDecoderConfig)
-        and values.get("is_encoder_decoder") is False
-    ):
+    pair = isinstance(found.config, EncoderDecoderConfig)
+    if pair and values.get("is_encoder_decoder") is False and possible():
         return ("wrapped: the decoder of a type whose encoder and decoder our own code has together",)
     return found
 
