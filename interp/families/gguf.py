@@ -102,9 +102,9 @@ def _reader(path: Path) -> gguf.GGUFReader:
     class Plain(GGUFReader):
         def _get(
             self,
-            offset: int,
+            offset: int | np.integer,
             dtype: DTypeLike,
-            count: int = 1,
+            count: int | np.integer = 1,
             override_order: Literal["I", "S", "<"] | None = None,
         ) -> NDArray[np.generic]:
             self.data = np.asarray(self.data)  # type: ignore[assignment]

@@ -95,7 +95,7 @@ class Said:
         """A key of the architecture, such as "rope.freq_base"; None if the file lacks it."""
         return self.fields.get(f"{self.architecture}.{name}")
 
-    def number(self, name: str, default: float | None = None) -> float:
+    def number(self, name: str, default: int | float | None = None) -> int | float:
         """A key of the architecture that must be a number; `default` where the file lacks it."""
         found = self.key(name)
         found = default if found is None else found
@@ -389,13 +389,13 @@ def _read(said: Said) -> set[str]:
     return {*told, *READ_OFF_KEYS.get(said.architecture, ()), *(f"rope.scaling.{name}" for name in SCALING)}
 
 
-def _rotated(config: ModelConfig) -> float | None:
+def _rotated(config: ModelConfig) -> int | float | None:
     if not isinstance(config.position, Rotary):
         return None
     return config.head_width if config.position.dim is None else config.position.dim
 
 
-def _base(config: ModelConfig) -> float | None:
+def _base(config: ModelConfig) -> int | float | None:
     return config.position.base if isinstance(config.position, Rotary) else None
 
 

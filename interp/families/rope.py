@@ -58,8 +58,8 @@ def rotary(
     d_head: int,
     n_ctx: int,
     *,
-    base: float = 10_000.0,
-    partial: float | None = None,
+    base: int | float = 10_000.0,
+    partial: int | float | None = None,
     wording: Wording = USUAL,
 ) -> Rotary:
     """The rotation of a checkpoint, half-split; what stands in the table counts before what stands beside it.
@@ -109,8 +109,8 @@ def _table(
 
 
 def _share(
-    settings: Settings, rule: Settings, kind: str, default: float | None, outside: str | None
-) -> float:
+    settings: Settings, rule: Settings, kind: str, default: int | float | None, outside: str | None
+) -> int | float:
     """The share of a head's dimensions that are rotated; 1 where the family has no such share.
 
     Errors: ValueError where transformers would fail: it leaves the share out of a rotation of whole heads, and only
@@ -156,7 +156,7 @@ def yarn_score_factor(settings: Settings) -> float:
     return _mscale(rule.positive("factor"), rule.real("mscale_all_dim")) ** 2
 
 
-def _mscale(factor: float, weight: float) -> float:
+def _mscale(factor: int | float, weight: int | float) -> float:
     """YaRN's magnitude 0.1 weight ln(factor) + 1; 1 where nothing is stretched."""
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
@@ -183,7 +183,7 @@ def _scaling(
     raise UnsupportedError(f"rope_type={kind!r} is not supported; supported: {', '.join(KINDS)}")
 
 
-def _yarn(rule: Settings, original: int, stretch: float, truncate: bool) -> YarnScaling:
+def _yarn(rule: Settings, original: int, stretch: int | float, truncate: bool) -> YarnScaling:
     """YaRN; without `attention_factor` it follows from the factor and DeepSeek's two `mscale` numbers."""
     factor = rule.real("factor", stretch)
     tops = [rule.real(key, 0.0) for key in ("mscale", "mscale_all_dim")]
@@ -198,7 +198,7 @@ def _yarn(rule: Settings, original: int, stretch: float, truncate: bool) -> Yarn
     )
 
 
-def _long(rule: Settings, original: int, stretch: float, dim: int) -> LongScaling:
+def _long(rule: Settings, original: int, stretch: int | float, dim: int) -> LongScaling:
     """LongRoPE; without `attention_factor` it is sqrt(1 + ln(stretch) / ln(original context))."""
     lists = []
     for key in ("short_factor", "long_factor"):
