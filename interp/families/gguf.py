@@ -110,7 +110,7 @@ def _reader(path: Path) -> gguf.GGUFReader:
             self.data = np.asarray(self.data)  # type: ignore[assignment]
             if int(offset) + np.dtype(dtype).itemsize * int(count) > len(self.data):
                 raise ValueError(f"its {len(self.data)} bytes are fewer than it says")
-            return super()._get(offset, dtype, count, override_order)
+            return super()._get(int(offset), dtype, int(count), override_order)
 
     return Plain(path)
 
