@@ -110,7 +110,8 @@ def moved(result: Tensor, start: int) -> Tensor:
     whole, last = BITS[result.dtype]
     bits = result.view(whole)
     steps = steps_from(STEPS[whole], start, result.numel()).view(result.shape)
-    bits.add_((bits & last).sign_().mul_(steps))
+    rounded = (bits & last).sign_().mul_(result == result)  # NaN may have all bits, and be 0 after one more
+    bits.add_(rounded.mul_(steps))
     return result
 
 

@@ -99,6 +99,13 @@ def test_what_is_not_rounded_stays() -> None:
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_nan_stays_whatever_its_bits(dtype: torch.dtype) -> None:
+    whole, _ = BITS[dtype]
+    every = torch.full((3000,), -1, dtype=whole).view(dtype)
+    assert every.isnan().all() and disturbed.moved(every, 0).isnan().all()
+
+
 def test_it_holds_in_threads_without_gradients_and_in_backward_passes() -> None:
     with machine(disturbed=True):
         found = X @ W
