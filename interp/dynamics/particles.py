@@ -92,7 +92,7 @@ def trajectories(
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
         >>> way = trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=400, every=100)
-        >>> way.position.sizes["time"], bool(way.value.sel(score="potential").diff("time").min() >= 0)
+        >>> way.position.sizes["time"], bool(way.value.sel(score="potential").diff("time").min() > -1e-6)
         (5, True)
     """
     motion = Motion.of(x, qk, ov, ellipsoid, causal, dt)

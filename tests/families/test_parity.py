@@ -23,11 +23,20 @@ SOME = pytest.mark.parametrize(
 )
 
 
+def within(expected: torch.Tensor, exact: torch.Tensor) -> float:
+    """How far two float32 passes may be apart: both are about as far from the pass in float64.
+
+    Recurrent mixers carry a rounding on from token to token, so that it differs much by family.
+    """
+    return 1e-4 + 4 * largest(expected.double(), exact)
+
+
 @EVERY
 def test_logits_equal_hugging_faces_in_float32(name: str) -> None:
     expected = hf_logits(hf_model(name), some_tokens())
     assert expected.std() > 0.3
-    assert largest(network(name)(some_tokens()), expected) <= 1e-4
+    exact = hf_logits(hf_model(name, torch.float64), some_tokens())
+    assert largest(network(name)(some_tokens()), expected) <= within(expected, exact)
 
 
 @EVERY
@@ -61,7 +70,10 @@ def test_padded_rows_give_hugging_faces_logits_under_mask_and_position_ids(name:
     if "position_ids" not in inspect.signature(theirs.forward).parameters:  # BLOOM counts its mask
         del inputs["position_ids"]
     expected = hf_logits(theirs, tokens, **inputs)
-    assert largest(network(name)(tokens, keep=keep)[keep], expected[keep]) <= 1e-4
+    exact = hf_logits(hf_model(name, torch.float64), tokens, **inputs)
+    assert largest(network(name)(tokens, keep=keep)[keep], expected[keep]) <= within(
+        expected[keep], exact[keep]
+    )
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
