@@ -17,7 +17,7 @@ def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     said: tuple[str, ...] = ()
     while True:
         name = type(network).__name__
-        if name.startswith("FullyShardedDataParallel") or type(network).__name__.startswith("FSDP"):
+        if name.startswith(("FullyShardedDataParallel", "FSDP")):
             raise ValueError(
                 f"a model whose parameters are all here is required, {name} holds pieces: save it, give the folder"
             )
