@@ -3,6 +3,7 @@
 import functools
 import sys
 import warnings
+from types import FrameType
 
 
 class Note(UserWarning):
@@ -18,16 +19,16 @@ class Note(UserWarning):
 @functools.cache  # which makes it once per process and text
 def note(text: str) -> None:
     """Warn with a `Note`, once per process and text, at the line that called into the package."""
-    warnings.warn(text, Note, stacklevel=_level_of_the_caller())
+    warnings.warn(text, Note, stacklevel=_level_of_the_caller(sys._getframe()))
 
 
-def _level_of_the_caller() -> int:
-    """The `stacklevel`, seen from `note`, of the frame that called the outermost function of this package."""
+def _level_of_the_caller(inner: FrameType) -> int:
+    """The `stacklevel`, seen from the inner frame, of the one that called the outermost function of this package."""
     package, level, found = __name__.partition(".")[0], 0, 1
-    frame = sys._getframe(1)
+    frame: FrameType | None = inner
     while frame is not None:
         level += 1
         if frame.f_globals.get("__name__", "").partition(".")[0] == package:
             found = level + 1
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return found
