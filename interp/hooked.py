@@ -181,12 +181,15 @@ class HookedTransformer(Shown):
         position, norm = type(c.position).__name__, type(c.norm).__name__
         size = sum(p.numel() for p in self.transformer.parameters())
         mlp = "none" if c.mlp is None else f"{c.mlp.d_mlp} neurons a layer"
+        layers = f"no layers, d_model {c.d_model}"
+        if c.n_layers:
+            layers = f"{c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}"
         where = f"{str(self.transformer.dtype).removeprefix('torch.')} on {self.transformer.device}"
         unreadable = self.text.unreadable
         return fitted(
             [
                 f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
-                f"  {c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}",
+                f"  {layers}",
                 f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
                 *(f"  {clause}" for clause in self.transformer.opened),
                 *([] if unreadable is None else [f"  texts are refused: {unreadable}"]),

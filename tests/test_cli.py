@@ -18,6 +18,7 @@ from interp.cli import COMMANDS, command, main, parsed
 from interp.cli.commands import ANSWER, CORRUPT, PROMPT, WRONG, Models, Report, Verify
 from interp.cli.opening import OfModel
 from interp.cli.runs import Run
+from interp.core.notes import note
 from interp.model import KVCache
 from interp.tasks import RepeatedTokens
 from tests.contract.calls import graph_file
@@ -389,3 +390,21 @@ def test_a_page_is_not_written_over_what_is_no_file(
         assert f"{tmp_path / out} is {what}" in capsys.readouterr().err
         assert (tmp_path / out).lstat().st_mode == kind
     assert (tmp_path / "kept").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("options", "code"), [((), 0), (("--strict",), 1)])
+def test_a_note_is_a_line_on_stderr_and_under_strict_an_exit_code(
+    options: tuple[str, ...],
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    note.cache_clear()
+    monkeypatch.setattr(Models, "run", lambda self: note("half of it"))
+    assert main(["models", *options]) == code
+    assert capsys.readouterr().err == "note: half of it\n"
+
+
+def test_strict_without_notes_changes_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models", "--strict"]) == 0
+    assert capsys.readouterr().err == ""

@@ -22,6 +22,8 @@ TESTS = (
     "tests/model",
     "tests/families/test_state.py",
     "tests/families/test_hub_configs.py",
+    "tests/families/test_gguf.py",
+    "tests/families/test_sources.py",
     "tests/compat/test_bridge.py",
     "tests/compat/test_hooked_state.py",
     "tests/test_hooked.py",

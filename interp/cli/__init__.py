@@ -9,15 +9,18 @@ import dataclasses
 import difflib
 import gc
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
-from typing import Protocol, cast, runtime_checkable
+from typing import Protocol, TextIO, cast, runtime_checkable
 
 import tyro
+
+from interp.core.notes import Note
 
 
 @runtime_checkable
@@ -27,6 +30,11 @@ class Command(Protocol):
     @property
     def debug(self) -> bool:
         """Whether to show where an error was raised."""
+        ...
+
+    @property
+    def strict(self) -> bool:
+        """Whether a note makes the exit code 1."""
         ...
 
     def run(self) -> int | None:
@@ -176,12 +184,40 @@ def rarely_collected() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
+@contextmanager
+def notes_on_stderr() -> Iterator[list[str]]:
+    """What is warned of as an `interp.Note` becomes a line on stderr, `note: ...`; gives the list of them."""
+    given: list[str] = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", Note)
+        others = warnings.showwarning
+
+        def show(
+            message: Warning | str,
+            category: type[Warning],
+            filename: str,
+            lineno: int,
+            file: TextIO | None = None,
+            line: str | None = None,
+        ) -> None:
+            if issubclass(category, Note):
+                given.append(str(message))
+                print(f"note: {message}", file=sys.stderr)
+            else:
+                others(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield given
+
+
 @rarely_collected()
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code, 2 for what a user can put right."""
     given = parsed(sys.argv[1:] if argv is None else list(argv))
     try:
-        return given.run() or 0
+        with notes_on_stderr() as notes:
+            code = given.run() or 0
+        return code or int(given.strict and bool(notes))
     except (ValueError, LookupError, OSError, ArithmeticError) as cause:
         if given.debug:
             raise

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from interp.cli.opening import Common
+
 if TYPE_CHECKING:
     import xarray as xr
 
 
 @dataclass(frozen=True)
-class Benchmark:
+class Benchmark(Common):
     """Judge methods of circuit discovery on models whose circuits are known by construction: a table of scores."""
 
     programs: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -28,8 +30,6 @@ class Benchmark:
     """File to write every score of every model to."""
     html: Path | None = None
     """File to write the board's page to."""
-    debug: bool = False
-    """Show where an error was raised."""
 
     def run(self) -> None:
         """Measure and print model by model, then the two tables; the file is tried before any work."""

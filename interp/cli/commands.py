@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from interp.cli.opening import OfModel
+from interp.cli.opening import Common, OfModel
 
 if TYPE_CHECKING:
     from interp.pages import Question
@@ -72,7 +72,7 @@ class Report(OfModel):
 
 
 @dataclass(frozen=True)
-class Graph:
+class Graph(Common):
     """Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens from disk."""
 
     file: Annotated[Path, tyro.conf.Positional]
@@ -81,8 +81,6 @@ class Graph:
     """The page to write."""
     links: int = 200
     """How many of the strongest links to draw."""
-    debug: bool = False
-    """Show where an error was raised."""
 
     def run(self) -> None:
         """Read, draw, write."""
@@ -97,11 +95,8 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Models:
+class Models(Common):
     """List the demo models and what they measurably do."""
-
-    debug: bool = False
-    """Show where an error was raised."""
 
     def run(self) -> None:
         """Print one paragraph per model."""

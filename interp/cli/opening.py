@@ -9,10 +9,18 @@ from interp.opening import OfModel as Opened
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfModel(Opened):
+class Common:
+    """What every command has."""
+
+    debug: bool = False
+    """Show where an error was raised."""
+    strict: bool = False
+    """Exit with 1 where a note (on stderr) says that an answer is other or less than asked."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfModel(Opened, Common):
     """What every command about a model has."""
 
     model: Annotated[str, tyro.conf.arg(aliases=["-m"])] = "demo-4l"
     """Demo name (see `interp models`), local folder, file of weights or hub name."""
-    debug: bool = False
-    """Show where an error was raised."""

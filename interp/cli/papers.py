@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from interp.cli.opening import Common
+
 if TYPE_CHECKING:
     from interp.papers import Row
 
 
 @dataclass(frozen=True)
-class Reproduce:
+class Reproduce(Common):
     """Measure claims of published papers at toy scale: their numbers, ours with intervals, a verdict for each."""
 
     papers: Annotated[tuple[str, ...], tyro.conf.Positional] = ()
@@ -25,8 +27,6 @@ class Reproduce:
     """File to write the table to."""
     json: Path | None = None
     """File to write the table to, a list of lines."""
-    debug: bool = False
-    """Show where an error was raised."""
 
     def run(self) -> None:
         """Measure, print, write; the files are tried before any work."""

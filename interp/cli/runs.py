@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from interp.cli.opening import Common
 from interp.cli.parameters import filled, given_in, listed, merged
 from interp.core.files import named_path
 
@@ -28,11 +29,10 @@ SHARED = "shared"
 """Where the jobs of an array keep their streams."""
 FAILED, INTERRUPTED = 1, 130
 """Exit codes."""
-Debug = tyro.conf.Suppress[bool]
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Common):
     """Run an experiment file into a new folder, or go on with a run that was interrupted or failed."""
 
     file: Annotated[Path, tyro.conf.Positional]
@@ -49,7 +49,6 @@ class Run:
     """Run to go on with: a folder, the beginning of a name in --runs, or `last`."""
     shard: str | None = None
     """One job of an array, such as 2/8 (from 0): streams take that share of the data, the last job does the rest."""
-    debug: Debug = False
 
     def run(self) -> int:
         """0, or 1 if the experiment failed and 130 if it was interrupted; the folder is on the last line of stdout."""
@@ -112,14 +111,13 @@ class Run:
 
 
 @dataclass(frozen=True)
-class List:
+class List(Common):
     """List the runs of experiments: when, how they ended, and with which parameters."""
 
     runs: Path = ROOT
     """Folder of the runs."""
     state: Literal["running", "finished", "failed", "interrupted"] | None = None
     """Only runs in this state."""
-    debug: Debug = False
 
     def run(self) -> None:
         """Print a line for each run, the oldest first."""
@@ -142,14 +140,13 @@ class List:
 
 
 @dataclass(frozen=True)
-class Show:
+class Show(Common):
     """Show one run: parameters, where it comes from, what came out, and its files."""
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     """A run folder, the beginning of a name in --runs, or `last`."""
     runs: Path = ROOT
     """Folder of the runs."""
-    debug: Debug = False
 
     def run(self) -> None:
         """Print what run.json and the results say."""
@@ -160,7 +157,7 @@ class Show:
 
 
 @dataclass(frozen=True)
-class Compare:
+class Compare(Common):
     """Compare two runs: parameters and provenance that differ, and the results' largest differences."""
 
     first: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -171,7 +168,6 @@ class Compare:
     """Differences named per variable."""
     runs: Path = ROOT
     """Folder of the runs."""
-    debug: Debug = False
 
     def run(self) -> None:
         """Print the differences, and what could not be compared."""

@@ -55,6 +55,11 @@ class Result:
         return name
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the result is other or less than asked, in sentences: a sample, fewer edges, half precision, ..."""
+        return viewer.notes_of(self._dataset)
+
+    @property
     def facts(self) -> dict[str, str]:
         """How to read the numbers, as far as the result says it: metric, unit, n, interval, null, ..."""
         main = self._dataset["value"].attrs if "value" in self._dataset else {}
@@ -76,7 +81,8 @@ class Result:
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{dim} {size}" for dim, size in self._dataset.sizes.items())
-        lines = [f"{self.analysis} [{sizes}]", *(f"  {name}: {text}" for name, text in self.facts.items())]
+        lines = [f"{self.analysis} [{sizes}]", *(f"  note: {text}" for text in self.notes)]
+        lines += [f"  {name}: {text}" for name, text in self.facts.items()]
         names = [str(name) for name in self._dataset.data_vars]
         own = [name for name in names if name == "value" or name not in results.ESTIMATE]
         lines.append(f"  values: {', '.join(own)}")

@@ -21,6 +21,7 @@ from torch import Tensor
 from interp.core import late, viewer
 from interp.core.boundary import public
 from interp.core.files import write_atomically
+from interp.core.notes import note
 from interp.core.stats import FEWEST, Moments
 from interp.core.transfers import fetched, sent
 
@@ -96,6 +97,8 @@ Coords = Mapping[str, object]
 Variables = Mapping[str, tuple[Sequence[str], Tensor]]
 ESTIMATE = ("value", "low", "high", "null", "null_sd", "n")
 """The variables of an estimate, in the order of a table."""
+NOTES = "notes"
+"""The attribute that lists, in sentences, what a result is other or less than asked."""
 IDENTIFIED = ("prompt", "example")
 """The dims whose labels a run knows: which rows of its data they are."""
 
@@ -107,6 +110,7 @@ def labelled(
     coords: Coords | None = None,
     units: str | Mapping[str, str] | None = None,
     attrs: Mapping[str, str | float | int] | None = None,
+    notes: Sequence[str] = (),
 ) -> xr.Dataset:
     """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
 
@@ -114,6 +118,7 @@ def labelled(
     coords: labels by dim; a dim without any is counted from 0 (prompts are numbered by the run).
     units: of every variable of real numbers, or of those by name; a number without one is a share or a count of its
     own kind, unit "1".
+    notes: as for `noted`.
     """
     import xarray as xr
 
@@ -139,7 +144,19 @@ def labelled(
     }
     counted = {dim: range(size) for dim, size in sizes.items() if dim not in IDENTIFIED}
     about = {**(attrs or {}), viewer.ANALYSIS: analysis}
-    return xr.Dataset(variables, coords={**counted, **given}, attrs=about)
+    return noted(xr.Dataset(variables, coords={**counted, **given}, attrs=about), *notes)
+
+
+def noted(result: xr.Dataset, *notes: str) -> xr.Dataset:
+    """The result with these sentences added to `attrs["notes"]`: what it is other or less than asked.
+
+    Each is also given as an `interp.Note`, a warning, once per process. A sentence that is there already is not added.
+    """
+    if not notes:
+        return result
+    for text in notes:
+        note(f"{viewer.named(result)}: {text}")
+    return result.assign_attrs({NOTES: list(dict.fromkeys([*viewer.notes_of(result), *notes]))})
 
 
 def check_result(what: str, result: xr.Dataset, needs: Sequence[str], giver: str) -> None:
@@ -205,10 +222,12 @@ def scored(
     attrs: Mapping[str, str | float | int] | None = None,
     others: Variables | None = None,
     units: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
 ) -> xr.Dataset:
     """A Dataset of several quantities: `value`, `low`, `high`, `null`, `n` over the dims and `score`, and their `unit`.
 
-    others: further variables, such as labels or indices. units: of those that are not over `score`.
+    others: further variables, such as labels or indices. units: of those that are not over `score`. notes: as for
+    `noted`.
     """
     where = (*dims, "score")
     parts = ("value", "low", "high", "null", "n")
@@ -226,6 +245,7 @@ def scored(
         coords={**(coords or {}), "score": list(scores), "unit": listed},
         units={**of_scores, **(units or {})},
         attrs=attrs,
+        notes=notes,
     )
 
 

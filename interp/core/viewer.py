@@ -96,7 +96,9 @@ def _brief(value: object) -> str:
 
 def fitted(lines: Iterable[str]) -> str:
     """The lines as one text of at most 80 columns, what does not fit on the next line."""
-    return "\n".join(textwrap.fill(line, WIDTH, subsequent_indent="    ") for line in lines)
+    return "\n".join(
+        textwrap.fill(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False) for line in lines
+    )
 
 
 def named(result: object) -> str | None:
@@ -104,6 +106,13 @@ def named(result: object) -> str | None:
     attrs = getattr(result, "attrs", None)
     name = attrs.get(ANALYSIS) if isinstance(attrs, dict) else None
     return name if isinstance(name, str) else None
+
+
+def notes_of(result: object) -> tuple[str, ...]:
+    """The sentences under `attrs["notes"]` of a Dataset, those of a file with a single one included."""
+    attrs = getattr(result, "attrs", None)
+    found = attrs.get("notes", ()) if isinstance(attrs, dict) else ()
+    return (found,) if isinstance(found, str) else tuple(map(str, found))
 
 
 def over_training(result: object) -> str:

@@ -86,6 +86,7 @@ from interp.families.stored import (
     listing,
     saved_beside,
     weight_files,
+    weights_of,
 )
 from interp.families.theirs import (
     TASKS,
@@ -455,7 +456,7 @@ def gguf_in(path: Path) -> Path | None:
     if path.is_file():
         return path if path.suffix == gguf.SUFFIX else None
     found = sorted(path.glob(f"*{gguf.SUFFIX}"))
-    if not found or any(any(path.glob(f"*{suffix}")) for suffix in (".safetensors", ".bin")):
+    if not found or any(any(weights_of(path, suffix)) for suffix in (".safetensors", ".bin")):
         return None
     if len(found) > 1:
         raise ValueError(

@@ -297,7 +297,7 @@ def weight_files(folder: Path) -> list[Path]:
         if index.is_file():
             return _of_index(folder, index)
     for suffix in (".safetensors", *PICKLES):
-        found = [p for p in sorted(folder.glob(f"*{suffix}")) if p.name not in BESIDE]
+        found = weights_of(folder, suffix)
         shards = [p for p in found if re.fullmatch(r".*-\d+-of-\d+", p.stem)]
         if shards and len(shards) == len(found) == int(shards[0].stem.rpartition("-")[2]):
             return found
@@ -314,6 +314,11 @@ def weight_files(folder: Path) -> list[Path]:
     raise FileNotFoundError(
         f"{folder} holds no *.safetensors file and no pytorch_model.bin; it holds {listing(folder)}"
     )
+
+
+def weights_of(folder: Path, suffix: str) -> list[Path]:
+    """The files of a folder with this end that may hold the model's weights, by name."""
+    return [p for p in sorted(folder.glob(f"*{suffix}")) if p.name not in BESIDE]
 
 
 def _of_index(folder: Path, index: Path) -> list[Path]:

@@ -546,7 +546,7 @@ class MaskedHead(nn.Module):
         self.act = ACTIVATIONS[act]
         self.norm = Normalize(norm, d_model, "mlm_head")
 
-    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"]:
+    def forward(self, x: Float[Tensor, "*b d"]) -> Float[Tensor, "*b e"]:
         """The input of the unembedding."""
         return self.norm(secant(self.act, self.dense(x), self.rules))
 

@@ -32,6 +32,7 @@ LARGE = 20_000_000
 
 BOX = Markup('<div style="margin:.2em 0 .6em;font-size:90%;max-width:60em">{}</div>')
 MUTED = Markup('<div style="opacity:.75">{}</div>')
+NOTE = Markup('<div style="border-left:3px solid #c77700;padding-left:.5em">Note: {}</div>')
 TITLE = Markup("<div><b>{}</b></div>")
 PLAIN = Markup('<pre style="margin:.2em 0;white-space:pre-wrap">{}</pre>')
 
@@ -92,4 +93,5 @@ def dataset_line(result: xr.Dataset) -> Markup:
     """The analysis, its dims, and how to read its numbers."""
     sizes = " × ".join(f"{dim} {size}" for dim, size in result.sizes.items())
     facts = " · ".join(f"{name}: {text}" for name, text in Result(result).facts.items())
-    return TITLE.format(f"{viewer.named(result)} ({sizes})") + MUTED.format(facts)
+    notes = Markup("").join(NOTE.format(text) for text in viewer.notes_of(result))
+    return TITLE.format(f"{viewer.named(result)} ({sizes})") + notes + MUTED.format(facts)

@@ -20,7 +20,7 @@ from torch.nn.utils import get_total_norm
 
 from interp.core.boundary import Count, Device, public, shown
 from interp.core.stats import Bootstrap, Means, Partial, Rows
-from interp.core.viewer import Shown
+from interp.core.viewer import Shown, notes_of
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Rejected
 from interp.data.stream import DataSource, GivenBatches, Stream, about, data_source, prompt_source, windows_of
@@ -41,6 +41,7 @@ from interp.passes.together import least, one_after_another
 from interp.runs.kept import looked_at, once
 from interp.runs.memory import MOST_ON_HOST, memory_plan
 from interp.runs.progress import Done, Progress, progress_bar
+from interp.runs.provenance import versions
 from interp.runs.work_folder import WORK, Shard, check_comparable, opened, work_of, write_results
 from interp.runs.workers import Worker, all_devices, done_by_processes
 
@@ -91,8 +92,10 @@ class Results(Shown, Named):
         counts = (
             f"{self.rows} rows, {self.tokens} tokens, {len(self.rejected)} rows set aside, {self.cut} cut"
         )
-        sizes = "\n".join(f"  {name}: {dict(value.sizes)}" for name, value in self.items())
-        return f"Results of {counts}\n{sizes}"
+        lines = [f"Results of {counts}"]
+        for name, value in self.items():
+            lines += [f"  {name}: {dict(value.sizes)}", *(f"    note: {text}" for text in notes_of(value))]
+        return "\n".join(lines)
 
 
 @public(unchecked=("questions",))
@@ -178,14 +181,26 @@ def _found(
     return replace(found, datasets={**found.datasets, **answered})
 
 
+def _with_origin(result: xr.Dataset, network: Transformer) -> xr.Dataset:
+    """The result with attributes that say in what precision, where and by what it was computed."""
+    installed = versions()
+    origin = {
+        "dtype": str(network.dtype).removeprefix("torch."),
+        "device": str(network.device),
+        "threads": torch.get_num_threads(),
+        "versions": ", ".join(f"{name} {installed[name]}" for name in ("interp", "torch", "transformers")),
+    }
+    return result.assign_attrs({**origin, **result.attrs})
+
+
 def _alone(model: Subject, question: Askable, asked: Alone) -> xr.Dataset:
     """The answer of a question without rows; one about weights is made once for the same weights."""
     if not getattr(question, "of_weights", False):
-        return asked.answer()
+        return _with_origin(asked.answer(), model.transformer)
 
     def made() -> xr.Dataset:
         _check_finite(model.transformer, asked.name)
-        return asked.answer()
+        return _with_origin(asked.answer(), model.transformer)
 
     return once(model, question, made).copy(deep=True)
 
@@ -257,7 +272,7 @@ def _over_data(
         return _kept(work, folder, partial(_sized, data, shared, subject), begun=before is not None)
     progress = Progress()
     work.go(progress.due, progress, progress.add)
-    return _results(shared, source, progress, stopped=work.enough(progress))
+    return _results(shared, source, progress, network, stopped=work.enough(progress))
 
 
 @public()
@@ -393,7 +408,7 @@ def _kept(work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, beg
     with opened(folder, questions, model, work.share) as place:
         work.go(place.due, place.journal.progress, place.take)
         together = place.together()
-        results = _results(questions, work.source, together, stopped=work.enough(together))
+        results = _results(questions, work.source, together, model, stopped=work.enough(together))
         if results.complete and place.writes:
             write_results(folder, results, results.rejected)
     return results
@@ -482,7 +497,9 @@ def _sized(
     return replace(source, tokens_per_batch=plan.tokens_per_batch)
 
 
-def _results(questions: Questions, source: DataSource, progress: Progress, *, stopped: bool) -> Results:
+def _results(
+    questions: Questions, source: DataSource, progress: Progress, network: Transformer, *, stopped: bool
+) -> Results:
     total, tally = progress.total(), progress.finished
     rejected = sorted(tally.rejected, key=lambda each: each.row)
     if total is None:
@@ -493,7 +510,9 @@ def _results(questions: Questions, source: DataSource, progress: Progress, *, st
     if isinstance(source, Stream):
         total = {name: p.ordered() if isinstance(p, Rows) else p for name, p in total.items()}
     finished = questions.finished(total)
-    datasets = {name: _numbered(value, total[name]) for name, value in finished.items()}
+    datasets = {
+        name: _with_origin(_numbered(value, total[name]), network) for name, value in finished.items()
+    }
     if rejected:  # a function gives its result alone, and rows must not get lost unseen
         datasets = {name: each.assign_attrs(rejected=len(rejected)) for name, each in datasets.items()}
     complete = stopped or source.windows is None or len(progress.tree) == source.windows

@@ -51,7 +51,7 @@ class Session:
             pid=os.getpid(),
             host=platform.node(),
             platform=platform.platform(),
-            versions=versions(),
+            versions=dict(versions()),
             git_revision=git_revision(here),
             git_dirty=git_dirty(here),
             file_sha256=None if file is None else file_hash(file),

@@ -8,7 +8,10 @@ import pytest
 import torch
 import xarray as xr
 
-from interp.core.results import frame, labelled, write_tables
+import interp
+from interp.core.notes import note
+from interp.core.results import frame, labelled, noted, write_tables
+from interp.plot.cards import card
 
 
 def test_values_keep_their_dims_coords_and_attributes() -> None:
@@ -81,3 +84,29 @@ def test_a_table_that_cannot_be_written_leaves_no_part_of_it(tmp_path: Path) -> 
     with pytest.raises(Exception, match="x"):
         write_tables({"bad": mixed}, tmp_path)
     assert {p.name for p in tmp_path.iterdir()} <= {"bad.csv"}
+
+
+# --- notes --------------------------------------------------------------------------------------------------------
+
+
+def test_a_note_stands_in_the_result_in_its_text_and_in_a_warning() -> None:
+    note.cache_clear()
+    with pytest.warns(interp.Note, match="made_up: a sample of 4"):
+        result = labelled("made_up", {"value": ((), torch.tensor(1.0))}, notes=["a sample of 4"])
+    assert result.attrs["notes"] == ["a sample of 4"] and result.view.notes == ("a sample of 4",)
+    assert str(result.view).splitlines()[1] == "  note: a sample of 4"
+    assert "Note: a sample of 4" in card(result)
+
+
+def test_notes_are_added_once_and_survive_a_file(tmp_path: Path) -> None:
+    result = labelled("made_up", {"value": ((), torch.tensor(1.0))}, notes=["one"])
+    several = noted(result, "one", "two")
+    assert several.attrs["notes"] == ["one", "two"] and result.attrs["notes"] == ["one"]
+    for each in (result, several):
+        each.to_netcdf(tmp_path / "result.nc")
+        with xr.open_dataset(tmp_path / "result.nc") as read:
+            assert read.view.notes == each.view.notes
+
+
+def test_a_result_without_notes_has_no_such_attribute() -> None:
+    assert "notes" not in labelled("made_up", {"value": ((), torch.tensor(1.0))}).attrs

@@ -431,6 +431,8 @@ def test_a_folder_means_its_one_file_and_asks_where_there_are_several(tmp_path: 
     llama_file(tmp_path)
     expected = ours(tmp_path / "model.gguf", new_hf_model("llama"))
     assert torch.equal(HookedTransformer.from_pretrained(tmp_path).transformer(some_tokens()), expected)
+    (tmp_path / "training_args.bin").write_bytes(b"of the trainer")
+    assert torch.equal(HookedTransformer.from_pretrained(tmp_path).transformer(some_tokens()), expected)
     (tmp_path / "other.gguf").write_bytes((tmp_path / "model.gguf").read_bytes())
     with pytest.raises(
         ValueError, match=r"holds 2 GGUF files, model\.gguf, other\.gguf; give the path of one"

@@ -13,7 +13,7 @@ from tests.real.wheels import fetched
 
 OUT = Path("out/real")
 PROMPT, ANSWER, WRONG = "When Mary and John went to the store, John gave a drink to", " Mary", " John"
-AROUND = {"cli", "core", "pages", "real"}
+AROUND = {"cli", "core", "pages", "real", "tests"}
 """Folders of what asks the questions of a page; what is called first outside of them is one."""
 
 

@@ -128,7 +128,7 @@ def test_results_name_their_tokens_and_say_what_they_sum_to() -> None:
     result = token_attribution(hooked(), prompt)
     assert "".join(result.token.values[0]) == "<|endoftext|>" + prompt
     said = {"unit": "share", "sums_to": "1", "method": "alti", "pos": -1}
-    assert result.attrs == {"interp_analysis": "token_attribution", **said}
+    assert result.attrs.items() >= {"interp_analysis": "token_attribution", **said}.items()
     complete = token_attribution(hooked(), prompt, 5, method="integrated_gradients")
     assert "total" in complete and "error" in complete and "total" in complete.attrs["sums_to"]
     assert complete.attrs["completeness_error"] == float(complete.error.max())
