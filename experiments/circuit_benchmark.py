@@ -27,7 +27,7 @@ from torch import Tensor
 import interp
 from interp import tasks
 from interp.causal import agreement
-from interp.circuits import circuit_curve, score_edges
+from interp.circuits import MIB_FRACTIONS, circuit_curve, score_edges
 from interp.circuits.circuit_evaluation import KINDS
 from interp.circuits.edge_rankings import resampled
 from interp.data.batch import Prompts
@@ -96,8 +96,9 @@ def task_table(name: str, model: interp.HookedTransformer, job: CircuitBenchmark
     """One row per method and score; random circuits of each kind have the sizes that the exact scores lead to."""
     scoring, judging = halves(name, model, job)
     judge = partial(
-        circuit_curve, model, judging.clean, judging.corrupt, metric=judging.metric, seed=job.seed
-    )
+        circuit_curve, model, judging.clean, judging.corrupt, metric=judging.metric, fractions=MIB_FRACTIONS,
+        seed=job.seed,
+    )  # fmt: skip
     scores = {method: scored(model, scoring, method) for method in METHODS}
     exact, other = scores["exact"], scored(model, judging, "exact")
     rows = []

@@ -20,6 +20,7 @@ import interp
 from interp import plot, tasks
 from interp.causal import EdgeGraph
 from interp.circuits import (
+    MIB_FRACTIONS,
     Circuit,
     CircuitProtocol,
     circuit_curve,
@@ -111,9 +112,9 @@ def searched(
     circuit = circuit_of(
         model, record.step(f"{name}-circuit", lambda: edges(model, pairs, METHODS[name], job))
     )
-    judge = partial(evaluate_circuit, metric=other.metric, subsets=8, draws=job.draws, seed=job.seed)
+    judge = partial(evaluate_circuit, metric=other.metric, subsets=8, draws=job.draws, nodes=None, seed=job.seed)
     judged = record.step(f"{name}-judged", partial(judge, *judging, circuit))
-    curve = partial(circuit_curve, *judging, scores, metric=other.metric)
+    curve = partial(circuit_curve, *judging, scores, metric=other.metric, fractions=MIB_FRACTIONS)
     return Found(
         circuit,
         record.step(f"{name}-curve", lambda: curve(draws=job.draws, seed=job.seed)),

@@ -1,6 +1,7 @@
 """Circuits of edges: scoring, finding, running and evaluating them, and their files."""
 
 from interp.circuits.circuit_evaluation import (
+    MIB_FRACTIONS,
     CircuitCurve,
     EvaluateCircuit,
     circuit_curve,
@@ -23,6 +24,7 @@ from interp.circuits.mib_files import MibScores, read_mib, write_mib
 from interp.model.parts import Edge
 
 __all__ = [
+    "MIB_FRACTIONS",
     "AttributionGraph",
     "Circuit",
     "CircuitCurve",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -22,7 +23,9 @@ from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_rankings import largest
 from interp.circuits.interchange import Interchange, Replacement, reference_of
 from interp.core.boundary import Count, public
-from interp.core.stats import Partial
+from interp.core.notes import note
+from interp.core.results import noted
+from interp.core.stats import FEWEST, Partial, t95
 from interp.data.batch import Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
@@ -43,6 +46,20 @@ SLACK = 0.01
 """How much more than its edges one by one, in shares of the whole effect, a block may cost."""
 MASKS = 256
 """Circuits that the iterative search asks about at once."""
+ENOUGH = 0.8
+"""The faithfulness that is aimed at where neither a number of edges nor a threshold is given."""
+SMALLEST = 4
+"""Edges of the smallest circuit that is tried for it; each further one has twice as many."""
+BETWEEN = 3
+"""Sizes that are tried between the largest that is too small and the next, at equal ratios."""
+POOR = 0.5
+"""The faithfulness below which the other direction is tried, to say whether it would do better."""
+ONE_WAY: tuple[Scoring, ...] = ("exact", "eap", "eap-ig-activations")
+"""The scorings whose two directions find other edges; those of the others differ in sign alone."""
+CANCELLED = 3
+"""How many times smaller the mean of an edge's effects must be than their size, for it to count as cancelled."""
+LARGE = 0.1
+"""The share of the largest size of any edge's effects that such effects must have to be named."""
 Ask = Callable[[Bool[Tensor, "c sender receiver"]], "xr.Dataset"]
 """From circuits to the answer of `Interchange`."""
 
@@ -78,6 +95,11 @@ class FindCircuit(Question):
     def asked(self, model: Subject) -> Analysis:
         """The question of the edges' scores; the search comes last."""
         graph = EdgeGraph.of(model.transformer.config)
+        if self.edges is None and self.threshold is None:
+            raise ValueError(
+                "edges=n or threshold=... is required: how many edges are enough is found by running circuits on the "
+                "same prompts again, which find_circuit(...) does"
+            )
         check_search(graph, self.search, self.edges, self.threshold)
         if self.search == "iterative":
             raise ValueError(
@@ -88,8 +110,10 @@ class FindCircuit(Question):
         finish = partial(_picked_from, inner=scores.finish, graph=graph, asked=self)
         return replace(scores, name=self.name, finish=finish)
 
-    def protocol(self, prompts: int, method: str | None = None) -> CircuitProtocol:
-        """How the circuit is found, for so many pairs."""
+    def protocol(
+        self, prompts: int, method: str | None = None, faithfulness: float | None = None
+    ) -> CircuitProtocol:
+        """How the circuit is found, for so many pairs, and how faithful it is to them."""
         metric = as_metric(self.metric)
         return CircuitProtocol(
             metric.name,
@@ -100,6 +124,7 @@ class FindCircuit(Question):
             prompts,
             self.seed,
             self.direction,
+            faithfulness,
         )
 
 
@@ -113,6 +138,7 @@ def find_circuit(
     method: Scoring = "eap-ig-inputs",
     edges: int | None = None,
     threshold: float | None = None,
+    faithfulness: float | None = None,
     search: Search = "top_n",
     replacement: Replacement = "resample",
     reference: Prompts | None = None,
@@ -126,7 +152,11 @@ def find_circuit(
     """The circuit that makes the difference of a metric between clean and corrupted prompts, without loose ends.
 
     Of all connections from part to part, the few that carry what tells the two prompts apart.
-    Edges are scored by `edge_attribution` (or, "exact", by `edge_effects`), and kept by absolute score:
+    Edges are scored by `edge_attribution` (or, "exact", by `edge_effects`), and kept by absolute score: `edges` of
+    them, or all of at least `threshold`, or, where neither is given, as many as keep `faithfulness` (None: 0.8) of the
+    metric's difference between the whole model and no edge, on these prompts: circuits of 4, 8, 16, ... edges are run,
+    and three sizes between the last that falls short and the next. The circuit's `notes` say why it has so many.
+    search:
     top_n       the `edges` largest.
     threshold   all of at least `threshold`, in the metric's unit.
     greedy      from the logits backwards: again and again the largest edge into a node that is already in, until there
@@ -136,13 +166,21 @@ def find_circuit(
                 do together what none of them does alone, until there are `edges`, or the smallest exceeds `threshold`
                 (in the spirit of ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per
                 edge and round: for small models.
-    Edges on no path from the input to the logits are pruned in the end, so there may be fewer than `edges`.
+    Edges of score 0, and those on no path from the input to the logits, are pruned in the end, so there may be fewer
+    than `edges`. The circuit is then run on the pairs: `protocol.faithfulness`. Its `notes` say what was pruned and
+    what that changed, which edges have effects that cancel over the prompts, and, where the circuit keeps less than
+    half, whether the other direction would do better: parts all of which are needed (AND) show under "noise", parts
+    each of which is enough (backups) under "denoise".
     direction: what a score is the effect of. denoise: positive where the clean edge raises the metric (found
     iteratively: in the circuit without it); noise: positive where the corrupted edge does.
     replacement, reference: see `interchange`; only the iterative search runs circuits. task, seed: noted in the record.
     `interp.run([FindCircuit(...)], model, Pairs(...))` finds one on data of any size, but for the iterative search.
     Caveats: scores of single edges cannot see two parts of which either suffices; the iterative search keeps one.
-    Errors: ValueError for pairs that do not align, a number of edges outside 1 to all, or a search without its limit.
+    Cost: that of the scores, and about a forward pass of the pairs for each circuit that is run, 4, or 20 where their
+    size is looked for.
+    Errors: ValueError for pairs that do not align, a number of edges outside 1 to all, more than one limit, the
+    iterative search or one by threshold without theirs, and, where the size is looked for, a metric that is the same
+    in the whole model and without any edge.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -155,15 +193,21 @@ def find_circuit(
     answer = partial(
         answered, model=model, data=data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
     )
-    name = getattr(model, "name", "")
+    name, graph = getattr(model, "name", ""), EdgeGraph.of(as_network(model).config)
     reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
-    if search != "iterative":
-        return Circuit.of_result(answer(asked), model=name)
 
     def ask(kept: Bool[Tensor, "c sender receiver"]) -> xr.Dataset:
         return answer(Interchange(kept, metric, replacement, reference))
 
-    return _iterative(ask, EdgeGraph.of(as_network(model).config), asked, name)
+    if search == "iterative":
+        if faithfulness is not None:
+            raise ValueError("search='iterative' requires edges=n or threshold=..., got faithfulness")
+        circuit = _iterative(ask, graph, asked, name)
+    else:
+        circuit = _by_scores(answer, ask, graph, asked, faithfulness, name)
+    for text in circuit.notes:
+        note(f"find_circuit: {text}")
+    return circuit
 
 
 def scoring(
@@ -259,14 +303,183 @@ def pruned(
     return kept, scores
 
 
+# --- by scores ----------------------------------------------------------------------------------------------------
+
+
+def _by_scores(
+    answer: Callable[[Question], xr.Dataset],
+    ask: Ask,
+    graph: EdgeGraph,
+    asked: FindCircuit,
+    faithfulness: float | None,
+    model: str,
+) -> Circuit:
+    """The circuit of the best edges by their scores, run once, with all that is to be said of it."""
+    limits = [each for each in (asked.edges, asked.threshold, faithfulness) if each is not None]
+    if len(limits) > 1 or (not limits and asked.search == "threshold"):
+        raise ValueError(
+            f"one of edges, threshold and faithfulness is required, got edges={asked.edges}, threshold="
+            f"{asked.threshold} and faithfulness={faithfulness} for search={asked.search!r}"
+        )
+    if limits and faithfulness is None:
+        check_search(graph, asked.search, asked.edges, asked.threshold)
+    table = answer(scoring(asked.method, metric=asked.metric, direction=asked.direction))
+    values = torch.from_numpy(table.value.values)
+    notes: list[str] = []
+    if asked.edges is None and asked.threshold is None:
+        picked, why = _enough(ask, graph, values, asked, ENOUGH if faithfulness is None else faithfulness)
+        notes.append(why)
+    else:
+        picked = _picked(graph, values, asked)
+    kept = connected(graph, picked)
+    before, after = _faithful(ask, torch.stack((picked, kept)))
+    notes += _of_pruned(graph, values, picked, kept, asked, (before, after))
+    notes += _of_cancelled(graph, table, kept)
+    if asked.method in ONE_WAY and not after >= POOR:
+        notes += _of_other_direction(answer, ask, graph, asked, int(picked.sum()), after)
+    how = asked.protocol(int(table.n.max()), faithfulness=after if math.isfinite(after) else None)
+    return Circuit.of(graph, kept, values, model=model, task=asked.task, protocol=how, notes=notes)
+
+
+def _enough(
+    ask: Ask, graph: EdgeGraph, values: Float[Tensor, "s r"], asked: FindCircuit, target: float
+) -> tuple[Bool[Tensor, "s r"], str]:
+    """The fewest edges, of some sizes, that are faithful enough, and a sentence that says why so many."""
+    if not 0 < target <= 1:
+        raise ValueError(f"a faithfulness above 0 and at most 1 is required, got {target}")
+
+    def tried(sizes: list[int]) -> dict[int, float]:
+        masks = [_picked(graph, values, replace(asked, edges=n)) for n in sizes]
+        return dict(zip(sizes, _faithful(ask, torch.stack(masks)), strict=True))
+
+    sizes = [n for i in range(len(graph).bit_length()) if SMALLEST <= (n := 1 << i) < len(graph)]
+    found = {0: 0.0, **tried(sizes), len(graph): 1.0}
+    if not math.isfinite(found[sizes[0]]):
+        raise ValueError(
+            "the whole model and no edge at all have the same metric, so no number of edges keeps more of it than "
+            "another: give edges=n, or prompts whose corruption changes the metric"
+        )
+    enough = next(n for n, share in found.items() if share >= target)
+    below = max(n for n in found if n < enough)
+    ratio = enough / max(below, 1)
+    between = {round(max(below, 1) * ratio ** (i / (BETWEEN + 1))) for i in range(1, BETWEEN + 1)}
+    if finer := sorted(n for n in between if below < n < enough):
+        found |= tried(finer)
+        enough = next(n for n in (*finer, enough) if found[n] >= target)
+        below = max(n for n in found if n < enough)
+    many = (
+        f", {enough / len(graph):.0%} of all: the effect is not carried by a few"
+        if enough > len(graph) / 2
+        else ""
+    )
+    why = (
+        f"{enough} edges{many}: the fewest of {len(found) - 2} sizes tried that keep {target:.0%} of the metric's "
+        f"difference between the whole model and no edge on these prompts ({found[enough]:.0%}; {below} keep "
+        f"{found[below]:.0%})"
+    )
+    return _picked(graph, values, replace(asked, edges=enough)), why
+
+
+def _faithful(ask: Ask, kept: Bool[Tensor, "c s r"]) -> list[float]:
+    """The share of the metric's difference between all edges and none that each circuit keeps; NaN where that is 0."""
+    none = torch.zeros_like(kept[:1])
+    full, empty, *found = _means(ask, torch.cat((~none, none, kept))).double().tolist()
+    effect = full - empty
+    if abs(effect) <= 1e-9 * abs(full):
+        return [math.nan] * len(found)
+    return [(value - empty) / effect for value in found]
+
+
+def _of_pruned(
+    graph: EdgeGraph,
+    values: Float[Tensor, "s r"],
+    picked: Bool[Tensor, "s r"],
+    kept: Bool[Tensor, "s r"],
+    asked: FindCircuit,
+    faithful: tuple[float, float],
+) -> list[str]:
+    """What is to be said of edges that were asked for and are not there."""
+    found = []
+    n, picks, left = asked.edges, int(picked.sum()), int(kept.sum())
+    if n is not None and picks < n:
+        found.append(
+            f"{n} edges were asked for, and {picks} have a score other than 0 where they are looked for"
+        )
+    if picks > left:
+        lost = picked & ~kept
+        place = int(values.abs().where(lost, -torch.inf).flatten().argmax())
+        sender, receiver = divmod(place, values.shape[1])
+        name, score = graph.name(sender, receiver), float(values[sender, receiver])
+        clauses = [
+            f"{picks - left} of {picks} edges were pruned, since they are on no path from the input to the logits "
+            f"among these; the strongest is {name} ({score:+.3g})"
+        ]
+        if math.isfinite(faithful[1]):
+            clauses.append(f"faithfulness before {faithful[0]:.2f}, after {faithful[1]:.2f}")
+        if asked.search != "greedy":
+            clauses.append("search='greedy' picks edges that lead to the logits alone")
+        found.append("; ".join(clauses))
+    return found
+
+
+def _of_cancelled(graph: EdgeGraph, table: xr.Dataset, kept: Bool[Tensor, "s r"]) -> list[str]:
+    """Which edges are left out although they matter in single prompts, since their effects cancel in the mean."""
+    n = int(table.n.max())
+    if n < FEWEST:
+        return []
+    mean = torch.from_numpy(table.value.values).nan_to_num()
+    error = torch.from_numpy((table.high - table.low).values).nan_to_num() / 2 / float(t95(n))
+    size = (mean**2 + error**2 * (n - 1)).sqrt()  # root mean square over the prompts
+    large = size >= LARGE * size.max()
+    lost = graph.exists & ~kept & large & (size >= CANCELLED * mean.abs())
+    if not bool(lost.any()):
+        return []
+    place = int(size.where(lost, -torch.inf).flatten().argmax())
+    sender, receiver = divmod(place, size.shape[1])
+    return [
+        f"{int(lost.sum())} edges left out have large effects of other signs in other prompts, which cancel in the "
+        f"mean; the strongest is {graph.name(sender, receiver)} (mean "
+        f"{float(mean[sender, receiver]):+.3g}, size {float(size[sender, receiver]):.3g})"
+    ]
+
+
+def _of_other_direction(
+    answer: Callable[[Question], xr.Dataset],
+    ask: Ask,
+    graph: EdgeGraph,
+    asked: FindCircuit,
+    n: int,
+    faithful: float,
+) -> list[str]:
+    """Whether as many edges of the other direction keep more, for a circuit that keeps little."""
+    other: Direction = "noise" if asked.direction == "denoise" else "denoise"
+    size = max(n, asked.edges or 0, 1)
+    turned = replace(asked, direction=other, edges=size, threshold=None, search="greedy")
+    table = answer(scoring(asked.method, metric=asked.metric, direction=other))
+    kept = connected(graph, _picked(graph, torch.from_numpy(table.value.values), turned))
+    (instead,) = _faithful(ask, kept[None])
+    kind = "all of which are needed (AND)" if other == "noise" else "each of which is enough (backups)"
+    why = f": parts {kind} show in that direction" if instead >= POOR else ""
+    return [
+        f"these edges keep {faithful:.2f} of the metric's difference, {int(kept.sum())} of direction={other!r} "
+        f"{instead:.2f}{why}"
+    ]
+
+
+# --- round by round -----------------------------------------------------------------------------------------------
+
+
 def _iterative(ask: Ask, graph: EdgeGraph, asked: FindCircuit, model: str) -> Circuit:
     """What the iterative search leaves; scores are signed as `direction` says."""
     check_search(graph, asked.search, asked.edges, asked.threshold)
     kept, changes = pruned(ask, graph, asked.edges or 1, asked.threshold)
     scores = changes if asked.direction == "noise" else -changes
     prompts = int(ask(kept[None]).n.max())
-    how = asked.protocol(prompts, "exact")
-    return Circuit.of(graph, connected(graph, kept), scores, model=model, task=asked.task, protocol=how)
+    left = connected(graph, kept)
+    before, after = _faithful(ask, torch.stack((kept, left)))
+    notes = _of_pruned(graph, scores, kept, left, replace(asked, edges=None), (before, after))
+    how = asked.protocol(prompts, "exact", after if math.isfinite(after) else None)
+    return Circuit.of(graph, left, scores, model=model, task=asked.task, protocol=how, notes=notes)
 
 
 def _means(ask: Ask, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, "c"]:
@@ -292,11 +505,16 @@ def _picked_from(
     from interp.core.viewer import ANALYSIS
 
     table = inner(merged)
-    kept = connected(graph, _picked(graph, torch.from_numpy(table.value.values), asked))
+    values = torch.from_numpy(table.value.values)
+    picked = _picked(graph, values, asked)
+    kept = connected(graph, picked)
     how = asked.protocol(int(table.n.max()))
     held = {"graph": asdict(graph), "task": asked.task, "protocol": asdict(how)}
     found = table.assign(kept=(EDGE_DIMS, kept.numpy()))
-    return found.assign_attrs({ANALYSIS: asked.name, "circuit": json.dumps(held), "search": asked.search})
+    found = found.assign_attrs({ANALYSIS: asked.name, "circuit": json.dumps(held), "search": asked.search})
+    unknown = (math.nan, math.nan)  # no circuit is run in the pass of the scores
+    notes = [*_of_pruned(graph, values, picked, kept, asked, unknown), *_of_cancelled(graph, table, kept)]
+    return noted(found, *notes)
 
 
 def _without(kept: Bool[Tensor, "sender receiver"], cells: Tensor) -> Bool[Tensor, "sender receiver"]:
@@ -310,9 +528,9 @@ def _picked(
 ) -> Bool[Tensor, "sender receiver"]:
     values, n = scores.abs().nan_to_num(nan=-torch.inf), asked.edges or 0
     if asked.search == "threshold":
-        return values >= (0 if asked.threshold is None else asked.threshold)
+        return graph.exists & (values >= (0 if asked.threshold is None else asked.threshold))
     pick = largest(values, n) if asked.search == "top_n" else backwards(graph, values, n)
-    return pick & graph.exists
+    return graph.exists & pick & (values > 0)
 
 
 def check_search(graph: EdgeGraph, search: Search, edges: int | None, threshold: float | None) -> None:

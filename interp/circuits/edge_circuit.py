@@ -6,7 +6,7 @@ import functools
 import itertools
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +20,7 @@ from interp.causal.contrast import Direction
 from interp.causal.graph import LOGITS, EdgeGraph
 from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
-from interp.core.viewer import Viewable, fitted
+from interp.core.viewer import Viewable, fitted, notes_of
 from interp.runs.folder import built
 
 if TYPE_CHECKING:
@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 
 SHOWN = 5
 """Edges that a circuit's text names: the largest."""
-FORMAT = 2
-"""Version of the file. Version 1, which spelled parts otherwise and scored in the other direction, is read too."""
+FORMAT = 3
+"""Version of the file. Version 1, which spelled parts otherwise and scored in the other direction, and version 2, which
+had neither faithfulness nor notes, are read too."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,9 @@ class CircuitProtocol:
     direction: Direction = "denoise"
     """What a score is the effect of: "denoise", the clean edge in the corrupted run; "noise", the corrupted edge in the
     clean run."""
+    faithfulness: float | None = None
+    """The share of the metric's difference between the whole model and no edge that the circuit keeps on those pairs;
+    None where no circuit was run."""
 
 
 @public()
@@ -74,6 +78,8 @@ class Circuit(Viewable):
     model: str = ""
     task: str = ""
     protocol: CircuitProtocol | None = None
+    notes: tuple[str, ...] = ()
+    """What the circuit is other or less than asked, in sentences: edges pruned, a size that was chosen, ..."""
     _known: Bool[Tensor, "sender receiver"] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -98,10 +104,12 @@ class Circuit(Viewable):
         model: str = "",
         task: str = "",
         protocol: CircuitProtocol | None = None,
+        notes: Sequence[str] = (),
     ) -> Circuit:
         """The circuit of a mask over the graph's edges; cells that are no edges are not looked at."""
         values = scores[graph.exists & kept].tolist()
-        return cls(graph, dict(zip(graph.names(kept), values, strict=True)), model, task, protocol)
+        named = dict(zip(graph.names(kept), values, strict=True))
+        return cls(graph, named, model, task, protocol, tuple(notes))
 
     @classmethod
     def of_result(cls, result: xr.Dataset, *, model: str = "") -> Circuit:
@@ -111,11 +119,19 @@ class Circuit(Viewable):
         held = json.loads(result.attrs["circuit"])
         kept, scores = (torch.from_numpy(result[name].values) for name in ("kept", "value"))
         how = CircuitProtocol(**held["protocol"])
-        return cls.of(EdgeGraph(**held["graph"]), kept, scores, model=model, task=held["task"], protocol=how)
+        graph, notes = EdgeGraph(**held["graph"]), notes_of(result)
+        return cls.of(graph, kept, scores, model=model, task=held["task"], protocol=how, notes=notes)
 
     def __reduce__(self) -> tuple[type[Circuit], tuple[object, ...]]:
         """How it travels to other processes: scores that cannot be written to cannot be pickled either."""
-        return type(self), (self.graph, dict(self.scores), self.model, self.task, self.protocol)
+        return type(self), (
+            self.graph,
+            dict(self.scores),
+            self.model,
+            self.task,
+            self.protocol,
+            self.notes,
+        )
 
     def __repr__(self) -> str:
         size = f"{len(self.scores)} of {len(self.graph)} edges, {len(self.nodes)} nodes"
@@ -125,8 +141,10 @@ class Circuit(Viewable):
         size = f"{len(self.scores)} of {len(self.graph)} edges ({self.share:.2%}), {len(self.nodes)} nodes"
         of = " ".join(x for x in (self.model, self.task) if x)
         lines = [f"Circuit{f' of {of}' if of else ''}: {size}"]
+        lines += [f"  note: {text}" for text in self.notes]
         if how := self.protocol:
-            lines.append(f"  {how.metric} ({how.unit}) by {how.method}, {how.search}; n = {how.n}")
+            kept = "" if how.faithfulness is None else f"; faithfulness there {how.faithfulness:.2f}"
+            lines.append(f"  {how.metric} ({how.unit}) by {how.method}, {how.search}; n = {how.n}{kept}")
         largest = sorted(self.scores.items(), key=lambda pair: -abs(pair[1]))
         lines += [f"  {edge:<24} {score:+.4g}" for edge, score in largest[:SHOWN]]
         rest = len(largest) - SHOWN
@@ -162,13 +180,14 @@ class Circuit(Viewable):
         """Without the edges that are on no path from the input to the logits."""
         kept = connected(self.graph, self._known)
         left = {edge: self.scores[edge] for edge in self.graph.names(kept)}
-        return Circuit(self.graph, left, self.model, self.task, self.protocol)
+        return Circuit(self.graph, left, self.model, self.task, self.protocol, self.notes)
 
     def save(self, path: str | Path) -> None:
         """Write it to a JSON file."""
         held = {
             "format": FORMAT, "model": self.model, "task": self.task, "graph": asdict(self.graph),
             "protocol": None if self.protocol is None else asdict(self.protocol), "edges": dict(self.scores),
+            "notes": list(self.notes),
         }  # fmt: skip
         text = json.dumps(held, indent=1, allow_nan=False)
         write_atomically(Path(path), lambda where: where.write_text(text, encoding="utf-8"))
@@ -185,11 +204,13 @@ class Circuit(Viewable):
         except ValueError as cause:
             raise ValueError(f"a circuit in JSON is required, {path} is none: {cause}") from cause
         wanted = {"format", "model", "task", "graph", "protocol", "edges"}
-        if set(held) != wanted or held["format"] not in (1, FORMAT):
+        notes = held.pop("notes", [])
+        if set(held) != wanted or held["format"] not in range(1, FORMAT + 1):
             raise ValueError(f"a circuit of format {FORMAT} with {sorted(wanted)} is required, got {path}")
         try:
             how, graph = protocol_of(held["protocol"], held["format"]), graph_of(held["graph"])
-            return cls(graph, held["edges"], held["model"], held["task"], how)  # type: ignore[arg-type]
+            said = tuple(map(str, notes)) if isinstance(notes, list) else ()
+            return cls(graph, held["edges"], held["model"], held["task"], how, said)  # type: ignore[arg-type]
         except ValueError as cause:
             raise ValueError(f"{path} holds no circuit: {cause}") from cause
 
@@ -197,11 +218,11 @@ class Circuit(Viewable):
 def protocol_of(held: object, version: object) -> CircuitProtocol | None:
     """The protocol in a file; ValueError for what is none.
 
-    Those of version 1 were always scored by what corrupting an edge changes.
+    Those of version 1 were always scored by what corrupting an edge changes; before version 3 no circuit was run.
     """
     if held is None:
         return None
-    later = {"direction": "noise"} if version == 1 else {}
+    later = {1: {"direction": "noise", "faithfulness": None}, 2: {"faithfulness": None}}.get(version, {})  # type: ignore[call-overload]
     return built(CircuitProtocol, {**later, **held} if isinstance(held, Mapping) else held)  # type: ignore[arg-type]
 
 

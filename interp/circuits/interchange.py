@@ -121,6 +121,8 @@ LEAST_ROOM = 128 << 20
 s with 8 rows in this room, 1.67 with 2 in a quarter of it (`experiments/bench/circuit_passes.py`)."""
 _HELD = "corrections of a layer"
 """Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
+_LIVE = "what senders say, for gradients"
+"""Where a pass with gradients keeps what its senders say."""
 _CHANGES, _KNOWN = "changes of senders", "how many are known"
 """Where it keeps replaced - current of every sender so far, carried to the stream, and how many `Said` that is."""
 
@@ -263,12 +265,17 @@ class CircuitPasses:
         name: str,
         kept: Bool[Tensor, "c sender receiver"],
         finish: Callable[[Partial], xr.Dataset],
+        estimated: tuple[Bool[Tensor, "sender receiver"], Sequence[int]] | None = None,
     ) -> Analysis:
-        """The question of every pair's metric under every circuit, as rows `value` [circuit]."""
+        """The question of every pair's metric under every circuit, as rows `value` [circuit].
+
+        estimated: a circuit and some senders of it, for rows `estimate` [sender]: what taking each out of the circuit
+        changes the metric by, to first order.
+        """
         posed = Posed.of(model.text, self.metric.answer, self.metric.wrong)
         return Analysis(
             name,
-            partial(_compute, passes=self, kept=kept),
+            partial(_compute, passes=self, kept=kept, estimated=estimated),
             Rows,
             finish,
             pose=posed,
@@ -309,6 +316,41 @@ class CircuitPasses:
         final = observe(model, rows, change.reads, change.edits, stop=model.config.n_layers).output
         return wide(watched.value(final, rows, example)).unflatten(0, (len(kept), -1))
 
+    def first_order(
+        self, model: Transformer, batch: Batch, kept: Bool[Tensor, "sender receiver"]
+    ) -> Float[Tensor, "b sender receiver"]:
+        """What dropping each edge of one circuit changes the metric by, to first order, in each of some pairs.
+
+        The change of the receiver's input, replaced - current, against the gradient there in the run of the circuit,
+        into which what the circuit drops does not enter. 0 where the circuit has no edge.
+        """
+        rows = max(1, rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere) // 4)
+        return torch.cat([self._slopes(model, some, kept.cpu()) for some in batch.split(rows)])
+
+    def _slopes(self, model: Transformer, batch: Batch, kept: Bool[Tensor, "s r"]) -> Float[Tensor, "b s r"]:
+        clean, watched = batch.pair()[0], Watched(model, self.metric)
+        if self.metric.compares:
+            watched = watched.beside(watched.recorded(clean).output, clean)
+        values = self.fill.values(model, batch)
+        replaced = nothing_said(model) if values is None else values
+        change = DroppedEdges(model, self.graph, (self.graph.exists & ~kept)[None], replaced, True)
+        every = tuple(inputs(model, self.graph))
+        slopes = tuple(Read(each.site, grad=True) for each in every)
+        seen = watched.differentiated(clean, (*change.reads, *slopes), change.edits).trace
+        with torch.no_grad():
+            said = torch.cat([change._said_by(each, seen) for each in change._said])[:, 0]
+        senders = [
+            each.rows.start + i
+            for each in change._said
+            for i in range(each.senders.stop - each.senders.start)
+        ]
+        found = said.new_zeros(len(clean), *self.graph.exists.shape)
+        for each in every:
+            grad = wide(seen[Read(each.site, grad=True)])
+            grad = grad if each.heads else grad[:, :, None]
+            found[:, :, each.receivers] = torch.einsum("sbpd,bpvd->bsv", said[senders], grad)
+        return found.mul_(sent(kept, found.device))
+
 
 def _compute(
     trace: Trace,
@@ -316,11 +358,16 @@ def _compute(
     model: Transformer,
     passes: CircuitPasses,
     kept: Bool[Tensor, "c sender receiver"],
+    estimated: tuple[Bool[Tensor, "sender receiver"], Sequence[int]] | None,
 ) -> Mapping[str, Tensor]:
     values = passes.values(model, batch, kept)
     unlike = f"{passes.metric.name} is NaN or infinite under some circuit for some prompt"
     check(values.isfinite().all(), lambda: NotFiniteError(unlike))
-    return {"value": values}
+    if estimated is None:
+        return {"value": values}
+    circuit, senders = estimated
+    edges = passes.first_order(model, batch, circuit)
+    return {"value": values, "estimate": edges.sum(-1)[:, list(senders)].to(values)}
 
 
 def _finish(merged: Partial, name: str, passes: CircuitPasses) -> xr.Dataset:
@@ -348,6 +395,14 @@ def rows_of_a_pass(model: Transformer, columns: int, *, everywhere: bool) -> int
 
 
 # --- the change of a pass
+
+
+def _remembered(value: Tensor, site: str, memory: dict[str, object]) -> Tensor:
+    """The value of a sender as it is, kept with its gradient for the inputs that hear it."""
+    live = memory.setdefault(_LIVE, {})
+    assert isinstance(live, dict)
+    live[Read(site)] = value
+    return value
 
 
 class Input(NamedTuple):
@@ -398,6 +453,8 @@ class DroppedEdges:
     """The edges that each circuit drops; on the host, which decides by them what is computed."""
     replaced: Mapping[str, Tensor]
     """What those carry instead, of every pair, or of all alike."""
+    differentiable: bool = False
+    """Whether gradients go through what the senders say in this pass; answers to reads have none."""
 
     @property
     def reads(self) -> tuple[Read, ...]:
@@ -407,11 +464,14 @@ class DroppedEdges:
     @property
     def edits(self) -> tuple[Edit, ...]:
         """The interventions of the pass."""
-        return tuple(Edit(site, self) for site in self._inputs)
+        heard = [read.site for read in self.reads] if self.differentiable else []
+        return tuple(Edit(site, self) for site in (*heard, *self._inputs))
 
     def at_site(self, site: str, memory: dict[str, object]) -> Function:
-        """What adds to one input, in this pass."""
-        said = memory[ANSWERS]
+        """What adds to one input, in this pass; in a differentiable one also what remembers a sender's value."""
+        if site not in self._inputs:
+            return partial(_remembered, site=site, memory=memory)
+        said = memory.setdefault(_LIVE, {}) if self.differentiable else memory[ANSWERS]
         assert isinstance(said, Mapping)
         return partial(self._corrected, where=self._inputs[site], said=said, memory=memory)
 
@@ -471,6 +531,9 @@ class DroppedEdges:
         """The sum over dropped senders of (replaced - current)."""
         visible = int(self.graph.visible[receivers.start])
         seen = [each for each in self._said if each.senders.stop <= visible]
+        if self.differentiable:  # nothing is written in place
+            parts = [self._said_by(each, said) for each in seen]
+            return self._weighted(torch.cat(parts), receivers)
         if _CHANGES not in memory:
             start = self._change(START, said[Read(START)])
             memory[_CHANGES] = start.new_empty(self._said[-1].rows.stop, *start.shape)
@@ -480,9 +543,12 @@ class DroppedEdges:
         for each in seen[known:]:
             self._write(each, said, changes[each.rows])
         memory[_KNOWN] = len(seen)
-        rows = seen[-1].rows.stop
-        of_circuit = rearrange(changes[:rows], "s c b p d -> c s (b p d)")
-        return (self._shares[:, :rows, receivers].mT @ of_circuit).unflatten(-1, changes.shape[2:])
+        return self._weighted(changes[: seen[-1].rows.stop], receivers)
+
+    def _weighted(self, changes: Float[Tensor, "s c b p d"], receivers: slice) -> Float[Tensor, "c v b p d"]:
+        """The sum of these senders' changes over the edges that each circuit drops into these receivers."""
+        of_circuit = rearrange(changes, "s c b p d -> c s (b p d)")
+        return (self._shares[:, : len(changes), receivers].mT @ of_circuit).unflatten(-1, changes.shape[2:])
 
     def _write(self, each: Said, said: Values, out: Float[Tensor, "s c b p d"]) -> None:
         """What some senders' share of the stream changes by, written in its place: once a pass."""
@@ -491,12 +557,22 @@ class DroppedEdges:
         elif each.layer is None or not each.site.endswith("hook_z"):
             out[0] = self._change(each.site, said[Read(each.site)])
         else:
-            change = self._change(
-                each.site,
-                head_outputs(self.model, said, each.layer)[:, :, : each.rows.stop - each.rows.start],
-            )
-            matrices = head_matrices(self.model, each.layer)[: len(out)].to(change)
+            change, matrices = self._heads(each, said)
             torch.bmm(rearrange(change, "c b p h e -> h (c b p) e"), matrices, out=out.flatten(1, 3))
+
+    def _said_by(self, each: Said, said: Values) -> Float[Tensor, "s c b p d"]:
+        """What some senders' share of the stream changes by, for gradients."""
+        if each.layer is None or not each.site.endswith("hook_z"):
+            return self._change(each.site, said[Read(each.site)])[None]
+        change, matrices = self._heads(each, said)
+        return torch.einsum("cbphe,hed->hcbpd", change, matrices)
+
+    def _heads(self, each: Said, said: Values) -> tuple[Float[Tensor, "c b p h e"], Float[Tensor, "h e d"]]:
+        """What the heads of a layer say differently, and what carries it to the stream."""
+        assert each.layer is not None
+        width = each.rows.stop - each.rows.start
+        change = self._change(each.site, head_outputs(self.model, said, each.layer)[:, :, :width])
+        return change, head_matrices(self.model, each.layer)[:width].to(change)
 
     def _change(self, site: str, current: Float[Tensor, "r p ..."]) -> Tensor:
         """replaced - current, `[c b p ...]`."""

@@ -8,7 +8,7 @@ import torch
 import xarray as xr
 
 from interp.causal import batches
-from interp.circuits import circuit_curve, recovery, score_edges
+from interp.circuits import MIB_FRACTIONS, circuit_curve, recovery, score_edges
 from interp.data.batch import Batch
 from interp.hooked import HookedTransformer
 from interp.papers.claim import Claim, Measured, above
@@ -62,6 +62,7 @@ def _judged(
             judge_corrupt,
             _scores(model, find, find_corrupt, metric, method),
             metric=metric,
+            fractions=MIB_FRACTIONS,
             draws=0,
         )
         for method in ("eap-ig-inputs", "eap")

@@ -100,7 +100,7 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """What `evaluate_circuit` found of one circuit, as bars with 95 % intervals: its faithfulness beside random ones.
 
     Left of the line the circuit and the random ones of its size (1 = the whole effect), right of it what is lost
-    without each node (minimality). The title gives the mean and the largest incompleteness.
+    without each node that was taken out (minimality). The title gives the mean and the largest incompleteness.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -109,7 +109,8 @@ def circuit_checks(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         >>> ax = circuit_checks(interp.evaluate_circuit(model, *pairs, found, **asked))
     """
     kinds = [kind for kind in result.circuit.values.tolist() if kind in STYLES]
-    names = [*kinds, *(f"without {node}" for node in result.part.values)]
+    known = set(result.circuit.values.tolist())
+    names = [*kinds, *(name for node in result.part.values if (name := f"without {node}") in known)]
     whole = result.sel(circuit=kinds, score="faithfulness")
     nodes = result.sel(circuit=names[len(kinds) :], score="minimality")
     values, low, high = (

@@ -12,6 +12,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.causal import EdgeGraph
+from interp.causal.contrast import Watched, paired
 from interp.circuits import (
     Circuit,
     CircuitCurve,
@@ -21,9 +22,10 @@ from interp.circuits import (
     interchange,
     score_edges,
 )
-from interp.circuits.circuit_evaluation import FRACTIONS, area, effect_shares
+from interp.circuits.circuit_evaluation import MIB_FRACTIONS, area, effect_shares
 from interp.circuits.edge_circuit import connected
 from interp.circuits.edge_rankings import largest, worth
+from interp.circuits.interchange import CircuitPasses, DroppedEdges, Replacement, inputs, nothing_said
 from interp.core.stats import Moments
 from interp.data.batch import Batch
 from interp.passes.metrics import Metric, logit_difference, of_logits
@@ -101,7 +103,7 @@ def subsets(result: xr.Dataset) -> list[str]:
 def test_a_planted_circuit_is_faithful_complete_and_minimal_and_random_ones_are_not(name: str) -> None:
     task, edges = task_of(name), planted(name).edges
     circuit = Circuit(task.graph, dict.fromkeys(edges, 1.0))
-    result = task.evaluated(circuit, subsets=12, draws=3)
+    result = task.evaluated(circuit, subsets=12, draws=3, deeper=True)
     faithful = result.sel(score="faithfulness")
     found, random = faithful.value.sel(circuit=["found", "random"]).values
     assert abs(found - 1) < 0.05 and abs(random) < 0.05
@@ -129,7 +131,7 @@ def test_a_backup_is_not_minimal_alone_and_an_or_neither() -> None:
 def test_half_a_circuit_is_incomplete() -> None:
     """One branch of an OR is faithful, but the model does without it and the branch does not."""
     task, branch = task_of("either"), {e: 1.0 for e in planted("either").edges if "L1H3" not in e}
-    result = task.evaluated(Circuit(task.graph, branch), draws=1)
+    result = task.evaluated(Circuit(task.graph, branch), subsets=4, draws=1)
     removed = result.removed.sel(circuit=subsets(result)).values.tolist()
     assert removed == [[False, False], [True, False], [False, True], [True, True]]
     assert abs(float(result.value.sel(score="faithfulness", circuit="found")) - 1) < 0.05
@@ -156,20 +158,22 @@ def test_the_curve_of_a_planted_circuit_jumps_to_1_at_its_size(name: str) -> Non
 
 def test_the_curve_is_the_formula_at_every_fraction() -> None:
     task, scores = small()
-    curve = task.curve(scores, draws=0, rank="helpful")
-    sizes = [int(f * len(task.graph)) for f in FRACTIONS]
+    curve = task.curve(scores, draws=0, rank="helpful", fractions=MIB_FRACTIONS)
+    sizes = [int(f * len(task.graph)) for f in MIB_FRACTIONS]
     masks = [connected(task.graph, largest(worth(scores, "helpful"), n)) for n in sizes]
     expected = shares(task, torch.stack(masks))
     found = curve.value.sel(circuit="found")
     np.testing.assert_allclose(found.sel(score="faithfulness"), expected, atol=1e-9)
     assert curve.edges.values.tolist() == [int(m.sum()) for m in masks]
-    steps = list(zip(FRACTIONS, FRACTIONS[1:], expected.tolist(), expected.tolist()[1:], strict=False))
+    steps = list(
+        zip(MIB_FRACTIONS, MIB_FRACTIONS[1:], expected.tolist(), expected.tolist()[1:], strict=False)
+    )
     cpr = sum((b - a) * (f + g) / 2 for a, b, f, g in steps)
     cmd = sum((b - a) * (abs(1 - f) + abs(1 - g)) / 2 for a, b, f, g in steps)
     areas = found.sel(score=["cpr", "cmd"])
     assert areas.isel(fraction=-1).values.tolist() == pytest.approx([cpr, cmd])
     assert areas.isel(fraction=0).values.tolist() == [0, 0]
-    (start, end), (f, g) = FRACTIONS[3:5], expected[3:5].tolist()
+    (start, end), (f, g) = MIB_FRACTIONS[3:5], expected[3:5].tolist()
     step = areas.sel(score="cpr").isel(fraction=4) - areas.sel(score="cpr").isel(fraction=3)
     assert float(step) == pytest.approx((end - start) * (f + g) / 2)
     assert curve.circuit.values.tolist() == ["found"] and bool(curve.null.isnull().all())
@@ -208,8 +212,10 @@ def test_every_prompt_s_metric_is_kept() -> None:
 
 
 def test_a_perfect_circuit_has_a_cpr_of_one_less_what_is_not_integrated() -> None:
-    assert float(area(torch.ones(10).double(), FRACTIONS)[-1]) == pytest.approx(0.999)
-    assert float(area(torch.tensor(FRACTIONS).double(), FRACTIONS)[-1]) == pytest.approx((1 - 1e-6) / 2)
+    assert float(area(torch.ones(10).double(), MIB_FRACTIONS)[-1]) == pytest.approx(0.999)
+    assert float(area(torch.tensor(MIB_FRACTIONS).double(), MIB_FRACTIONS)[-1]) == pytest.approx(
+        (1 - 1e-6) / 2
+    )
 
 
 def test_the_interval_is_that_of_a_ratio_of_means() -> None:
@@ -258,7 +264,7 @@ def test_completeness_and_minimality_are_knockouts_by_hand() -> None:
     graph = task.graph
     kept = connected(graph, largest(worth(scores), 16))
     circuit = Circuit.of(graph, kept, torch.from_numpy(scores.value.values))
-    result = task.evaluated(circuit, subsets=3, draws=1)
+    result = task.evaluated(circuit, subsets=3, draws=1, nodes=None, deeper=True)
     nodes, some_removed = result.part.values.tolist(), result.removed.sel(circuit=subsets(result)).values
     table = result.value.to_pandas()
 
@@ -284,6 +290,66 @@ def test_completeness_and_minimality_are_knockouts_by_hand() -> None:
         left = without(kept, node)
         share = float(result.overlap.sel(circuit=f"without {node}"))
         assert share == pytest.approx(int(left.sum()) / int(kept.sum()))
+
+
+@pytest.mark.parametrize("name", ["llama-gqa", "gpt2", "gemma2"])
+@pytest.mark.parametrize("replacement", ["resample", "zero"])
+def test_the_estimate_of_a_node_is_the_slope_of_its_knockout(name: str, replacement: Replacement) -> None:
+    """Against central differences of runs in which the node's edges carry a little of what replaces them."""
+    model = HookedTransformer(build(name).double())
+    task = Task(model, CLEAN, CORRUPT, METRIC)
+    kept = connected(task.graph, largest(worth(task.scored("eap")), 16))
+    circuit = Circuit.of(task.graph, kept, torch.ones(kept.shape))
+    result = task.evaluated(circuit, nodes=2, draws=0, replacement=replacement)
+    clean = replace(paired(model.text, CLEAN, CORRUPT), answer=torch.full((4,), 3), wrong=torch.full((4,), 4))
+    assert isinstance(clean, Batch)
+    passes = CircuitPasses.of(model, METRIC, replacement, None)
+    values = passes.fill.values(model.transformer, clean)
+    replaced = nothing_said(model.transformer) if values is None else values
+
+    def metric_at(node: str, share: float) -> float:
+        change = DroppedEdges(model.transformer, task.graph, (task.graph.exists & ~kept)[None], replaced)
+        shares, sender = change._shares.clone(), task.graph.senders.index(node)
+        row = next(
+            s.rows.start + sender - s.senders.start for s in change._said if sender in _range(s.senders)
+        )
+        shares[0, row] += share * kept[sender]
+        vars(change)["_shares"] = shares
+        vars(change)["_inputs"] = {each.site: each for each in inputs(model.transformer, task.graph)}
+        vars(change)["_out_of"] = [True] * len(task.graph.senders)
+        n = model.cfg.n_layers
+        stream = interp.observe(model, clean.pair()[0], change.reads, change.edits, stop=n).output
+        return float(Watched(model.transformer, METRIC).value(stream, clean.pair()[0]).mean())
+
+    effect, step = float((result.full - result.empty).mean()), 1e-5
+    assert result.view.notes and len(result.part) > 4
+    for node in result.part.values.tolist():
+        slope = (metric_at(node, step) - metric_at(node, -step)) / (2 * step)
+        assert float(result.estimate.sel(part=node)) == pytest.approx(-slope / effect, rel=1e-5, abs=1e-8)
+
+
+def _range(places: slice) -> range:
+    return range(places.start, places.stop)
+
+
+def test_nodes_taken_out_one_by_one_are_evenly_spaced_by_their_scores() -> None:
+    task, scores = small()
+    kept = connected(task.graph, largest(worth(scores), 16))
+    circuit = Circuit.of(task.graph, kept, torch.from_numpy(scores.value.values))
+    few, every = (task.evaluated(circuit, nodes=n, draws=0, subsets=1) for n in (3, None))
+    size = {
+        node: sum(abs(s) for e, s in circuit.scores.items() if e.startswith(f"{node}->"))
+        for node in every.part.values.tolist()
+    }
+    order = sorted(size, key=lambda node: size[node])
+    expected = {order[0], order[(len(order) - 1) // 2], order[-1]}
+    known = {str(node) for node in few.part.values if not np.isnan(float(few.needed.sel(part=node)))}
+    assert known == expected
+    for node in expected:
+        name = f"without {node}"
+        np.testing.assert_array_equal(few.value.sel(circuit=name), every.value.sel(circuit=name))
+    assert bool(every.estimate.isnull().all()) and not every.view.notes
+    assert not bool(few.estimate.isnull().any())
 
 
 def test_the_same_seed_gives_the_same_numbers() -> None:

@@ -1,6 +1,9 @@
 """Every search finds the circuits that were planted, and does what its name says."""
 
 import functools
+import pickle
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -198,7 +201,8 @@ def test_a_run_finds_the_circuit_that_the_function_finds(method: str, how: dict[
     pairs = Pairs(*(tokens.tolist() for tokens in PAIRS))
     found = interp.run([FindCircuit(metric, method, **how)], model, pairs)["find_circuit"]  # type: ignore[arg-type]
     again = Circuit.of_result(found)
-    assert again.edges == circuit.edges and again.protocol == circuit.protocol
+    assert circuit.protocol is not None
+    assert again.edges == circuit.edges and again.protocol == replace(circuit.protocol, faithfulness=None)
     assert again.scores == pytest.approx(dict(circuit.scores), abs=1e-12)
     table = score_edges(model, *PAIRS, metric=metric, method=method)  # type: ignore[arg-type]
     np.testing.assert_allclose(found.value, table.value, atol=1e-12)
@@ -218,12 +222,111 @@ def test_both_directions_find_the_same_edges_with_opposite_scores() -> None:
     assert [*one.scores.values()] == [-score for score in other.scores.values()]
 
 
+# how many edges, and what is said of them
+
+
+@pytest.mark.parametrize("search", ["top_n", "greedy"])
+@pytest.mark.parametrize("target", [None, 0.5, 0.95])
+def test_without_a_limit_as_many_edges_are_kept_as_are_faithful_enough(
+    search: str, target: float | None
+) -> None:
+    """Against a slow search over the same sizes."""
+    model, metric = HookedTransformer(build("llama-gqa")), logit_difference(3, 4)
+    circuit = find_circuit(model, *PAIRS, metric=metric, search=search, faithfulness=target)  # type: ignore[arg-type]
+    values = torch.from_numpy(score_edges(model, *PAIRS, metric=metric, method="eap-ig-inputs").value.values)
+    values = values.abs().nan_to_num(nan=-torch.inf)
+
+    def share(n: int) -> float:
+        picked = largest(values, n) if search == "top_n" else backwards(GRAPH, values, n)
+        masks = torch.stack((GRAPH.exists, ~GRAPH.exists & False, picked & GRAPH.exists))
+        full, empty, found = interchange(model, *PAIRS, masks, metric=metric).value.values
+        return float((found - empty) / (full - empty))
+
+    wanted = 0.8 if target is None else target
+    sizes = [n for n in (4, 8, 16, 32, 64, 128, 256) if n < len(GRAPH)]
+    coarse = next((n for n in sizes if share(n) >= wanted), len(GRAPH))
+    below = max((n for n in (0, *sizes) if n < coarse), default=0)
+    finer = [round(max(below, 1) * (coarse / max(below, 1)) ** (i / 4)) for i in (1, 2, 3)]
+    n = next((n for n in finer if below < n < coarse and share(n) >= wanted), coarse)
+    picked = largest(values, n) if search == "top_n" else backwards(GRAPH, values, n)
+    assert set(circuit.edges) == set(GRAPH.names(connected(GRAPH, picked & GRAPH.exists)))
+    assert circuit.protocol is not None
+    assert circuit.protocol.faithfulness == pytest.approx(share(n), abs=1e-9) and share(n) >= wanted
+    assert circuit.notes[0].startswith(f"{n} edges") and f"keep {wanted:.0%}" in circuit.notes[0]
+
+
+def test_a_metric_that_nothing_changes_has_no_size_that_is_enough() -> None:
+    model = HookedTransformer(build("llama-gqa"))
+    same = logit_difference(3, 3)
+    with pytest.raises(ValueError, match=r"no edge at all have the same metric.*give edges=n"):
+        find_circuit(model, *PAIRS, metric=same, method="exact")
+
+
+def test_pruned_edges_are_named_with_the_strongest_and_what_they_change() -> None:
+    c = planted("backup")
+    circuit = find_circuit(
+        HookedTransformer(c.model), c.clean, c.corrupt, metric=metric_of(c), method="exact", edges=10
+    )
+    (said,) = [text for text in circuit.notes if "pruned" in text]
+    assert said.startswith("1 of 10 edges were pruned") and "L1H1->logits" in said
+    assert "faithfulness before 1.00, after 1.00" in said and "search='greedy'" in said
+    greedy = find_circuit(
+        HookedTransformer(c.model), c.clean, c.corrupt, metric=metric_of(c), method="exact", edges=10,
+        search="greedy",
+    )  # fmt: skip
+    assert not any("search='greedy'" in text for text in greedy.notes)
+
+
+def test_a_direction_that_keeps_little_names_the_one_that_keeps_more() -> None:
+    """Corrupting one branch of an OR changes nothing, so that direction finds neither branch."""
+    c = planted("either")
+    ask = functools.partial(
+        find_circuit, HookedTransformer(c.model), c.clean, c.corrupt, metric=metric_of(c), method="exact",
+        edges=7,
+    )  # fmt: skip
+    (said,) = [text for text in ask(direction="noise").notes if "direction" in text]
+    assert "keep 0.00" in said and "direction='denoise' 1.00" in said and "each of which is enough" in said
+    assert not any("direction=" in text for text in ask().notes)
+
+
+def test_effects_that_cancel_over_the_prompts_are_named() -> None:
+    """An edge that raises the metric in every other pair, and lowers it in the others: its mean is 0."""
+    c = planted("two_hop", 4)
+    model = HookedTransformer(c.model)
+    turned = c.answer.clone(), c.wrong.clone()
+    turned[0][1::2], turned[1][1::2] = c.wrong[1::2], c.answer[1::2]
+    noise = find_circuit(model, c.clean, c.corrupt, metric=logit_difference(*turned), method="exact", edges=4)
+    (said,) = [text for text in noise.notes if "cancel" in text]
+    strongest = said.partition("the strongest is ")[2].partition(" ")[0]
+    assert strongest in c.edges and strongest not in noise.edges
+    plain = find_circuit(model, c.clean, c.corrupt, metric=metric_of(c), method="exact", edges=6)
+    assert not any("cancel" in text for text in plain.notes)
+
+
+def test_notes_and_faithfulness_survive_a_file_and_pickling(tmp_path: Path) -> None:
+    circuit = find_circuit(HookedTransformer(build("llama-gqa")), *PAIRS, metric=logit_difference(3, 4))
+    circuit.save(tmp_path / "circuit.json")
+    for again in (Circuit.load(tmp_path / "circuit.json"), pickle.loads(pickle.dumps(circuit))):
+        assert again == circuit and again.notes and again.protocol == circuit.protocol
+    assert str(circuit).splitlines()[1].startswith("  note: ") and "faithfulness there" in str(circuit)
+
+
 def test_a_search_without_its_limit_is_refused() -> None:
     ask = functools.partial(
         find_circuit, HookedTransformer(build("gpt2")), *PAIRS, metric=logit_difference(3, 4)
     )
-    with pytest.raises(ValueError, match="search='top_n' requires edges=n alone"):
-        ask()
+    with pytest.raises(ValueError, match="one of edges, threshold and faithfulness is required"):
+        ask(edges=3, faithfulness=0.5)
+    with pytest.raises(ValueError, match="one of edges, threshold and faithfulness is required"):
+        ask(search="threshold")
+    with pytest.raises(ValueError, match=r"a faithfulness above 0 and at most 1 is required, got 1\.5"):
+        ask(faithfulness=1.5)
+    with pytest.raises(
+        ValueError, match=r"edges=n or threshold=\.\.\. is required: how many edges are enough"
+    ):
+        FindCircuit().asked(HookedTransformer(build("gpt2")))
+    with pytest.raises(ValueError, match=r"requires edges=n or threshold=\.\.\., got faithfulness"):
+        ask(search="iterative", faithfulness=0.5)
     with pytest.raises(ValueError, match=r"search='threshold' requires threshold=... alone, got edges=3"):
         ask(search="threshold", edges=3)
     with pytest.raises(ValueError, match=r"edges=n or threshold=... alone"):

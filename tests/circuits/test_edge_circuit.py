@@ -131,7 +131,7 @@ def test_files_of_the_first_edition_are_read(tmp_path: Path) -> None:
     assert found.protocol == replace(HOW, direction="noise") and found.graph == GROUPED
     found.save(path)
     written = json.loads(path.read_text())
-    assert written["format"] == 2 and list(written["edges"]) == list(found.edges)
+    assert written["format"] == 3 and list(written["edges"]) == list(found.edges)
     assert Circuit.load(path) == found
     path.write_text(json.dumps(held | {"protocol": None}))
     assert Circuit.load(path).protocol is None
@@ -141,9 +141,9 @@ def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
     Circuit(GRAPH, {"L0.resid->L0.mlp": 1.0}).save(path)
     held = json.loads(path.read_text())
-    for other in (held | {"format": 3}, held | {"more": 1}):
+    for other in (held | {"format": 4}, held | {"more": 1}):
         path.write_text(json.dumps(other))
-        with pytest.raises(ValueError, match=r"a circuit of format 2 .* is required"):
+        with pytest.raises(ValueError, match=r"a circuit of format 3 .* is required"):
             Circuit.load(path)
     path.write_text(json.dumps(held | {"edges": {"L0.mlp->L0.resid": 1.0}}))
     with pytest.raises(KeyError, match=r"no receiver 'L0\.resid'"):

@@ -20,6 +20,7 @@ class Function:
     name: str
     line: int
     length: int
+    """Lines without its docstring, which may be as long as a reader needs."""
     untyped: list[str]
 
 
@@ -111,7 +112,14 @@ def _function(f: Definition) -> Function:
     parameters = [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs]
     bare = [a.arg for a in parameters if a.annotation is None and a.arg not in {"self", "cls"}]
     untyped = bare + ["return"] * (f.returns is None)
-    return Function(f.name, f.lineno, (f.end_lineno or f.lineno) - f.lineno + 1, untyped)
+    first = f.body[0]
+    text = (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    )
+    said = (first.end_lineno or first.lineno) - first.lineno + 1 if text else 0
+    return Function(f.name, f.lineno, (f.end_lineno or f.lineno) - f.lineno + 1 - said, untyped)
 
 
 def _public(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Definition | ast.ClassDef]]:
