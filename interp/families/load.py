@@ -16,7 +16,6 @@ from torch import nn
 
 from interp.core.boundary import Device, nearest, public
 from interp.core.files import json_object, made_folder, write_atomically
-from interp.core.notes import note
 from interp.families import (
     bamba,
     bart,
@@ -70,10 +69,11 @@ from interp.families import (
     stablelm,
     t5,
 )
+from interp.families.comparison import require_same
 from interp.families.convert import AnyModel, to_model
 from interp.families.gguf_keys import agrees, agrees_with_theirs
 from interp.families.hub import download as download, located
-from interp.families.live import hooks_of, inside
+from interp.families.live import inside
 from interp.families.places import Devices, places_of
 from interp.families.quantised import KEYS, ordinary, quantisation_of
 from interp.families.spec import AnyFamily, Settings, UnsupportedError
@@ -104,6 +104,7 @@ from interp.families.theirs import (
 )
 from interp.families.tokenizer import StoredTokenizer, tokenizer_in
 from interp.model.config import AnyConfig, EncoderDecoderConfig
+from interp.model.live_modules import note_hooks
 from interp.model.transformer import Transformer
 
 FAMILIES: tuple[AnyFamily, ...] = (
@@ -231,7 +232,8 @@ def from_hf_model(
     """Our copy of a live Hugging Face model; the original is not touched and shares no memory.
 
     Wrappers of torch (`compile`, `DataParallel`, `DistributedDataParallel`), of PEFT (merged in a copy) and value
-    heads are looked through. Hooks on its modules are no part of the copy, and a `Note` names them.
+    heads are looked through. Hooks on its modules are no part of the copy, and a `Note` names them. What both give for
+    a few tokens is compared, so that a forward or a setting that the config does not say is found: ValueError.
 
     devices: several to spread the layers over, in consecutive runs, or "auto" for the accelerators of this machine by
     their free memory; what stands outside the layers goes to the first.
@@ -253,17 +255,27 @@ def any_from_hf_model(
     wrapped: bool | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
-    network, said = inside(hf_model)
-    owned = bool(adapters_of(network))
+    live, said = inside(hf_model)
+    _require_in_memory(live)
+    note_hooks(live)
+    network, owned = live, bool(adapters_of(live))
     if owned:
-        network, merged = merge_live(network)
+        network, merged = merge_live(live)
         said = (*said, *merged)
-    if hooked := hooks_of(network):
-        note(
-            f"hooks on {len(hooked)} modules of this model, first {hooked[0]!r}, are no part of our copy: its numbers "
-            "are those of the model without them; remove them, or say what they do as edits or hooks of the copy"
+    model = _from_network(network, said, owned, places_of(dtype, device, devices), dtype, wrapped)
+    if not (isinstance(model, Transformer) and model.config.block.proven):  # whose code is the network's own
+        require_same(live, model)
+    return model
+
+
+def _require_in_memory(network: nn.Module) -> None:
+    """ValueError for a live network whose parameters have no numbers here."""
+    bare = [name for name, value in network.named_parameters() if value.is_meta]
+    if bare:
+        raise ValueError(
+            f"a live model with all its parameters in memory is required, {len(bare)} of this one are offloaded or were "
+            f"never loaded, first {bare[0]!r}: load it without offloading, or give the folder of its checkpoint"
         )
-    return _from_network(network, said, owned, places_of(dtype, device, devices), dtype, wrapped)
 
 
 def _from_network(
