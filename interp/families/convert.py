@@ -98,8 +98,9 @@ def fitted(
     other = next((name for name in OTHER_HEADS if f"{name}.weight" in names), None)
     if other is None and (not head or any(_stored(rule, names) for rule in head)):  # tied, or of another kind
         return config, rules, duplicates, ()
-    bare = replace(config, unembed=False, tied=False, unembed_bias=False, mlm_head=None)
-    bare = replace(bare, logit_softcap=None, logit_scale=1.0)
+    bare = replace(  # at once: a record is checked whenever it is made
+        config, unembed=False, tied=False, unembed_bias=False, mlm_head=None, logit_softcap=None, logit_scale=1.0
+    )
     rules, duplicates = family.table(bare)
     rules = tuple(rule for rule in rules if not rule.ours.startswith("unembed."))
     if other is None:
@@ -184,17 +185,10 @@ def _chosen(rule: Rule, names: Mapping[str, str]) -> Rule:
     return max(ways, key=lambda way: (way.theirs[0] in names, sum(n in names for n in way.theirs)))
 
 
-WRAPPERS = (
-    "module.",
-    "_orig_mod.",
-    "model.",
-    "base_model.",
-    "pretrained_model.",
-    "network.",
-    "net.",
-    "_fsdp_wrapped_module.",
-)
+WRAPPERS = ("module.", "model.", "base_model.", "pretrained_model.", "network.", "net.")
 """What wrappers of a model and training loops put before the name of every tensor."""
+INSIDE = re.compile(r"(?:^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+"""What wrappers of modules (`torch.compile`, checkpointing, FSDP) put into the names of their tensors, anywhere."""
 
 
 def _located(family: AnyFamily, config: AnyConfig, tensors: Tensors) -> dict[str, str]:
@@ -204,7 +198,10 @@ def _located(family: AnyFamily, config: AnyConfig, tensors: Tensors) -> dict[str
     """
     rules, duplicates = family.table(config)
     wanted = {name for rule in expanded(rules, config) for name in rule.theirs} | set(duplicates)
-    short = {name: name for name in tensors}
+    short: dict[str, str] = {}
+    for name in tensors:
+        if (other := short.setdefault(INSIDE.sub("", name), name)) != name:
+            raise ValueError(f"{family.name}: {other!r} and {name!r} are two names of one tensor")
     best = _prefixed(family, short)
     while missing := wanted - set(best):
         begins = next((w for w in WRAPPERS if short and all(_begins(name, w) for name in short)), None)
@@ -260,8 +257,13 @@ def _account(
     for copy, first in duplicates.items():
         if copy in names and not equal(tensors, names[copy], names[first]):
             raise ValueError(f"{family.name}: config says tied, but {copy} differs from {first}")
-    more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-    return (f"left out, as parts that are not modelled: {unused[0]}{more}",) if unused else ()
+    return left_out(unused)
+
+
+def left_out(names: Sequence[str]) -> tuple[str, ...]:
+    """What is said of a checkpoint's tensors that no part of the model is made of."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (f"left out, as parts that are not modelled: {names[0]}{more}",) if names else ()
 
 
 def _planned(

@@ -125,4 +125,5 @@ FAMILY = Family(
     prefix="model.",
     duplicates=llama_like.duplicates,
     buffers=llama_like.BUFFERS,
+    unused=(r"model\.layers\.61\..*",),  # V3's predictor of a second token, which transformers leaves out too
 )

@@ -44,4 +44,5 @@ FAMILY = Family(
     prefix="model.",
     duplicates=llama_like.duplicates,
     buffers=llama_like.BUFFERS,
+    unused=(r"model\.layers\.(46|92)\..*",),  # the predictor of a second token, which transformers leaves out too
 )

@@ -7,6 +7,7 @@ weights-only unpickler; remote code is never asked for.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -369,7 +370,7 @@ def any_from_folder(
         if not can_wrap(values):
             kind = values.get("model_type")
             raise ValueError(f"model_type {kind!r} cannot be wrapped: transformers has no causal model of it")
-        network, notes = network_of_folder(path, values, opener_of(values), dtype)
+        network, notes = network_of_folder(path, values, opener_of(values), dtype, whole=True)
         return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
     with StoredTensors([path] if path.is_file() else weight_files(path)) as stored:
         stored.notes = (*native.opened(values), *found.notes)
@@ -483,7 +484,7 @@ def _may_lack_head(values: Mapping[str, object]) -> bool:
     names = [str(name) for name in names] if isinstance(names, list) else []
     if values.get("model_type") in (native.MODEL_TYPE, nanogpt.MODEL_TYPE):
         return False
-    return not any("LM" in name or "Generation" in name or "DoubleHeads" in name for name in names)
+    return not any(re.search(r"For\w*LM$|LMHead|ForConditionalGeneration|DoubleHeads", name) for name in names)
 
 
 @public()
