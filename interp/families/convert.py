@@ -1,8 +1,10 @@
 """From a checkpoint's tensors to our parameters, with every tensor accounted for before any is read."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from torch import nn
@@ -28,10 +30,11 @@ def to_model(
     dtype: torch.dtype | None,
     devices: Sequence[torch.device],
     may_lack_head: bool = False,
+    stated: torch.dtype | None = None,
 ) -> AnyModel:
     """A frozen model in eval mode whose parameters are filled from `tensors`, each allocated once and in its place.
 
-    dtype None keeps the checkpoint's. Layer i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
+    dtype None keeps the checkpoint's; of several, all become what the config says (`stated`), or else the widest. Layer i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
     may_lack_head: the checkpoint may be a base model, or one with another linear head (a classifier), and then ends
     in its residual stream, or in that head.
     Errors: ValueError for missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
@@ -48,6 +51,9 @@ def to_model(
         _planned(rule, model, every, names, tensors, config, dtype, _device_of(rule.ours, config, devices))
         for rule in chosen
     ]
+    if dtype is None:
+        plans, cast = _of_one_dtype(family, plans, stated)
+        said = (*said, *cast)
     last_use = {name: i for i, p in enumerate(plans) for name in p.parts}
     made: dict[int, nn.Parameter] = {}
     for i, each in enumerate(plans):
@@ -284,6 +290,25 @@ def _planned(
     side = _side(rule.ours, config)
     whole = every[rule.ours].shape
     return plan(rule, whole, parts, tensors, side, dtype, device, _sizes(rule.ours, len(parts), whole, model))
+
+
+def _of_one_dtype(
+    family: AnyFamily, plans: list[Plan], stated: torch.dtype | None
+) -> tuple[list[Plan], tuple[str, ...]]:
+    """The plans in one dtype, without which no pass runs, and what is said of it; transformers casts as much.
+
+    What a family computes in float32 whatever the rest is in stays as it is stored.
+    """
+    free = [each for each in plans if not any(re.fullmatch(name, each.ours) for name in family.wide)]
+    counts = Counter(each.dtype for each in free)
+    if len(counts) < 2:
+        return plans, ()
+    whole = stated or reduce(torch.promote_types, counts)
+    names = {id(each) for each in free}
+    short = {kind: str(kind).removeprefix("torch.") for kind in (*counts, whole)}
+    stored = ", ".join(f"{n} parameters in {short[kind]}" for kind, n in counts.most_common())
+    found = [replace(each, dtype=whole) if id(each) in names else each for each in plans]
+    return found, (f"stored in several dtypes ({stored}): cast to {short[whole]}; dtype= says another",)
 
 
 def _sizes(ours: str, n: int, whole: torch.Size, model: nn.Module) -> tuple[int, ...] | None:

@@ -83,6 +83,25 @@ def read(path: Path) -> File:
     return File(path, fields, tensors, config, values)
 
 
+def tokenizer_keys(path: Path) -> dict[str, object]:
+    """What a file says of its tokenizer, without its lists: the part of each key after `tokenizer.ggml.`, and its value.
+
+    Raises:
+        ValueError: the package `gguf` is missing, or the file is damaged.
+    """
+    _require_gguf(path)
+    begins = "tokenizer.ggml."
+    try:
+        fields = {name: field for name, field in _reader(path).fields.items() if name.startswith(begins)}
+        return {n.removeprefix(begins): f.contents() for n, f in fields.items() if not _is_list(f)}
+    except Exception as cause:  # of many kinds: the file may be damaged anywhere
+        raise ValueError(f"{path} is not a readable GGUF file (truncated?): {cause}") from cause
+
+
+def _is_list(field: gguf.ReaderField) -> bool:
+    return bool(field.types) and field.types[0].name == "ARRAY"
+
+
 def _require_gguf(path: Path) -> None:
     """ValueError where the package gguf is not installed."""
     try:

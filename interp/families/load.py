@@ -72,6 +72,7 @@ from interp.families import (
 )
 from interp.families.comparison import require_same
 from interp.families.convert import AnyModel, to_model
+from interp.families.fill import DTYPES
 from interp.families.gguf_keys import agrees, agrees_with_theirs
 from interp.families.hub import download as download, located
 from interp.families.live import inside
@@ -312,8 +313,16 @@ def _converted(
     places: Sequence[torch.device],
 ) -> AnyModel:
     tensors = ordinary(stored, values, found.family.name, dtype)
-    headless = _may_lack_head(values)
-    return to_model(found.family, found.config, tensors, dtype=dtype, devices=places, may_lack_head=headless)
+    return to_model(
+        found.family, found.config, tensors, dtype=dtype, devices=places, may_lack_head=_may_lack_head(values),
+        stated=_stated_dtype(values),
+    )  # fmt: skip
+
+
+def _stated_dtype(values: Mapping[str, object]) -> torch.dtype | None:
+    """The dtype that a config says its parameters are in."""
+    said = str(values.get("dtype") or values.get("torch_dtype")).removeprefix("torch.")
+    return next((kind for kind in DTYPES if str(kind) == f"torch.{said}"), None)
 
 
 @public()

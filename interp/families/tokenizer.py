@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from interp.core.boundary import public
 from interp.core.files import json_object, regular
+from interp.core.notes import note
 from interp.families import native
 
 if TYPE_CHECKING:
     import tokenizers
+    import transformers
 
 VOCABULARIES = (
     "tokenizer.json", "*.model", "*.spm", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt", "merges.txt",
@@ -134,11 +136,11 @@ class HuggingFaceTokenizer:
         import transformers
 
         try:
-            return cls(
-                transformers.AutoTokenizer.from_pretrained(
-                    str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
-                )
+            found = transformers.AutoTokenizer.from_pretrained(
+                str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
             )
+            _split_as_told(found, path)
+            return cls(found)
         except Exception as cause:
             raise ValueError(f"{path}: its tokenizer cannot be read: {_in_short(cause)}") from cause
 
@@ -330,6 +332,72 @@ def _in_short(cause: Exception) -> str:
     if said.startswith("Couldn't instantiate the backend tokenizer"):  # and what else it would take
         return "transformers has no reader of such files for this type of model"
     return said
+
+
+# --- GGUF ---------------------------------------------------------------------------------------------------------
+
+_WORDS = (
+    "gpt-2", "phi-2", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code", "roberta-bpe",
+    "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais", "trillion",
+)  # fmt: skip
+_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+SPLITS: Mapping[str, str] = {
+    **dict.fromkeys(_WORDS, "words"), **dict.fromkeys(_DIGITS, "digits"),
+    **dict.fromkeys(("stablelm2", "hunyuan"), "qwen2"), **dict.fromkeys(("glm4", "chatglm-bpe"), "llama-bpe"),
+}  # fmt: skip
+"""`tokenizer.ggml.pre` of files -> how a text is cut before the merges, as llama.cpp does: into words as GPT-2 has them;
+the same with every digit apart; or by the rule that transformers has for another of these names.
+
+Source: llama.cpp, `src/llama-vocab.cpp`.
+"""
+
+
+def _split_as_told(found: "transformers.PreTrainedTokenizerBase", path: Path) -> None:
+    """Let a byte-level tokenizer cut texts as its file says; transformers takes GPT-2's rule for names it has not.
+
+    Errors: ValueError for a name whose rule is not known here. A file without one gets GPT-2's and a `Note`.
+    """
+    import tokenizers
+    from tokenizers import pre_tokenizers
+
+    from interp.families import gguf
+
+    keys = gguf.tokenizer_keys(path)
+    if keys.get("model") != "gpt2":
+        return
+    named = keys.get("pre")
+    if named is None:
+        note(
+            f"{path.name} does not say how texts are cut before its tokens (tokenizer.ggml.pre): they are cut into words "
+            "as GPT-2 does; a tokenizer= of the original model is surer"
+        )
+        named = "gpt-2"
+    rule, theirs = SPLITS.get(str(named), str(named)), _splits_of_transformers()
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if rule == "words":
+        made: pre_tokenizers.PreTokenizer = words
+    elif rule == "digits":
+        made = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    elif rule in theirs:
+        pieces = pre_tokenizers.Split(tokenizers.Regex(theirs[rule]), behavior="isolated")
+        made = pre_tokenizers.Sequence(
+            [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    else:
+        raise ValueError(
+            f"how it cuts texts, {named!r} (tokenizer.ggml.pre), is not known here; give tokenizer= of the original model"
+        )
+    found.backend_tokenizer.pre_tokenizer = made
+
+
+def _splits_of_transformers() -> Mapping[str, str]:
+    """The regular expressions that transformers has by the names of files; empty for versions without such a table."""
+    try:
+        from transformers.integrations.gguf import gguf_tokenizer_mapping
+    except ImportError:
+        return {}
+    found: Mapping[str, str] = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
+    return found
 
 
 # --- what transformers reads --------------------------------------------------------------------------------------
