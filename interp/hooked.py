@@ -68,13 +68,19 @@ class HookedTransformer(Shown):
         *,
         name: str = "custom",
         origin: Path | nn.Module | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
-        """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
+        """A network with its tokenizer.
+
+        origin: what the weights came from, for `verify`; a live model is held weakly.
+        ends: ids at which what is generated ends; none = the tokenizer's end of text.
+        """
         config = transformer.config
         self._transformer = transformer.requires_grad_(False)
         self.text = Text(
-            tokenizer, config.n_ctx, config.d_vocab, special=not config.causal, d_vocab_out=config.d_vocab_out
-        )
+            tokenizer, config.n_ctx, config.d_vocab, special=not config.causal, d_vocab_out=config.d_vocab_out,
+            ends=ends,
+        )  # fmt: skip
         self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
         self.weights = Weights(transformer)
         self.name = name
@@ -111,7 +117,8 @@ class HookedTransformer(Shown):
             model = families.from_hf_model(
                 source, dtype=dtype, device=device, devices=devices, wrapped=wrapped
             )
-            return cls(model, tokenizer, name=type(source).__name__, origin=source)
+            ends = families.ends_of(source)
+            return cls(model, tokenizer, name=type(source).__name__, origin=source, ends=ends)
         if str(source) in zoo.DEMOS:
             if wrapped:
                 raise ValueError(f"{source} is a model of this package: there is no other code to wrap")
@@ -123,7 +130,8 @@ class HookedTransformer(Shown):
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
         model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
-        return cls(model, tokenizer or families.tokenizer_for(path), name=str(source), origin=path)
+        found = tokenizer or families.tokenizer_for(path)
+        return cls(model, found, name=str(source), origin=path, ends=families.ends_of(path))
 
     @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
@@ -364,7 +372,9 @@ class HookedTransformer(Shown):
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
         The prompt and what is new may fill the context exactly. An empty text is continued from BOS, where there is
-        one. A row ends with a `stop` token (ids, or texts of one token). `model.to_texts(batch)` gives the strings.
+        one. A row ends with a `stop` token (ids, or texts of one token), and with `stop_at_eos` where the model's own
+        generation does (`generation_config.json`, else the tokenizer's end of text). `model.to_texts(batch)` gives the
+        strings.
         `edits`, and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one
         new token at a time; positions of an edit count from the first token of the (left-padded) prompt.
         """

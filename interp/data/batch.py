@@ -514,6 +514,7 @@ class Text:
     tokenizer: one that is still in its files is read when it is first needed (`UnreadTokenizer`).
     special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
     d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
+    ends: the ids at which the model's own generation ends; none = the tokenizer's end of text.
     """
 
     _why: str | None = None  # the tokenizer cannot be read
@@ -527,8 +528,10 @@ class Text:
         *,
         special: bool = False,
         d_vocab_out: int | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
         self._given = tokenizer
+        self._ends = tuple(ends)
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
         self._d_vocab_out = d_vocab_out
@@ -537,7 +540,8 @@ class Text:
     def __getstate__(self) -> dict[str, object]:
         """What another process gets: the tokenizer itself, since its files may not be there, and nothing looked up."""
         given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
-        return given | {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
+        given |= {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
+        return given | {"_ends": self._ends}
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -587,6 +591,14 @@ class Text:
     def eos_id(self) -> int | None:
         """The id that ends a text; None without one that the model has a row for."""
         return None if self._tokenizer is None else self._within(self._tokenizer.eos_id)
+
+    @property
+    def end_ids(self) -> frozenset[int]:
+        """The ids at which a continuation ends: those of the model, or else of the tokenizer, its end of text first."""
+        tokenizer = self._tokenizer
+        own = [] if tokenizer is None else [tokenizer.eos_id, *getattr(tokenizer, "ends", ())]
+        stated = [i for i in self._ends if self._within(i) is not None]
+        return frozenset(stated or [i for i in own if i is not None and self._within(i) is not None])
 
     @property
     def pad_id(self) -> int:

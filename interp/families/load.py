@@ -292,8 +292,8 @@ def _from_network(
     config = getattr(network, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
-    # a config may still name the class it was saved from, one with a head, say
-    values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__]}
+    # a config may still name the class it was saved from, one with a head, say, and the dtype
+    values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__], "dtype": None}
     found = _read(values, wrapped, live=True)
     if not isinstance(found, Reading):
         refuse_quantised(values)
@@ -556,6 +556,31 @@ def tokenizer_for(path: Path) -> StoredTokenizer | None:
     if found is None and path.is_dir() and (said := adapter_of(path)) is not None:
         return tokenizer_for(base_of(path, said))
     return found
+
+
+def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
+    """The ids at which a model's own generation ends, as transformers takes them: what `generation_config.json` says,
+    or else the config. None where nothing is said; those of a GGUF file its tokenizer has.
+    """
+    if isinstance(source, nn.Module):
+        network, _ = inside(source)
+        said = [getattr(network, name, None) for name in ("generation_config", "config")]
+        return next(filter(None, (_ids(getattr(each, "eos_token_id", None)) for each in said)), ())
+    if gguf_in(source) is not None:
+        return ()
+    folder = source if source.is_dir() else source.parent
+    stated = folder / "generation_config.json"
+    if stated.is_file() and (ids := _ids(json_object(stated).get("eos_token_id"))):
+        return ids
+    if source.is_dir() and (adapter := adapter_of(source)) is not None:
+        return ends_of(base_of(source, adapter))
+    return _ids(json_object(folder / "config.json").get("eos_token_id")) if (folder / "config.json").is_file() else ()
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """A token id, or several, as a config says them; empty for anything else."""
+    each = value if isinstance(value, list | tuple) else [value]
+    return tuple(i for i in each if type(i) is int)
 
 
 @public()

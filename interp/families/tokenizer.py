@@ -107,6 +107,9 @@ class FileTokenizer:
 class HuggingFaceTokenizer:
     """A transformers tokenizer; where it has no BOS (or padding) token, its end-of-text token serves."""
 
+    ends: tuple[int, ...] = ()
+    """More ids at which what is generated ends: of a turn and of a message (GGUF)."""
+
     def __init__(self, tokenizer: TransformersTokenizer) -> None:
         self._tokenizer = tokenizer
         bos, eos, pad = (getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad"))
@@ -135,12 +138,17 @@ class HuggingFaceTokenizer:
         """
         import transformers
 
+        from interp.families import gguf
+
         try:
             found = transformers.AutoTokenizer.from_pretrained(
                 str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
             )
-            _split_as_told(found, path)
-            return cls(found)
+            keys = gguf.tokenizer_keys(path)
+            _split_as_told(found, path, keys)
+            made = cls(found)
+            made.ends = tuple(end for kind in ("eot", "eom") if isinstance(end := keys.get(f"{kind}_token_id"), int))
+            return made
         except Exception as cause:
             raise ValueError(f"{path}: its tokenizer cannot be read: {_in_short(cause)}") from cause
 
@@ -352,7 +360,9 @@ Source: llama.cpp, `src/llama-vocab.cpp`.
 """
 
 
-def _split_as_told(found: "transformers.PreTrainedTokenizerBase", path: Path) -> None:
+def _split_as_told(
+    found: "transformers.PreTrainedTokenizerBase", path: Path, keys: Mapping[str, object]
+) -> None:
     """Let a byte-level tokenizer cut texts as its file says; transformers takes GPT-2's rule for names it has not.
 
     Errors: ValueError for a name whose rule is not known here. A file without one gets GPT-2's and a `Note`.
@@ -360,9 +370,6 @@ def _split_as_told(found: "transformers.PreTrainedTokenizerBase", path: Path) ->
     import tokenizers
     from tokenizers import pre_tokenizers
 
-    from interp.families import gguf
-
-    keys = gguf.tokenizer_keys(path)
     if keys.get("model") != "gpt2":
         return
     named = keys.get("pre")
