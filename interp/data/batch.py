@@ -616,7 +616,7 @@ class Text:
     ) -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
-        A `Note` says it, once, where the model's own tokenizer would not prepend BOS.
+        A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special tokens.
 
         empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
         Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
@@ -679,13 +679,23 @@ class Text:
         """Say where texts begin otherwise than the tokenizer alone would have them begin."""
         self._bos_said = True
         tokenizer, bos = self.tokenizer, self.bos_id
-        if bos is None:
-            if tokenizer.bos_id is not None:
-                note(f"texts begin without BOS here: {self.outside(tokenizer.bos_id)}")
-        elif isinstance(tokenizer, SpecialTokenizer) and tokenizer.with_special("a")[:1] != [bos]:
+        if bos is None and tokenizer.bos_id is not None:
+            note(f"texts begin without BOS here: {self.outside(tokenizer.bos_id)}")
+            return
+        if not isinstance(tokenizer, SpecialTokenizer):
+            return
+        alone, theirs = tokenizer.encode("a"), tokenizer.with_special("a")
+        ours = alone if bos is None else [bos, *alone]
+        if theirs == alone and bos is not None:
             note(
                 f"texts begin with {tokenizer.piece(bos)} (BOS) here; this model's own tokenizer would not prepend it; "
                 "prepend_bos=False leaves it out"
+            )
+        elif theirs != ours:
+            here, there = (" ".join(map(tokenizer.piece, ids)) for ids in (ours, theirs))
+            note(
+                f"the text 'a' is {here} here; this model's own tokenizer makes {there} of it, with special tokens that are "
+                "not added to texts: give what the tokenizer returns as the prompt to have them"
             )
 
     def outside(self, token: int) -> str:

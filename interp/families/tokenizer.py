@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 from interp.core.boundary import public
 from interp.core.files import json_object, regular
 from interp.core.notes import note
-from interp.families import native
+from interp.families import gguf, native
 
 if TYPE_CHECKING:
     import tokenizers
@@ -137,8 +137,6 @@ class HuggingFaceTokenizer:
         Errors: ValueError, by the file's name, for what transformers cannot read, or where the package gguf is missing.
         """
         import transformers
-
-        from interp.families import gguf
 
         try:
             found = transformers.AutoTokenizer.from_pretrained(
