@@ -186,7 +186,8 @@ class HookedTransformer(Shown):
 
     def __str__(self) -> str:
         c = self.cfg
-        position, norm = type(c.position).__name__, type(c.norm).__name__
+        position = "in the network's own code" if c.block.proven else type(c.position).__name__
+        norm = type(c.norm).__name__
         size = sum(p.numel() for p in self.transformer.parameters())
         mlp = "none" if c.mlp is None else f"{c.mlp.d_mlp} neurons a layer"
         layers = f"no layers, d_model {c.d_model}"

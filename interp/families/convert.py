@@ -200,7 +200,8 @@ INSIDE = re.compile(r"(?:^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module|_fsdp_w
 def _located(family: AnyFamily, config: AnyConfig, tensors: Tensors) -> dict[str, str]:
     """The family's name of each tensor -> its name in this checkpoint, which may have more or less before its names.
 
-    Of what is left when the wrappers' beginnings are taken off one by one, that with most names of the family.
+    Of what is left when the wrappers' beginnings are taken off one by one, from most names or all, that with most names
+    of the family.
     """
     rules, duplicates = family.table(config)
     wanted = {name for rule in expanded(rules, config) for name in rule.theirs} | set(duplicates)
@@ -210,10 +211,11 @@ def _located(family: AnyFamily, config: AnyConfig, tensors: Tensors) -> dict[str
             raise ValueError(f"{family.name}: {other!r} and {name!r} are two names of one tensor")
     best = _prefixed(family, short)
     while missing := wanted - set(best):
-        begins = next((w for w in WRAPPERS if short and all(_begins(name, w) for name in short)), None)
-        if begins is None:
+        begins = next((w for w in WRAPPERS if sum(_begins(name, w) for name in short) > len(short) / 2), None)
+        bare = {name.removeprefix(begins or ""): full for name, full in short.items()}
+        if begins is None or len(bare) < len(short):
             break
-        short = {name.removeprefix(begins): full for name, full in short.items()}
+        short = bare
         found = _prefixed(family, short)
         best = found if len(wanted - set(found)) < len(missing) else best
     return best

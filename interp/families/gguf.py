@@ -23,9 +23,8 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
 from interp.core.boundary import shape_text
-from interp.core.files import regular
 from interp.families.gguf_keys import Said, rope_tensors, values_of
-from interp.families.stored import Tensors
+from interp.families.stored import Tensors, require_contents
 
 if TYPE_CHECKING:
     import gguf
@@ -47,6 +46,16 @@ class File(Said):
     """The config's keys as the file says them, before transformers adds defaults."""
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, by its name or by how it begins."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == SUFFIX:
+        return True
+    with path.open("rb") as content:
+        return content.read(4) == b"GGUF"
+
+
 def read(path: Path) -> File:
     """The file, nothing of its tensors read yet.
 
@@ -57,7 +66,7 @@ def read(path: Path) -> File:
     import transformers
 
     _require_gguf(path)
-    regular(path)
+    require_contents(path)
     try:
         reader = _reader(path)
         fields = {name: _contents(name, field) for name, field in reader.fields.items()}

@@ -86,6 +86,7 @@ from interp.families.stored import (
     Tensors,
     foreign_format,
     listing,
+    require_whole,
     saved_beside,
     weight_files,
     weights_of,
@@ -379,7 +380,12 @@ def any_from_folder(
         if not can_wrap(values):
             kind = values.get("model_type")
             raise ValueError(f"model_type {kind!r} cannot be wrapped: transformers has no causal model of it")
-        network, notes = network_of_folder(path, values, opener_of(values), dtype, whole=True)
+        try:
+            network, notes = network_of_folder(path, values, opener_of(values), dtype, whole=True)
+        except ValueError as cause:
+            if not found:
+                raise
+            raise ValueError(f"{cause}; it is {found[0]}") from cause
         return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
     with StoredTensors([path] if path.is_file() else weight_files(path)) as stored:
         stored.notes = (*native.opened(values), *found.notes)
@@ -462,23 +468,27 @@ def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
         return values_of(base_of(path, said))
     if path.is_file() and path.suffix in FOREIGN:
         raise ValueError(foreign_format(path))
+    if path.is_file():
+        require_whole(path)
     config_file = config or folder / "config.json"
     if config_file.is_file():
         return dict(json_object(config_file))
     trained = [path] if path.is_file() else sorted(folder.glob("*.pt"))
     if len(trained) == 1 and (values := nanogpt.values(saved_beside(trained[0]))) is not None:
         return values
+    steps = sorted(file.parent.name for file in folder.glob("*/config.json"))
+    more = f"; give the path of one of its checkpoints, {', '.join(steps[:8])}, or revision=" if steps else ""
     raise FileNotFoundError(
-        f"{config_file} is required beside the weights; the source {folder} holds {listing(folder)}"
+        f"{config_file} is required beside the weights; the source {folder} holds {listing(folder)}{more}"
     )
 
 
 def gguf_in(path: Path) -> Path | None:
     """The GGUF file that a path means: itself, or the only set of weights of its folder; None where it means none."""
     if path.is_file():
-        return path if path.suffix == gguf.SUFFIX else None
-    found = sorted(path.glob(f"*{gguf.SUFFIX}"))
-    if not found or any(any(weights_of(path, suffix)) for suffix in (".safetensors", ".bin")):
+        return path if gguf.is_gguf(path) else None
+    found = sorted(p for p in path.glob("*") if p.suffix.lower() == gguf.SUFFIX)
+    if not found or any(weights_of(path, ".safetensors")) or any(path.glob("pytorch_model*.bin")):
         return None
     if len(found) > 1:
         raise ValueError(
@@ -545,7 +555,10 @@ def _one_place(places: Sequence[torch.device]) -> torch.device:
 
 def _one_stack(model: AnyModel) -> Transformer:
     if not isinstance(model, Transformer):
-        raise ValueError("one stack of layers is required, this checkpoint is an encoder-decoder")
+        raise ValueError(
+            "one stack of layers is required, this checkpoint is an encoder-decoder: "
+            "interp.HookedEncoderDecoder.from_pretrained opens it"
+        )
     return model
 
 

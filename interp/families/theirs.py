@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 DEQUANTISING = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 """The formats that transformers dequantises on a processor, with the class that says so."""
+READ = ("model.safetensors", "pytorch_model.bin")
+"""The files of weights that transformers looks for, or their indices; under any other name we read them for it."""
 TASKS = {
     "CAUSAL_LM": "AutoModelForCausalLM", "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM", "FEATURE_EXTRACTION": "AutoModel",
     "SEQ_CLS": "AutoModelForSequenceClassification", "TOKEN_CLS": "AutoModelForTokenClassification",
@@ -75,7 +77,8 @@ def network_of_folder(
 
     kind, how = getattr(transformers, opener), {}
     method = method_of(values)
-    if method is not None and method not in DEQUANTISING:
+    theirs = any((folder / f"{name}{end}").is_file() for name in READ for end in ("", ".index.json"))
+    if not theirs or (method is not None and method not in DEQUANTISING):
         return on_our_numbers(_class_of(kind, folder), folder, values, dtype, whole=whole)
     if method is not None:
         how["quantization_config"] = getattr(transformers, DEQUANTISING[method])(dequantize=True)
@@ -119,8 +122,13 @@ def _reported(
     kind: type, folder: str | None, where: Path, *, whole: bool = False, **how: object
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """What `from_pretrained` gives, and what was left out; ValueError where its report of loading names a trouble."""
-    with quiet():
-        network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
+    try:
+        with quiet():
+            network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
+    except (KeyError, AttributeError, TypeError, IndexError, RuntimeError) as cause:  # a config that it cannot do either
+        raise ValueError(
+            f"{where}: transformers fails to open it ({type(cause).__name__}: {_first_line(cause)})"
+        ) from cause
     for trouble in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, report.get(trouble) or ())):
             raise ValueError(
@@ -135,6 +143,10 @@ def _reported(
             "so open it without its other head by transformers and give the live model"
         )
     return network.eval(), left_out(beyond)
+
+
+def _first_line(cause: Exception) -> str:
+    return (str(cause).strip().splitlines() or [""])[0]
 
 
 def _class_of(kind: type, folder: Path) -> type[nn.Module]:
@@ -156,7 +168,7 @@ def on_our_numbers(
     *,
     whole: bool = False,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """transformers' network of a quantised folder on the numbers that we read there; and how they are stored."""
+    """transformers' network of a folder on the numbers that we read there; and how they are stored."""
     config = kind.config_class.from_pretrained(str(folder))  # type: ignore[attr-defined]
     for key in KEYS:
         if hasattr(config, key):
@@ -193,7 +205,8 @@ def wrapped(
     from interp.wrapped import wrap
 
     found = wrap(network, dtype=dtype, device=device)
-    found.opened = notes
+    said = any(clause.startswith("wrapped") for clause in notes)
+    found.opened = notes if said else ("wrapped: every pass is computed by the network's own code", *notes)
     return found
 
 

@@ -298,7 +298,7 @@ def tokenizer_in(path: Path) -> StoredTokenizer | None:
     have one GGUF file.
     """
     if path.is_file():
-        return StoredTokenizer(path) if path.suffix == ".gguf" else tokenizer_in(path.parent)
+        return StoredTokenizer(path) if gguf.is_gguf(path) else tokenizer_in(path.parent)
     ours = _is_ours(path) and not any((path / f"tokenizer.{kind}").is_file() for kind in ("json", "model"))
     if not ours and _names(path, VOCABULARIES + SETTINGS):
         return StoredTokenizer(path)
