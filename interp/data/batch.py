@@ -616,7 +616,8 @@ class Text:
     ) -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
-        A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special tokens.
+        A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special
+        tokens.
 
         empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
         Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
@@ -694,8 +695,8 @@ class Text:
         elif theirs != ours:
             here, there = (" ".join(map(tokenizer.piece, ids)) for ids in (ours, theirs))
             note(
-                f"the text 'a' is {here} here; this model's own tokenizer makes {there} of it, with special tokens that are "
-                "not added to texts: give what the tokenizer returns as the prompt to have them"
+                f"the text 'a' is {here} here; this model's own tokenizer makes {there} of it, with special tokens "
+                "that are not added to texts: give what the tokenizer returns as the prompt to have them"
             )
 
     def outside(self, token: int) -> str:

@@ -163,7 +163,9 @@ def _probed(network: nn.Module, model: Transformer | EncoderDecoder) -> tuple[fl
         allowed = max(allowed, ALLOWED[torch.float16])
     wide = torch.promote_types(given.dtype, torch.float32)
     difference = (found.to(given.device, wide) - given.to(wide)).abs().amax(-1)
-    error = (difference.max() if allowed < ALLOWED[torch.float16] else difference.median()) / given.abs().max()
+    error = (
+        difference.max() if allowed < ALLOWED[torch.float16] else difference.median()
+    ) / given.abs().max()
     return float(error), allowed
 
 
@@ -172,5 +174,7 @@ def _some_tokens(network: nn.Module, model: Transformer) -> Int[Tensor, "1 p"]:
     padding = getattr(network.config, "pad_token_id", None)
     ids = torch.arange(model.config.d_vocab)
     ids = ids if len(ids) < 2 or not isinstance(padding, int) else ids[ids != padding]
-    drawn = torch.randint(len(ids), (1, min(PROBED, model.config.n_ctx)), generator=torch.Generator().manual_seed(0))
+    drawn = torch.randint(
+        len(ids), (1, min(PROBED, model.config.n_ctx)), generator=torch.Generator().manual_seed(0)
+    )
     return ids[drawn].to(model.device)

@@ -34,7 +34,8 @@ def to_model(
 ) -> AnyModel:
     """A frozen model in eval mode whose parameters are filled from `tensors`, each allocated once and in its place.
 
-    dtype None keeps the checkpoint's; of several, all become what the config says (`stated`), or else the widest. Layer i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
+    dtype None keeps the checkpoint's; of several, all become what the config says (`stated`), or else the widest. Layer
+    i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
     may_lack_head: the checkpoint may be a base model, or one with another linear head (a classifier), and then ends
     in its residual stream, or in that head.
     Errors: ValueError for missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
@@ -105,7 +106,13 @@ def fitted(
     if other is None and (not head or any(_stored(rule, names) for rule in head)):  # tied, or of another kind
         return config, rules, duplicates, ()
     bare = replace(  # at once: a record is checked whenever it is made
-        config, unembed=False, tied=False, unembed_bias=False, mlm_head=None, logit_softcap=None, logit_scale=1.0
+        config,
+        unembed=False,
+        tied=False,
+        unembed_bias=False,
+        mlm_head=None,
+        logit_softcap=None,
+        logit_scale=1.0,
     )
     rules, duplicates = family.table(bare)
     rules = tuple(rule for rule in rules if not rule.ours.startswith("unembed."))

@@ -93,7 +93,7 @@ def read(path: Path) -> File:
 
 
 def tokenizer_keys(path: Path) -> dict[str, object]:
-    """What a file says of its tokenizer, without its lists: the part of each key after `tokenizer.ggml.`, and its value.
+    """What a file says of its tokenizer, without its lists: each key after its `tokenizer.ggml.`, and its value.
 
     Raises:
         ValueError: the package `gguf` is missing, or the file is damaged.

@@ -45,5 +45,7 @@ FAMILY = Family(
     duplicates=llama_like.duplicates,
     buffers=llama_like.BUFFERS,
     wide=(r"blocks\.\d+\.mlp\.(router\.weight|correction)",),
-    unused=(r"model\.layers\.(46|92)\..*",),  # the predictor of a second token, which transformers leaves out too
+    unused=(
+        r"model\.layers\.(46|92)\..*",
+    ),  # the predictor of a second token, which transformers leaves out too
 )

@@ -276,8 +276,8 @@ def _require_in_memory(network: nn.Module) -> None:
     bare = [name for name, value in network.named_parameters() if value.is_meta]
     if bare:
         raise ValueError(
-            f"a live model with all its parameters in memory is required, {len(bare)} of this one are offloaded or were "
-            f"never loaded, first {bare[0]!r}: load it without offloading, or give the folder of its checkpoint"
+            f"a live model with all its parameters in memory is required, {len(bare)} of this one are offloaded or "
+            f"were never loaded, first {bare[0]!r}: load it without offloading, or give the folder of its checkpoint"
         )
 
 
@@ -503,7 +503,9 @@ def _may_lack_head(values: Mapping[str, object]) -> bool:
     names = [str(name) for name in names] if isinstance(names, list) else []
     if values.get("model_type") in (native.MODEL_TYPE, nanogpt.MODEL_TYPE):
         return False
-    return not any(re.search(r"For\w*LM$|LMHead|ForConditionalGeneration|DoubleHeads", name) for name in names)
+    return not any(
+        re.search(r"For\w*LM$|LMHead|ForConditionalGeneration|DoubleHeads", name) for name in names
+    )
 
 
 @public()
@@ -587,7 +589,11 @@ def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
         return ids
     if source.is_dir() and (adapter := adapter_of(source)) is not None:
         return ends_of(base_of(source, adapter))
-    return _ids(json_object(folder / "config.json").get("eos_token_id")) if (folder / "config.json").is_file() else ()
+    return (
+        _ids(json_object(folder / "config.json").get("eos_token_id"))
+        if (folder / "config.json").is_file()
+        else ()
+    )
 
 
 def _ids(value: object) -> tuple[int, ...]:

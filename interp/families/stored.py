@@ -26,7 +26,9 @@ FOREIGN = {
 """Ends of names of files that hold weights for other programs, and whose."""
 STATES = ("model", "state_dict", "model_state_dict", "module", "model_state", "weights")
 """Where training scripts keep the state dict in what they save."""
-BESIDE = re.compile(r"(training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states|dl_state)(_\d+)*")
+BESIDE = re.compile(
+    r"(training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states|dl_state)(_\d+)*"
+)
 """Names, without their ends, of files of a training run that hold no weights of the model."""
 SHARD = re.compile(r".*-\d+-of-(\d+)")
 """Names, without their ends, of files that hold a part of the weights."""

@@ -125,7 +125,13 @@ def _reported(
     try:
         with quiet():
             network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
-    except (KeyError, AttributeError, TypeError, IndexError, RuntimeError) as cause:  # a config that it cannot do either
+    except (
+        KeyError,
+        AttributeError,
+        TypeError,
+        IndexError,
+        RuntimeError,
+    ) as cause:  # what it cannot do
         raise ValueError(
             f"{where}: transformers fails to open it ({type(cause).__name__}: {_first_line(cause)})"
         ) from cause

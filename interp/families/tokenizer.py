@@ -145,7 +145,9 @@ class HuggingFaceTokenizer:
             keys = gguf.tokenizer_keys(path)
             _split_as_told(found, path, keys)
             made = cls(found)
-            made.ends = tuple(end for kind in ("eot", "eom") if isinstance(end := keys.get(f"{kind}_token_id"), int))
+            made.ends = tuple(
+                end for kind in ("eot", "eom") if isinstance(end := keys.get(f"{kind}_token_id"), int)
+            )
             return made
         except Exception as cause:
             raise ValueError(f"{path}: its tokenizer cannot be read: {_in_short(cause)}") from cause
@@ -351,8 +353,8 @@ SPLITS: Mapping[str, str] = {
     **dict.fromkeys(_WORDS, "words"), **dict.fromkeys(_DIGITS, "digits"),
     **dict.fromkeys(("stablelm2", "hunyuan"), "qwen2"), **dict.fromkeys(("glm4", "chatglm-bpe"), "llama-bpe"),
 }  # fmt: skip
-"""`tokenizer.ggml.pre` of files -> how a text is cut before the merges, as llama.cpp does: into words as GPT-2 has them;
-the same with every digit apart; or by the rule that transformers has for another of these names.
+"""`tokenizer.ggml.pre` of files -> how a text is cut before the merges, as llama.cpp does: into words as GPT-2 has
+them; the same with every digit apart; or by the rule that transformers has for another of these names.
 
 Source: llama.cpp, `src/llama-vocab.cpp`.
 """
@@ -373,8 +375,8 @@ def _split_as_told(
     named = keys.get("pre")
     if named is None:
         note(
-            f"{path.name} does not say how texts are cut before its tokens (tokenizer.ggml.pre): they are cut into words "
-            "as GPT-2 does; a tokenizer= of the original model is surer"
+            f"{path.name} does not say how texts are cut before the merges (tokenizer.ggml.pre): they are cut into "
+            "words as GPT-2 does; a tokenizer= of the original model is surer"
         )
         named = "gpt-2"
     rule, theirs = SPLITS.get(str(named), str(named)), _splits_of_transformers()
@@ -390,7 +392,8 @@ def _split_as_told(
         )
     else:
         raise ValueError(
-            f"how it cuts texts, {named!r} (tokenizer.ggml.pre), is not known here; give tokenizer= of the original model"
+            f"how it cuts texts, {named!r} (tokenizer.ggml.pre), is not known here; give tokenizer= of the original "
+            "model"
         )
     found.backend_tokenizer.pre_tokenizer = made
 

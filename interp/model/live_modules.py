@@ -1,4 +1,4 @@
-"""Networks that somebody else holds: hooks and wrappers on their modules, and copies of the modules on the same tensors.
+"""Networks that somebody else holds: hooks and wrappers on their modules, and copies of them on the same tensors.
 
 A copy has none of the hooks of whoever looks at the network, so what is asked of it is the network's own.
 """
@@ -33,7 +33,9 @@ def bare_copy(network: nn.Module, tensors: dict[int, object]) -> nn.Module:
 
     tensors: what stands for parameters and buffers, by their identity: themselves, to share them.
     """
-    hooks: dict[int, object] = {id(hook): hook for _, hook in _foreign(network)}  # not copied: they may hold anything
+    hooks: dict[int, object] = {
+        id(hook): hook for _, hook in _foreign(network)
+    }  # not copied: they may hold anything
     found = copy.deepcopy(network, kept(network) | hooks | tensors).eval()
     for name, module in list(found.named_modules()):
         for table in (module._forward_hooks, module._forward_pre_hooks):
