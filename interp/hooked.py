@@ -19,7 +19,8 @@ from interp import families, zoo
 from interp.core.boundary import Device, Precision, as_dtype, nearest, public
 from interp.core.factored import FactoredMatrix
 from interp.core.viewer import Shown, fitted
-from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer, UnreadTokenizer
+from interp.data.batch import Batch, Prompts, Side, Text
+from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.hub import located
 from interp.families.places import Devices, places_of
 from interp.families.reference import exported, reference_of
@@ -130,8 +131,8 @@ class HookedTransformer(Shown):
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
         model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
-        found = tokenizer or families.tokenizer_for(path)
-        return cls(model, found, name=str(source), origin=path, ends=families.ends_of(path))
+        own = tokenizer or families.tokenizer_for(path)
+        return cls(model, own, name=str(source), origin=path, ends=families.ends_of(path))
 
     @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:

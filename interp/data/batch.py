@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -22,6 +22,13 @@ from interp.core.notes import note
 from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
 from interp.data.ids import IDS, Encoding, described, is_id, is_row, no_ids
+from interp.data.tokenizers import (
+    BatchTokenizer,
+    EndingTokenizer,
+    SpecialTokenizer,
+    Tokenizer,
+    UnreadTokenizer,
+)
 from interp.model.attention import Layout, Memory
 from interp.model.transformer import ID_TYPES
 
@@ -407,54 +414,6 @@ Answers = Annotated[
 """The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What we need of a tokenizer; `families.tokenizer` adapts the two common libraries to it."""
-
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text alone, no special token added."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids, special tokens included."""
-        ...
-
-    def piece(self, token: int) -> str:
-        """The text of one token, leading space included."""
-        ...
-
-
-@runtime_checkable
-class UnreadTokenizer(Protocol):
-    """A tokenizer that is still in its files; `Text` reads it when it is first needed."""
-
-    def opened(self) -> Tokenizer:
-        """The tokenizer; ValueError, in one sentence, where it cannot be read."""
-        ...
-
-
-@runtime_checkable
-class SpecialTokenizer(Tokenizer, Protocol):
-    """A tokenizer that knows what its model expects around a text, such as BERT's [CLS] and [SEP]."""
-
-    def with_special(self, text: str) -> list[int]:
-        """Ids of the text with every special token that the tokenizer itself adds."""
-        ...
-
-
-@runtime_checkable
-class BatchTokenizer(Tokenizer, Protocol):
-    """A tokenizer that is faster on many texts together than on one after the other."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """What `encode` gives for each text."""
-        ...
-
-
 def is_prompts(data: object) -> TypeGuard[Prompts]:
     """Whether these are prompts in memory: texts, token ids or a batch, and not files or an iterator."""
     if isinstance(data, str | Tensor | np.ndarray | Batch):
@@ -540,8 +499,8 @@ class Text:
     def __getstate__(self) -> dict[str, object]:
         """What another process gets: the tokenizer itself, since its files may not be there, and nothing looked up."""
         given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
-        given |= {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
-        return given | {"_ends": self._ends}
+        sizes = {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
+        return given | sizes | {"_ends": self._ends}
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -596,9 +555,10 @@ class Text:
     def end_ids(self) -> frozenset[int]:
         """The ids at which a continuation ends: those of the model, or else of the tokenizer, its end of text first."""
         tokenizer = self._tokenizer
-        own = [] if tokenizer is None else [tokenizer.eos_id, *getattr(tokenizer, "ends", ())]
-        stated = [i for i in self._ends if self._within(i) is not None]
-        return frozenset(stated or [i for i in own if i is not None and self._within(i) is not None])
+        own = () if tokenizer is None else (tokenizer.eos_id,)
+        own = (*own, *tokenizer.ends) if isinstance(tokenizer, EndingTokenizer) else own
+        stated = {i for i in map(self._within, self._ends) if i is not None}
+        return frozenset(stated or {i for i in map(self._within, own) if i is not None})
 
     @property
     def pad_id(self) -> int:

@@ -109,13 +109,17 @@ def network_of_gguf(
     kept = dtype or gguf.own_dtype(file)
     tensors = gguf.GgufTensors(file, dtype)
     if not on_ours:
-        how = {"gguf_file": file.path.name, "config": file.config, "dtype": kept, "trust_remote_code": False}
-        return _reported(kind, str(file.path.parent), file.path.parent, **how)[0], tensors.notes
+        folder, name = file.path.parent, file.path.name
+        network, _ = _reported(
+            kind, str(folder), folder, gguf_file=name, config=file.config, dtype=kept, trust_remote_code=False
+        )
+        return network, tensors.notes
     found = kind._model_mapping[type(file.config)]
     assert isinstance(found, type)
     state = {name: tensors.taken(name) for name in tensors}
-    how = {"config": file.config, "state_dict": state, "dtype": kept}
-    return _reported(found, None, file.path, **how)[0], tensors.notes
+    return _reported(found, None, file.path, config=file.config, state_dict=state, dtype=kept)[
+        0
+    ], tensors.notes
 
 
 def _reported(

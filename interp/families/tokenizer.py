@@ -1,4 +1,4 @@
-"""Tokenizers of a checkpoint's folder or GGUF file in any layout, under one interface (`data.batch.Tokenizer`).
+"""Tokenizers of a checkpoint's folder or GGUF file in any layout, under one interface (`data.tokenizers.Tokenizer`).
 
 What transformers reads needs no reader here; it is imported when the first text is encoded, not when a model is opened.
 Code of a checkpoint is never run.
