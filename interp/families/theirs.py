@@ -216,7 +216,7 @@ def wrapped(
 
     found = wrap(network, dtype=dtype, device=device)
     said = any(clause.startswith("wrapped") for clause in notes)
-    found.opened = notes if said else ("wrapped: every pass is computed by the network's own code", *notes)
+    found.opened = notes if said else (*notes, "wrapped: every pass is computed by the network's own code")
     return found
 
 
