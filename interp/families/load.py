@@ -573,6 +573,7 @@ def tokenizer_for(path: Path) -> StoredTokenizer | None:
     return found
 
 
+@public()
 def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
     """The ids at which a model's own generation ends, as transformers takes them: what `generation_config.json` says,
     or else the config. None where nothing is said; those of a GGUF file its tokenizer has.
