@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 
 import interp
 from interp import Batch
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 from interp.model import MLP, ModelConfig, Rotary
 from interp.runs.record import Record
 from interp.tasks import Agreement, Examples, Place, TaskPairs

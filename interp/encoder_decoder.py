@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from interp import families
 from interp.core.boundary import Device, Precision, as_dtype, public
 from interp.core.viewer import Shown
-from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer, UnreadTokenizer
+from interp.data.batch import Batch, Prompts, Side, Text
+from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.hub import located
 from interp.families.places import Devices
 from interp.families.reference import reference_of
@@ -47,12 +48,17 @@ class HookedEncoderDecoder(Shown):
         *,
         name: str = "custom",
         origin: Path | nn.Module | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
-        """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
+        """A network with its tokenizer.
+
+        origin: what the weights came from, for `verify`; a live model is held weakly.
+        ends: ids at which what is generated ends; none = the tokenizer's end of text.
+        """
         self.model, self.name = model, name
         encoder = model.config.encoder
         decoder = model.config.decoder
-        self.text = Text(tokenizer, encoder.n_ctx, encoder.d_vocab, special=True)
+        self.text = Text(tokenizer, encoder.n_ctx, encoder.d_vocab, special=True, ends=ends)
         self._target = Text(tokenizer, decoder.n_ctx, decoder.d_vocab)
         self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
 
@@ -82,7 +88,7 @@ class HookedEncoderDecoder(Shown):
         if isinstance(model, Transformer):
             raise ValueError(f"{name} is one stack of layers: use interp.HookedTransformer.from_pretrained")
         stored = families.tokenizer_for(origin) if isinstance(origin, Path) else None
-        return cls(model, tokenizer or stored, name=name, origin=origin)
+        return cls(model, tokenizer or stored, name=name, origin=origin, ends=families.ends_of(origin))
 
     def __repr__(self) -> str:
         encoder, decoder = self.model.config.encoder, self.model.config.decoder
@@ -149,7 +155,8 @@ class HookedEncoderDecoder(Shown):
     ) -> Batch:  # fmt: skip
         """The most probable target, token by token, or one drawn by `sampling`.
 
-        It stops at the tokenizer's end of text unless told otherwise. edits: of either side, whose name their sites
+        It stops where the model's own generation does (`generation_config.json`), or at the tokenizer's end of text,
+        unless told otherwise. edits: of either side, whose name their sites
         begin with (`encoder.blocks.0.hook_resid_post`); those of the encoder act once, those of the decoder at every
         step, on the positions that are computed in it. Errors: KeyError for a site that the side lacks; ValueError as
         in `HookedTransformer.generate`.
@@ -182,10 +189,8 @@ class HookedEncoderDecoder(Shown):
         )  # fmt: skip
 
     def _stops(self, stop_tokens: Collection[int] | None) -> Collection[int]:
-        """The given ones, or the tokenizer's end of text."""
-        if stop_tokens is not None:
-            return stop_tokens
-        return () if self.text.eos_id is None else (self.text.eos_id,)
+        """The given ones, or those at which the model's own generation ends."""
+        return self.text.end_ids if stop_tokens is None else stop_tokens
 
     def to_texts(self, batch: Batch) -> list[str]:
         """The text of every row of a target, start token and padding left out."""

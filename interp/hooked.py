@@ -19,7 +19,8 @@ from interp import families, zoo
 from interp.core.boundary import Device, Precision, as_dtype, nearest, public
 from interp.core.factored import FactoredMatrix
 from interp.core.viewer import Shown, fitted
-from interp.data.batch import Batch, Prompts, Side, Text, Tokenizer, UnreadTokenizer
+from interp.data.batch import Batch, Prompts, Side, Text
+from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.hub import located
 from interp.families.places import Devices, places_of
 from interp.families.reference import exported, reference_of
@@ -68,13 +69,19 @@ class HookedTransformer(Shown):
         *,
         name: str = "custom",
         origin: Path | nn.Module | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
-        """`origin` is what the weights came from, for `verify`; a live model is held weakly."""
+        """A network with its tokenizer.
+
+        origin: what the weights came from, for `verify`; a live model is held weakly.
+        ends: ids at which what is generated ends; none = the tokenizer's end of text.
+        """
         config = transformer.config
         self._transformer = transformer.requires_grad_(False)
         self.text = Text(
-            tokenizer, config.n_ctx, config.d_vocab, special=not config.causal, d_vocab_out=config.d_vocab_out
-        )
+            tokenizer, config.n_ctx, config.d_vocab, special=not config.causal, d_vocab_out=config.d_vocab_out,
+            ends=ends,
+        )  # fmt: skip
         self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
         self.weights = Weights(transformer)
         self.name = name
@@ -111,7 +118,8 @@ class HookedTransformer(Shown):
             model = families.from_hf_model(
                 source, dtype=dtype, device=device, devices=devices, wrapped=wrapped
             )
-            return cls(model, tokenizer, name=type(source).__name__, origin=source)
+            ends = families.ends_of(source)
+            return cls(model, tokenizer, name=type(source).__name__, origin=source, ends=ends)
         if str(source) in zoo.DEMOS:
             if wrapped:
                 raise ValueError(f"{source} is a model of this package: there is no other code to wrap")
@@ -123,7 +131,8 @@ class HookedTransformer(Shown):
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
         model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
-        return cls(model, tokenizer or families.tokenizer_for(path), name=str(source), origin=path)
+        own = tokenizer or families.tokenizer_for(path)
+        return cls(model, own, name=str(source), origin=path, ends=families.ends_of(path))
 
     @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
@@ -178,7 +187,8 @@ class HookedTransformer(Shown):
 
     def __str__(self) -> str:
         c = self.cfg
-        position, norm = type(c.position).__name__, type(c.norm).__name__
+        position = "in the network's own code" if c.block.proven else type(c.position).__name__
+        norm = type(c.norm).__name__
         size = sum(p.numel() for p in self.transformer.parameters())
         mlp = "none" if c.mlp is None else f"{c.mlp.d_mlp} neurons a layer"
         layers = f"no layers, d_model {c.d_model}"
@@ -364,7 +374,9 @@ class HookedTransformer(Shown):
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
         The prompt and what is new may fill the context exactly. An empty text is continued from BOS, where there is
-        one. A row ends with a `stop` token (ids, or texts of one token). `model.to_texts(batch)` gives the strings.
+        one. A row ends with a `stop` token (ids, or texts of one token), and with `stop_at_eos` where the model's own
+        generation does (`generation_config.json`, else the tokenizer's end of text). `model.to_texts(batch)` gives the
+        strings.
         `edits`, and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one
         new token at a time; positions of an edit count from the first token of the (left-padded) prompt.
         """

@@ -45,7 +45,7 @@ DRIFT = 1.5
 
 @runtime_checkable
 class Reference(Protocol):
-    """An independent implementation with the same weights; `families.reference` adapts Hugging Face's."""
+    """An independent implementation with the same weights; `families.comparison` adapts Hugging Face's."""
 
     name: str
 

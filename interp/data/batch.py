@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import chain, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Literal, Protocol, TypeGuard, runtime_checkable
+from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -22,6 +22,13 @@ from interp.core.notes import note
 from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
 from interp.data.ids import IDS, Encoding, described, is_id, is_row, no_ids
+from interp.data.tokenizers import (
+    BatchTokenizer,
+    EndingTokenizer,
+    SpecialTokenizer,
+    Tokenizer,
+    UnreadTokenizer,
+)
 from interp.model.attention import Layout, Memory
 from interp.model.transformer import ID_TYPES
 
@@ -407,54 +414,6 @@ Answers = Annotated[
 """The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
 
 
-@runtime_checkable
-class Tokenizer(Protocol):
-    """What we need of a tokenizer; `families.tokenizer` adapts the two common libraries to it."""
-
-    bos_id: int | None
-    eos_id: int | None
-    pad_id: int
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of the text alone, no special token added."""
-        ...
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of these ids, special tokens included."""
-        ...
-
-    def piece(self, token: int) -> str:
-        """The text of one token, leading space included."""
-        ...
-
-
-@runtime_checkable
-class UnreadTokenizer(Protocol):
-    """A tokenizer that is still in its files; `Text` reads it when it is first needed."""
-
-    def opened(self) -> Tokenizer:
-        """The tokenizer; ValueError, in one sentence, where it cannot be read."""
-        ...
-
-
-@runtime_checkable
-class SpecialTokenizer(Tokenizer, Protocol):
-    """A tokenizer that knows what its model expects around a text, such as BERT's [CLS] and [SEP]."""
-
-    def with_special(self, text: str) -> list[int]:
-        """Ids of the text with every special token that the tokenizer itself adds."""
-        ...
-
-
-@runtime_checkable
-class BatchTokenizer(Tokenizer, Protocol):
-    """A tokenizer that is faster on many texts together than on one after the other."""
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """What `encode` gives for each text."""
-        ...
-
-
 def is_prompts(data: object) -> TypeGuard[Prompts]:
     """Whether these are prompts in memory: texts, token ids or a batch, and not files or an iterator."""
     if isinstance(data, str | Tensor | np.ndarray | Batch):
@@ -514,6 +473,7 @@ class Text:
     tokenizer: one that is still in its files is read when it is first needed (`UnreadTokenizer`).
     special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
     d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
+    ends: the ids at which the model's own generation ends; none = the tokenizer's end of text.
     """
 
     _why: str | None = None  # the tokenizer cannot be read
@@ -527,8 +487,10 @@ class Text:
         *,
         special: bool = False,
         d_vocab_out: int | None = None,
+        ends: Sequence[int] = (),
     ) -> None:
         self._given = tokenizer
+        self._ends = tuple(ends)
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
         self._d_vocab_out = d_vocab_out
@@ -537,7 +499,8 @@ class Text:
     def __getstate__(self) -> dict[str, object]:
         """What another process gets: the tokenizer itself, since its files may not be there, and nothing looked up."""
         given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
-        return given | {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
+        sizes = {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
+        return given | sizes | {"_ends": self._ends}
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -589,6 +552,15 @@ class Text:
         return None if self._tokenizer is None else self._within(self._tokenizer.eos_id)
 
     @property
+    def end_ids(self) -> frozenset[int]:
+        """The ids at which a continuation ends: those of the model, or else of the tokenizer, its end of text first."""
+        tokenizer = self._tokenizer
+        own = () if tokenizer is None else (tokenizer.eos_id,)
+        own = (*own, *tokenizer.ends) if isinstance(tokenizer, EndingTokenizer) else own
+        stated = {i for i in map(self._within, self._ends) if i is not None}
+        return frozenset(stated or {i for i in map(self._within, own) if i is not None})
+
+    @property
     def pad_id(self) -> int:
         """The id at padding, which no result depends on: the tokenizer's, or another that the model has a row for."""
         own = None if self._tokenizer is None else self._within(self._tokenizer.pad_id)
@@ -604,7 +576,8 @@ class Text:
     ) -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
-        A `Note` says it, once, where the model's own tokenizer would not prepend BOS.
+        A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special
+        tokens.
 
         empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
         Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
@@ -667,13 +640,23 @@ class Text:
         """Say where texts begin otherwise than the tokenizer alone would have them begin."""
         self._bos_said = True
         tokenizer, bos = self.tokenizer, self.bos_id
-        if bos is None:
-            if tokenizer.bos_id is not None:
-                note(f"texts begin without BOS here: {self.outside(tokenizer.bos_id)}")
-        elif isinstance(tokenizer, SpecialTokenizer) and tokenizer.with_special("a")[:1] != [bos]:
+        if bos is None and tokenizer.bos_id is not None:
+            note(f"texts begin without BOS here: {self.outside(tokenizer.bos_id)}")
+            return
+        if not isinstance(tokenizer, SpecialTokenizer):
+            return
+        alone, theirs = tokenizer.encode("a"), tokenizer.with_special("a")
+        ours = alone if bos is None else [bos, *alone]
+        if theirs == alone and bos is not None:
             note(
                 f"texts begin with {tokenizer.piece(bos)} (BOS) here; this model's own tokenizer would not prepend it; "
                 "prepend_bos=False leaves it out"
+            )
+        elif theirs != ours:
+            here, there = (" ".join(map(tokenizer.piece, ids)) for ids in (ours, theirs))
+            note(
+                f"the text 'a' is {here} here; this model's own tokenizer makes {there} of it, with special tokens "
+                "that are not added to texts: give what the tokenizer returns as the prompt to have them"
             )
 
     def outside(self, token: int) -> str:

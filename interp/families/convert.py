@@ -1,8 +1,10 @@
 """From a checkpoint's tensors to our parameters, with every tensor accounted for before any is read."""
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 
 import torch
 from torch import nn
@@ -28,10 +30,12 @@ def to_model(
     dtype: torch.dtype | None,
     devices: Sequence[torch.device],
     may_lack_head: bool = False,
+    stated: torch.dtype | None = None,
 ) -> AnyModel:
     """A frozen model in eval mode whose parameters are filled from `tensors`, each allocated once and in its place.
 
-    dtype None keeps the checkpoint's. Layer i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
+    dtype None keeps the checkpoint's; of several, all become what the config says (`stated`), or else the widest. Layer
+    i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
     may_lack_head: the checkpoint may be a base model, or one with another linear head (a classifier), and then ends
     in its residual stream, or in that head.
     Errors: ValueError for missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
@@ -48,6 +52,9 @@ def to_model(
         _planned(rule, model, every, names, tensors, config, dtype, _device_of(rule.ours, config, devices))
         for rule in chosen
     ]
+    if dtype is None:
+        plans, cast = _of_one_dtype(family, plans, stated)
+        said = (*said, *cast)
     last_use = {name: i for i, p in enumerate(plans) for name in p.parts}
     made: dict[int, nn.Parameter] = {}
     for i, each in enumerate(plans):
@@ -98,8 +105,15 @@ def fitted(
     other = next((name for name in OTHER_HEADS if f"{name}.weight" in names), None)
     if other is None and (not head or any(_stored(rule, names) for rule in head)):  # tied, or of another kind
         return config, rules, duplicates, ()
-    bare = replace(config, unembed=False, tied=False, unembed_bias=False, mlm_head=None)
-    bare = replace(bare, logit_softcap=None, logit_scale=1.0)
+    bare = replace(  # at once: a record is checked whenever it is made
+        config,
+        unembed=False,
+        tied=False,
+        unembed_bias=False,
+        mlm_head=None,
+        logit_softcap=None,
+        logit_scale=1.0,
+    )
     rules, duplicates = family.table(bare)
     rules = tuple(rule for rule in rules if not rule.ours.startswith("unembed."))
     if other is None:
@@ -184,33 +198,31 @@ def _chosen(rule: Rule, names: Mapping[str, str]) -> Rule:
     return max(ways, key=lambda way: (way.theirs[0] in names, sum(n in names for n in way.theirs)))
 
 
-WRAPPERS = (
-    "module.",
-    "_orig_mod.",
-    "model.",
-    "base_model.",
-    "pretrained_model.",
-    "network.",
-    "net.",
-    "_fsdp_wrapped_module.",
-)
+WRAPPERS = ("module.", "model.", "base_model.", "pretrained_model.", "network.", "net.")
 """What wrappers of a model and training loops put before the name of every tensor."""
+INSIDE = re.compile(r"(?:^|(?<=\.))(_orig_mod|_checkpoint_wrapped_module|_fsdp_wrapped_module)\.")
+"""What wrappers of modules (`torch.compile`, checkpointing, FSDP) put into the names of their tensors, anywhere."""
 
 
 def _located(family: AnyFamily, config: AnyConfig, tensors: Tensors) -> dict[str, str]:
     """The family's name of each tensor -> its name in this checkpoint, which may have more or less before its names.
 
-    Of what is left when the wrappers' beginnings are taken off one by one, that with most names of the family.
+    Of what is left when the wrappers' beginnings are taken off one by one, from most names or all, that with most names
+    of the family.
     """
     rules, duplicates = family.table(config)
     wanted = {name for rule in expanded(rules, config) for name in rule.theirs} | set(duplicates)
-    short = {name: name for name in tensors}
+    short: dict[str, str] = {}
+    for name in tensors:
+        if (other := short.setdefault(INSIDE.sub("", name), name)) != name:
+            raise ValueError(f"{family.name}: {other!r} and {name!r} are two names of one tensor")
     best = _prefixed(family, short)
     while missing := wanted - set(best):
-        begins = next((w for w in WRAPPERS if short and all(_begins(name, w) for name in short)), None)
-        if begins is None:
+        begins = next((w for w in WRAPPERS if sum(_begins(name, w) for name in short) > len(short) / 2), None)
+        bare = {name.removeprefix(begins or ""): full for name, full in short.items()}
+        if begins is None or len(bare) < len(short):
             break
-        short = {name.removeprefix(begins): full for name, full in short.items()}
+        short = bare
         found = _prefixed(family, short)
         best = found if len(wanted - set(found)) < len(missing) else best
     return best
@@ -260,8 +272,13 @@ def _account(
     for copy, first in duplicates.items():
         if copy in names and not equal(tensors, names[copy], names[first]):
             raise ValueError(f"{family.name}: config says tied, but {copy} differs from {first}")
-    more = f" and {len(unused) - 1} more" if len(unused) > 1 else ""
-    return (f"left out, as parts that are not modelled: {unused[0]}{more}",) if unused else ()
+    return left_out(unused)
+
+
+def left_out(names: Sequence[str]) -> tuple[str, ...]:
+    """What is said of a checkpoint's tensors that no part of the model is made of."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return (f"left out, as parts that are not modelled: {names[0]}{more}",) if names else ()
 
 
 def _planned(
@@ -282,6 +299,25 @@ def _planned(
     side = _side(rule.ours, config)
     whole = every[rule.ours].shape
     return plan(rule, whole, parts, tensors, side, dtype, device, _sizes(rule.ours, len(parts), whole, model))
+
+
+def _of_one_dtype(
+    family: AnyFamily, plans: list[Plan], stated: torch.dtype | None
+) -> tuple[list[Plan], tuple[str, ...]]:
+    """The plans in one dtype, without which no pass runs, and what is said of it; transformers casts as much.
+
+    What a family computes in float32 whatever the rest is in stays as it is stored.
+    """
+    free = [each for each in plans if not any(re.fullmatch(name, each.ours) for name in family.wide)]
+    counts = Counter(each.dtype for each in free)
+    if len(counts) < 2:
+        return plans, ()
+    whole = stated or reduce(torch.promote_types, counts)
+    names = {id(each) for each in free}
+    short = {kind: str(kind).removeprefix("torch.") for kind in (*counts, whole)}
+    stored = ", ".join(f"{n} parameters in {short[kind]}" for kind, n in counts.most_common())
+    found = [replace(each, dtype=whole) if id(each) in names else each for each in plans]
+    return found, (f"stored in several dtypes ({stored}): cast to {short[whole]}; dtype= says another",)
 
 
 def _sizes(ours: str, n: int, whole: torch.Size, model: nn.Module) -> tuple[int, ...] | None:

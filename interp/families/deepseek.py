@@ -125,4 +125,6 @@ FAMILY = Family(
     prefix="model.",
     duplicates=llama_like.duplicates,
     buffers=llama_like.BUFFERS,
+    wide=(r"blocks\.\d+\.mlp\.(router\.weight|correction)",),
+    unused=(r"model\.layers\.61\..*",),  # V3's predictor of a second token, which transformers leaves out too
 )

@@ -10,7 +10,7 @@ from interp.families.spec import Rule, Settings
 from interp.families.table import modules
 from interp.model.config import Activation, ModelConfig
 
-HEADS = ("ForMaskedLM", "ForPreTraining")
+HEADS = ("ForMaskedLM", "ForPreTraining", "LMHeadModel")
 """How the classes with a masked-language-model head end."""
 UNUSED = (r".*pooler\..*", r"(pre_)?classifier\..*", r"qa_outputs\..*")
 """Weights of parts that are not modelled: the pooler, and heads of classifiers and extractive question answering."""

@@ -23,9 +23,8 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
 from interp.core.boundary import shape_text
-from interp.core.files import regular
 from interp.families.gguf_keys import Said, rope_tensors, values_of
-from interp.families.stored import Tensors
+from interp.families.stored import Tensors, require_contents
 
 if TYPE_CHECKING:
     import gguf
@@ -47,6 +46,16 @@ class File(Said):
     """The config's keys as the file says them, before transformers adds defaults."""
 
 
+def is_gguf(path: Path) -> bool:
+    """Whether a path is a GGUF file, by its name or by how it begins."""
+    if not path.is_file():
+        return False
+    if path.suffix.lower() == SUFFIX:
+        return True
+    with path.open("rb") as content:
+        return content.read(4) == b"GGUF"
+
+
 def read(path: Path) -> File:
     """The file, nothing of its tensors read yet.
 
@@ -57,7 +66,7 @@ def read(path: Path) -> File:
     import transformers
 
     _require_gguf(path)
-    regular(path)
+    require_contents(path)
     try:
         reader = _reader(path)
         fields = {name: _contents(name, field) for name, field in reader.fields.items()}
@@ -81,6 +90,25 @@ def read(path: Path) -> File:
     if isinstance(padding, int) and padding >= config.vocab_size:
         config.pad_token_id = None  # a default of the family that this vocabulary does not have
     return File(path, fields, tensors, config, values)
+
+
+def tokenizer_keys(path: Path) -> dict[str, object]:
+    """What a file says of its tokenizer, without its lists: each key after its `tokenizer.ggml.`, and its value.
+
+    Raises:
+        ValueError: the package `gguf` is missing, or the file is damaged.
+    """
+    _require_gguf(path)
+    begins = "tokenizer.ggml."
+    try:
+        fields = {name: field for name, field in _reader(path).fields.items() if name.startswith(begins)}
+        return {n.removeprefix(begins): f.contents() for n, f in fields.items() if not _is_list(f)}
+    except Exception as cause:  # of many kinds: the file may be damaged anywhere
+        raise ValueError(f"{path} is not a readable GGUF file (truncated?): {cause}") from cause
+
+
+def _is_list(field: gguf.ReaderField) -> bool:
+    return bool(field.types) and field.types[0].name == "ARRAY"
 
 
 def _require_gguf(path: Path) -> None:

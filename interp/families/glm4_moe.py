@@ -44,4 +44,8 @@ FAMILY = Family(
     prefix="model.",
     duplicates=llama_like.duplicates,
     buffers=llama_like.BUFFERS,
+    wide=(r"blocks\.\d+\.mlp\.(router\.weight|correction)",),
+    unused=(
+        r"model\.layers\.(46|92)\..*",
+    ),  # the predictor of a second token, which transformers leaves out too
 )

@@ -18,7 +18,10 @@ def located(source: str | Path, revision: str | None, hint: str) -> Path:
     hint: what else the name could have been, for the errors. Errors: FileNotFoundError for a path that is not there,
     ValueError for a name that the hub does not give.
     """
+    if not str(source):
+        raise ValueError(f"the name or the path of a model is required, got an empty text; {hint}")
     path = named_path(source)
+    path = path.expanduser() if path.parts[:1] == ("~",) else path
     if revision is not None:
         named_path(revision)
     if path.exists():

@@ -1,11 +1,6 @@
-"""Live networks as people have them: inside the wrappers of torch, of tools for reinforcement learning, with
-hooks.
-"""
+"""Live networks as people have them: inside the wrappers of torch and of tools for reinforcement learning."""
 
 from torch import nn
-
-LIBRARIES = ("transformers.", "accelerate.", "peft.", "torch.")
-"""Where hooks come from that belong to a network rather than to whoever looks at it."""
 
 
 def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
@@ -33,13 +28,3 @@ def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
             raise ValueError(f"{name} wraps a model: interp.compat.from_bridge reads it")
         else:
             return network, said
-
-
-def hooks_of(network: nn.Module) -> list[str]:
-    """The names of the modules with forward hooks that no library put there."""
-    return [
-        name or type(module).__name__
-        for name, module in network.named_modules()
-        for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-        if not str(getattr(hook, "__module__", None)).startswith(LIBRARIES)
-    ]

@@ -7,6 +7,7 @@ weights-only unpickler; remote code is never asked for.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from torch import nn
 
 from interp.core.boundary import Device, nearest, public
 from interp.core.files import json_object, made_folder, write_atomically
-from interp.core.notes import note
 from interp.families import (
     bamba,
     bart,
@@ -70,10 +70,12 @@ from interp.families import (
     stablelm,
     t5,
 )
+from interp.families.comparison import require_same
 from interp.families.convert import AnyModel, to_model
+from interp.families.fill import DTYPES
 from interp.families.gguf_keys import agrees, agrees_with_theirs
 from interp.families.hub import download as download, located
-from interp.families.live import hooks_of, inside
+from interp.families.live import inside
 from interp.families.places import Devices, places_of
 from interp.families.quantised import KEYS, ordinary, quantisation_of
 from interp.families.spec import AnyFamily, Settings, UnsupportedError
@@ -84,6 +86,7 @@ from interp.families.stored import (
     Tensors,
     foreign_format,
     listing,
+    require_whole,
     saved_beside,
     weight_files,
     weights_of,
@@ -104,6 +107,7 @@ from interp.families.theirs import (
 )
 from interp.families.tokenizer import StoredTokenizer, tokenizer_in
 from interp.model.config import AnyConfig, EncoderDecoderConfig
+from interp.model.live_modules import note_hooks
 from interp.model.transformer import Transformer
 
 FAMILIES: tuple[AnyFamily, ...] = (
@@ -231,7 +235,8 @@ def from_hf_model(
     """Our copy of a live Hugging Face model; the original is not touched and shares no memory.
 
     Wrappers of torch (`compile`, `DataParallel`, `DistributedDataParallel`), of PEFT (merged in a copy) and value
-    heads are looked through. Hooks on its modules are no part of the copy, and a `Note` names them.
+    heads are looked through. Hooks on its modules are no part of the copy, and a `Note` names them. What both give for
+    a few tokens is compared, so that a forward or a setting that the config does not say is found: ValueError.
 
     devices: several to spread the layers over, in consecutive runs, or "auto" for the accelerators of this machine by
     their free memory; what stands outside the layers goes to the first.
@@ -253,17 +258,27 @@ def any_from_hf_model(
     wrapped: bool | None = None,
 ) -> AnyModel:
     """The same for a model of either kind, an encoder-decoder included."""
-    network, said = inside(hf_model)
-    owned = bool(adapters_of(network))
+    live, said = inside(hf_model)
+    _require_in_memory(live)
+    note_hooks(live)
+    network, owned = live, bool(adapters_of(live))
     if owned:
-        network, merged = merge_live(network)
+        network, merged = merge_live(live)
         said = (*said, *merged)
-    if hooked := hooks_of(network):
-        note(
-            f"hooks on {len(hooked)} modules of this model, first {hooked[0]!r}, are no part of our copy: its numbers "
-            "are those of the model without them; remove them, or say what they do as edits or hooks of the copy"
+    model = _from_network(network, said, owned, places_of(dtype, device, devices), dtype, wrapped)
+    if not (isinstance(model, Transformer) and model.config.block.proven):  # whose code is the network's own
+        require_same(live, model)
+    return model
+
+
+def _require_in_memory(network: nn.Module) -> None:
+    """ValueError for a live network whose parameters have no numbers here."""
+    bare = [name for name, value in network.named_parameters() if value.is_meta]
+    if bare:
+        raise ValueError(
+            f"a live model with all its parameters in memory is required, {len(bare)} of this one are offloaded or "
+            f"were never loaded, first {bare[0]!r}: load it without offloading, or give the folder of its checkpoint"
         )
-    return _from_network(network, said, owned, places_of(dtype, device, devices), dtype, wrapped)
 
 
 def _from_network(
@@ -278,8 +293,8 @@ def _from_network(
     config = getattr(network, "config", None)
     if config is None or not hasattr(config, "to_dict"):
         raise ValueError(f"a Hugging Face model with a config is required, got {type(network).__name__}")
-    # a config may still name the class it was saved from, one with a head, say
-    values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__]}
+    # a config may still name the class it was saved from, one with a head, say, and the dtype
+    values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__], "dtype": None}
     found = _read(values, wrapped, live=True)
     if not isinstance(found, Reading):
         refuse_quantised(values)
@@ -299,8 +314,16 @@ def _converted(
     places: Sequence[torch.device],
 ) -> AnyModel:
     tensors = ordinary(stored, values, found.family.name, dtype)
-    headless = _may_lack_head(values)
-    return to_model(found.family, found.config, tensors, dtype=dtype, devices=places, may_lack_head=headless)
+    return to_model(
+        found.family, found.config, tensors, dtype=dtype, devices=places, may_lack_head=_may_lack_head(values),
+        stated=_stated_dtype(values),
+    )  # fmt: skip
+
+
+def _stated_dtype(values: Mapping[str, object]) -> torch.dtype | None:
+    """The dtype that a config says its parameters are in."""
+    said = str(values.get("dtype") or values.get("torch_dtype")).removeprefix("torch.")
+    return next((kind for kind in DTYPES if str(kind) == f"torch.{said}"), None)
 
 
 @public()
@@ -357,7 +380,12 @@ def any_from_folder(
         if not can_wrap(values):
             kind = values.get("model_type")
             raise ValueError(f"model_type {kind!r} cannot be wrapped: transformers has no causal model of it")
-        network, notes = network_of_folder(path, values, opener_of(values), dtype)
+        try:
+            network, notes = network_of_folder(path, values, opener_of(values), dtype, whole=True)
+        except ValueError as cause:
+            if not found:
+                raise
+            raise ValueError(f"{cause}; it is {found[0]}") from cause
         return wrapped_network(network, (*notes, *found), dtype=None, device=_one_place(places))
     with StoredTensors([path] if path.is_file() else weight_files(path)) as stored:
         stored.notes = (*native.opened(values), *found.notes)
@@ -440,23 +468,27 @@ def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
         return values_of(base_of(path, said))
     if path.is_file() and path.suffix in FOREIGN:
         raise ValueError(foreign_format(path))
+    if path.is_file():
+        require_whole(path)
     config_file = config or folder / "config.json"
     if config_file.is_file():
         return dict(json_object(config_file))
     trained = [path] if path.is_file() else sorted(folder.glob("*.pt"))
     if len(trained) == 1 and (values := nanogpt.values(saved_beside(trained[0]))) is not None:
         return values
+    steps = sorted(file.parent.name for file in folder.glob("*/config.json"))
+    more = f"; give the path of one of its checkpoints, {', '.join(steps[:8])}, or revision=" if steps else ""
     raise FileNotFoundError(
-        f"{config_file} is required beside the weights; the source {folder} holds {listing(folder)}"
+        f"{config_file} is required beside the weights; the source {folder} holds {listing(folder)}{more}"
     )
 
 
 def gguf_in(path: Path) -> Path | None:
     """The GGUF file that a path means: itself, or the only set of weights of its folder; None where it means none."""
     if path.is_file():
-        return path if path.suffix == gguf.SUFFIX else None
-    found = sorted(path.glob(f"*{gguf.SUFFIX}"))
-    if not found or any(any(weights_of(path, suffix)) for suffix in (".safetensors", ".bin")):
+        return path if gguf.is_gguf(path) else None
+    found = sorted(p for p in path.glob("*") if p.suffix.lower() == gguf.SUFFIX)
+    if not found or any(weights_of(path, ".safetensors")) or any(path.glob("pytorch_model*.bin")):
         return None
     if len(found) > 1:
         raise ValueError(
@@ -471,7 +503,9 @@ def _may_lack_head(values: Mapping[str, object]) -> bool:
     names = [str(name) for name in names] if isinstance(names, list) else []
     if values.get("model_type") in (native.MODEL_TYPE, nanogpt.MODEL_TYPE):
         return False
-    return not any("LM" in name or "Generation" in name or "DoubleHeads" in name for name in names)
+    return not any(
+        re.search(r"For\w*LM$|LMHead|ForConditionalGeneration|DoubleHeads", name) for name in names
+    )
 
 
 @public()
@@ -523,7 +557,10 @@ def _one_place(places: Sequence[torch.device]) -> torch.device:
 
 def _one_stack(model: AnyModel) -> Transformer:
     if not isinstance(model, Transformer):
-        raise ValueError("one stack of layers is required, this checkpoint is an encoder-decoder")
+        raise ValueError(
+            "one stack of layers is required, this checkpoint is an encoder-decoder: "
+            "interp.HookedEncoderDecoder.from_pretrained opens it"
+        )
     return model
 
 
@@ -534,6 +571,36 @@ def tokenizer_for(path: Path) -> StoredTokenizer | None:
     if found is None and path.is_dir() and (said := adapter_of(path)) is not None:
         return tokenizer_for(base_of(path, said))
     return found
+
+
+@public()
+def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
+    """The ids at which a model's own generation ends, as transformers takes them: what `generation_config.json` says,
+    or else the config. None where nothing is said; those of a GGUF file its tokenizer has.
+    """
+    if isinstance(source, nn.Module):
+        network, _ = inside(source)
+        said = [getattr(network, name, None) for name in ("generation_config", "config")]
+        return next(filter(None, (_ids(getattr(each, "eos_token_id", None)) for each in said)), ())
+    if gguf_in(source) is not None:
+        return ()
+    folder = source if source.is_dir() else source.parent
+    stated = folder / "generation_config.json"
+    if stated.is_file() and (ids := _ids(json_object(stated).get("eos_token_id"))):
+        return ids
+    if source.is_dir() and (adapter := adapter_of(source)) is not None:
+        return ends_of(base_of(source, adapter))
+    return (
+        _ids(json_object(folder / "config.json").get("eos_token_id"))
+        if (folder / "config.json").is_file()
+        else ()
+    )
+
+
+def _ids(value: object) -> tuple[int, ...]:
+    """A token id, or several, as a config says them; empty for anything else."""
+    each = value if isinstance(value, list | tuple) else [value]
+    return tuple(i for i in each if type(i) is int)
 
 
 @public()

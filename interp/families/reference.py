@@ -1,13 +1,12 @@
 """Hugging Face's own implementation as the reference of the numerical contract (`verify`)."""
 
-import copy
 from pathlib import Path
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from interp.families import gguf, gpt2, llama, nanogpt, native
+from interp.families.comparison import NAME, HuggingFaceReference, compared
 from interp.families.convert import expanded
 from interp.families.live import inside
 from interp.families.load import gguf_in, merged_folder, values_of
@@ -24,76 +23,11 @@ from interp.families.theirs import (
 )
 from interp.model.config import MLP, LayerNorm, ModelConfig, RMSNorm, Rotary
 from interp.model.encoder_decoder import EncoderDecoder
+from interp.model.live_modules import bare_copy, hooks_of, own_tensors
 from interp.model.transformer import Transformer
 
-NAME = "Hugging Face"
 ON_OURS = "Hugging Face on the numbers we read"
 """The reference for quantised checkpoints that transformers does not dequantise on a processor."""
-
-
-class HuggingFaceReference:
-    """A live Hugging Face model with the weights of ours; its state is left as it was."""
-
-    def __init__(self, model: nn.Module, name: str = NAME) -> None:
-        self._model, self.name = model, name
-
-    def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """What it gives for these tokens: logits, or the last hidden states where it has no head."""
-        with torch.no_grad():
-            return self._run(self._model, input_ids=tokens)
-
-    def half_logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """The same from a copy in bfloat16."""
-        with torch.no_grad():
-            return self._run(copy.deepcopy(self._model).to(torch.bfloat16), input_ids=tokens)
-
-    def gradient(self, tokens: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]) -> Float[Tensor, "b p d"]:
-        """d sum(probe * logits) / d (rows of the embedding matrix), by autograd."""
-        return self._gradient(probe, input_ids=tokens)
-
-    def pair_logits(self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """What an encoder-decoder gives for a source and what its decoder has read."""
-        with torch.no_grad():
-            return self._run(self._model, input_ids=source, decoder_input_ids=target)
-
-    def pair_gradient(
-        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]
-    ) -> Float[Tensor, "b s d"]:
-        """d sum(probe * logits) / d (rows of the encoder's embedding matrix), by autograd."""
-        return self._gradient(probe, input_ids=source, decoder_input_ids=target)
-
-    def _gradient(self, probe: Tensor, **inputs: Tensor) -> Tensor:
-        """The gradient at the first thing that is embedded, which is `input_ids`."""
-        embedding = self._model.get_input_embeddings()  # type: ignore[operator]
-        if "decoder_input_ids" in inputs:
-            embedding = self._model.get_encoder().get_input_embeddings()  # type: ignore[operator]
-        leaf: list[Tensor] = []
-
-        def start_here(module: nn.Module, given: object, output: Tensor) -> Tensor:
-            if leaf:
-                return output
-            leaf.append(output.detach().requires_grad_())
-            return leaf[0]
-
-        handle = embedding.register_forward_hook(start_here)
-        try:
-            with torch.enable_grad():
-                output = self._run(self._model, **inputs)
-                (found,) = torch.autograd.grad((output * probe.to(output)).sum(), leaf)
-        finally:
-            handle.remove()
-        rows = embedding.weight[inputs["input_ids"].to(embedding.weight.device)]
-        return (found * (leaf[0].norm() / rows.norm())).detach()  # some of theirs scale inside the module
-
-    def _run(self, model: nn.Module, **inputs: Tensor) -> Float[Tensor, "b p v"]:
-        mode, device = model.training, next(model.parameters()).device
-        model.eval()
-        try:
-            output = model(**{name: value.to(device) for name, value in inputs.items()})
-        finally:
-            model.train(mode)
-        kinds = ("logits", "prediction_logits", "last_hidden_state")
-        return next(output[kind] for kind in kinds if output.get(kind) is not None)
 
 
 def reference_of(
@@ -106,14 +40,15 @@ def reference_of(
     """
     if isinstance(source, nn.Module):
         network, _ = inside(source)
-        return _compared(merge_live(network)[0] if adapters_of(network) else network, model)
+        network = bare_copy(network, own_tensors(network)) if hooks_of(network) else network
+        return compared(merge_live(network)[0] if adapters_of(network) else network, model)
     if (file := gguf_in(source)) is not None:
         opened = gguf.read(file)
         theirs = gguf.read_by_transformers(opened)
         network, _ = network_of_gguf(opened, dtype, on_ours=not theirs)
-        return _compared(network, model, NAME if theirs else ON_OURS)
+        return compared(network, model, NAME if theirs else ON_OURS)
     if source.is_dir() and (said := adapter_of(source)) is not None:
-        return _compared(merged_folder(source, said, dtype)[0], model)
+        return compared(merged_folder(source, said, dtype)[0], model)
     values = values_of(source)
     if values.get("model_type") in (native.MODEL_TYPE, nanogpt.MODEL_TYPE) or source.suffix in PICKLES:
         return exported(model) if isinstance(model, Transformer) else "stored in our own format"
@@ -129,40 +64,7 @@ def reference_of(
         network, _ = network_of_folder(folder, values, str(names[0]), dtype)
     except ValueError as cause:
         return f"transformers does not open it: {cause}"
-    return _compared(network, model, NAME if method is None or method in DEQUANTISING else ON_OURS)
-
-
-class _AtEveryPosition(nn.Module):
-    """A classifier of Hugging Face whose head is asked at every position, not at the last one alone."""
-
-    def __init__(self, network: nn.Module) -> None:
-        super().__init__()
-        self.base: nn.Module = network.base_model  # type: ignore[assignment]
-        self.head: nn.Module = network.score if hasattr(network, "score") else network.classifier  # type: ignore[assignment]
-
-    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
-        """The head's outputs, `[b p v]`, as logits."""
-        return {"logits": self.head(self.base(**inputs).last_hidden_state)}
-
-    def get_input_embeddings(self) -> nn.Module:
-        """The embedding of tokens."""
-        found: nn.Module = self.base.get_input_embeddings()  # type: ignore[operator]
-        return found
-
-
-def _compared(
-    theirs: nn.Module, model: Transformer | EncoderDecoder, name: str = NAME
-) -> HuggingFaceReference | str:
-    """Their part that ends where ours does: in logits, in another head, or in the final states below any head."""
-    if isinstance(model, Transformer) and model.unembed is None:
-        below = theirs.base_model
-        assert isinstance(below, nn.Module)
-        return HuggingFaceReference(below, name)
-    if isinstance(model, Transformer) and (hasattr(theirs, "score") or hasattr(theirs, "classifier")):
-        return HuggingFaceReference(_AtEveryPosition(theirs), name)
-    if theirs.get_output_embeddings() is None:  # type: ignore[operator]
-        return f"{type(theirs).__name__} gives no logits of tokens"
-    return HuggingFaceReference(theirs, name)
+    return compared(network, model, NAME if method is None or method in DEQUANTISING else ON_OURS)
 
 
 def exported(model: Transformer) -> HuggingFaceReference | str:

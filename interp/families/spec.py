@@ -268,6 +268,8 @@ class Family(Generic[C]):
     """Beginnings of names that never carry the prefix: heads beside the base model."""
     duplicates: Callable[[C], Mapping[str, str]] = _none
     """Name of a tied tensor's second copy -> name of the first; one suffices, and stored copies must be equal."""
+    wide: tuple[str, ...] = ()
+    """Regular expressions of our names of parameters that are computed with in float32, whatever the others are in."""
     rename: Callable[[str], str] = _unchanged
     """A name in old checkpoints -> the name that the rules use (BERT's `gamma` is `weight`)."""
 

@@ -26,8 +26,14 @@ FOREIGN = {
 """Ends of names of files that hold weights for other programs, and whose."""
 STATES = ("model", "state_dict", "model_state_dict", "module", "model_state", "weights")
 """Where training scripts keep the state dict in what they save."""
-BESIDE = ("training_args.bin", "optimizer.pt", "scheduler.pt", "optimizer.bin", "rng_state.pth", "scaler.pt")
-"""Files of a training run that hold no weights of the model."""
+BESIDE = re.compile(
+    r"(training_args|optimizer|scheduler|scaler|sampler|rng_state|random_states|dl_state)(_\d+)*"
+)
+"""Names, without their ends, of files of a training run that hold no weights of the model."""
+SHARD = re.compile(r".*-\d+-of-(\d+)")
+"""Names, without their ends, of files that hold a part of the weights."""
+POINTER = b"version https://git-lfs"
+"""How a file of a repository begins whose contents Git LFS has not fetched."""
 MAPPED = 16 * 2**20
 """Bytes of a file that may stay in memory after they were read."""
 
@@ -187,7 +193,7 @@ class StoredTensors(Tensors):
 
     def _opened(self, file: Path) -> Mapping[str, Tensor]:
         if file not in self._open:
-            regular(file)
+            require_contents(file)
             self._open[file] = _unpickled(file) if file.suffix in PICKLES else _Safetensors(file)
         return self._open[file]
 
@@ -236,9 +242,11 @@ def _unpickled(file: Path) -> Mapping[str, Tensor]:
         mapped = zipfile.is_zipfile(file)  # files of before torch 1.6 are bare pickles and cannot be mapped
         found = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except UnpicklingError as cause:
+        other = re.search(r"GLOBAL ([\w.]+)", str(cause))
+        why = f"it holds {other[1]} beside tensors" if other else "it is damaged, or no pickle of tensors"
         raise ValueError(
-            f"{file} is refused, and nothing in it was run: it is damaged, or a pickle that holds more than tensors "
-            f"({str(cause).strip().splitlines()[0]})"
+            f"{file} is refused, and nothing in it was run: {why}; what is read is a state dict: "
+            "torch.save(model.state_dict(), file)"
         ) from cause
     except (OSError, EOFError, RuntimeError, ValueError) as cause:
         raise ValueError(f"{file} is not a readable file of weights (truncated?): {cause}") from cause
@@ -264,6 +272,22 @@ def state_in(found: object, file: Path) -> Mapping[str, Tensor]:
         inside = next((inside[key] for key in STATES if isinstance(inside.get(key), Mapping)), None)
     keys = ", ".join(map(str, list(found)[:8])) if isinstance(found, Mapping) else type(found).__name__
     raise ValueError(f"{file} must hold a dict of tensors, or one under {', '.join(STATES)}; it holds {keys}")
+
+
+def require_contents(file: Path) -> None:
+    """Errors for a file of weights that has none: a pointer of Git LFS, what is no regular file, or not there."""
+    with regular(file).open("rb") as content:
+        if content.read(len(POINTER)) == POINTER:
+            raise ValueError(f"{file} is a pointer of Git LFS and not the weights; fetch them: git lfs pull")
+
+
+def require_whole(file: Path) -> None:
+    """ValueError for a file that is no set of weights: a part of one, or a config or an index."""
+    shard = SHARD.fullmatch(file.stem)
+    if shard and int(shard[1]) > 1:
+        raise ValueError(f"{file} is one of {int(shard[1])} parts of the weights; give its folder")
+    if file.suffix == ".json":
+        raise ValueError(f"{file} holds no weights; give its folder")
 
 
 def row_slices(tensor: Tensor) -> Iterator[slice]:
@@ -298,7 +322,7 @@ def weight_files(folder: Path) -> list[Path]:
             return _of_index(folder, index)
     for suffix in (".safetensors", *PICKLES):
         found = weights_of(folder, suffix)
-        shards = [p for p in found if re.fullmatch(r".*-\d+-of-\d+", p.stem)]
+        shards = [p for p in found if SHARD.fullmatch(p.stem)]
         if shards and len(shards) == len(found) == int(shards[0].stem.rpartition("-")[2]):
             return found
         if len(found) > 1:
@@ -318,7 +342,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 def weights_of(folder: Path, suffix: str) -> list[Path]:
     """The files of a folder with this end that may hold the model's weights, by name."""
-    return [p for p in sorted(folder.glob(f"*{suffix}")) if p.name not in BESIDE]
+    return [p for p in sorted(folder.glob(f"*{suffix}")) if not BESIDE.fullmatch(p.stem)]
 
 
 def _of_index(folder: Path, index: Path) -> list[Path]:

@@ -6,6 +6,7 @@ Nothing here executes code from a checkpoint: remote code is never asked for.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ import torch
 from torch import nn
 
 from interp.families import gguf
+from interp.families.convert import VALUE_HEADS, left_out
 from interp.families.quantised import KEYS, method_of, ordinary
 from interp.families.stored import StoredTensors, weight_files
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 DEQUANTISING = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 """The formats that transformers dequantises on a processor, with the class that says so."""
+READ = ("model.safetensors", "pytorch_model.bin")
+"""The files of weights that transformers looks for, or their indices; under any other name we read them for it."""
 TASKS = {
     "CAUSAL_LM": "AutoModelForCausalLM", "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM", "FEATURE_EXTRACTION": "AutoModel",
     "SEQ_CLS": "AutoModelForSequenceClassification", "TOKEN_CLS": "AutoModelForTokenClassification",
@@ -57,25 +61,35 @@ def opener_of(values: Mapping[str, object]) -> str:
 
 
 def network_of_folder(
-    folder: Path, values: Mapping[str, object], opener: str, dtype: torch.dtype | None
+    folder: Path,
+    values: Mapping[str, object],
+    opener: str,
+    dtype: torch.dtype | None,
+    *,
+    whole: bool = False,
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """transformers' network of a folder, and what was done; opener: the name of a class of transformers.
 
-    Errors: ValueError naming the tensors that the checkpoint lacks, or has in another shape.
+    whole: every tensor of the checkpoint must have a place in the network.
+    Errors: ValueError naming the tensors that the checkpoint lacks, has in another shape, or has beyond it (`whole`).
     """
     import transformers
 
     kind, how = getattr(transformers, opener), {}
     method = method_of(values)
-    if method is not None and method not in DEQUANTISING:
-        return on_our_numbers(_class_of(kind, folder), folder, values, dtype)
+    theirs = any((folder / f"{name}{end}").is_file() for name in READ for end in ("", ".index.json"))
+    if not theirs or (method is not None and method not in DEQUANTISING):
+        return on_our_numbers(_class_of(kind, folder), folder, values, dtype, whole=whole)
     if method is not None:
         how["quantization_config"] = getattr(transformers, DEQUANTISING[method])(dequantize=True)
-    network = _opened(kind, folder, dtype=dtype or "auto", **how)
+    network, left = _reported(
+        kind, str(folder), folder, whole=whole, dtype=dtype or "auto", trust_remote_code=False, **how
+    )
     if method is None:
-        return network, ()
+        return network, left
     # what was not quantised is left as it is stored
-    return network if dtype is None else network.to(dtype), (f"weights dequantised at load from {method}",)
+    network = network if dtype is None else network.to(dtype)
+    return network, (f"weights dequantised at load from {method}", *left)
 
 
 def network_of_gguf(
@@ -95,33 +109,54 @@ def network_of_gguf(
     kept = dtype or gguf.own_dtype(file)
     tensors = gguf.GgufTensors(file, dtype)
     if not on_ours:
-        how = {"gguf_file": file.path.name, "config": file.config, "dtype": kept}
-        return _opened(kind, file.path.parent, **how), tensors.notes
+        folder, name = file.path.parent, file.path.name
+        network, _ = _reported(
+            kind, str(folder), folder, gguf_file=name, config=file.config, dtype=kept, trust_remote_code=False
+        )
+        return network, tensors.notes
     found = kind._model_mapping[type(file.config)]
     assert isinstance(found, type)
     state = {name: tensors.taken(name) for name in tensors}
-    return _filled(found, file.path, config=file.config, state_dict=state, dtype=kept), tensors.notes
+    return _reported(found, None, file.path, config=file.config, state_dict=state, dtype=kept)[
+        0
+    ], tensors.notes
 
 
-def _opened(kind: type, folder: Path, **how: object) -> nn.Module:
-    return _reported(kind, str(folder), folder, trust_remote_code=False, **how)
-
-
-def _filled(kind: type, where: Path, **how: object) -> nn.Module:
-    return _reported(kind, None, where, **how)
-
-
-def _reported(kind: type, folder: str | None, where: Path, **how: object) -> nn.Module:
-    """What `from_pretrained` gives; ValueError where its report of loading names a trouble."""
-    with quiet():
-        network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
+def _reported(
+    kind: type, folder: str | None, where: Path, *, whole: bool = False, **how: object
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """What `from_pretrained` gives, and what was left out; ValueError where its report of loading names a trouble."""
+    try:
+        with quiet():
+            network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
+    except (
+        KeyError,
+        AttributeError,
+        TypeError,
+        IndexError,
+        RuntimeError,
+    ) as cause:  # what it cannot do
+        raise ValueError(
+            f"{where}: transformers fails to open it ({type(cause).__name__}: {_first_line(cause)})"
+        ) from cause
     for trouble in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, report.get(trouble) or ())):
             raise ValueError(
                 f"{where}: transformers found {len(names)} {trouble.replace('_', ' ')}, first {names[0]}, and would "
                 "fill them with random numbers"
             )
-    return network.eval()
+    beyond = sorted(map(str, report.get("unexpected_keys") or ())) if whole else []
+    if other := [name for name in beyond if re.fullmatch(VALUE_HEADS, name) is None]:
+        raise ValueError(
+            f"{where}: {type(network).__name__}, as which this checkpoint would be wrapped, has no place for "
+            f"{len(other)} of its tensors, first {other[0]!r}; a network is wrapped with its logits of tokens alone, "
+            "so open it without its other head by transformers and give the live model"
+        )
+    return network.eval(), left_out(beyond)
+
+
+def _first_line(cause: Exception) -> str:
+    return (str(cause).strip().splitlines() or [""])[0]
 
 
 def _class_of(kind: type, folder: Path) -> type[nn.Module]:
@@ -136,9 +171,14 @@ def _class_of(kind: type, folder: Path) -> type[nn.Module]:
 
 
 def on_our_numbers(
-    kind: type[nn.Module], folder: Path, values: Mapping[str, object], dtype: torch.dtype | None
+    kind: type[nn.Module],
+    folder: Path,
+    values: Mapping[str, object],
+    dtype: torch.dtype | None,
+    *,
+    whole: bool = False,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """transformers' network of a quantised folder on the numbers that we read there; and how they are stored."""
+    """transformers' network of a folder on the numbers that we read there; and how they are stored."""
     config = kind.config_class.from_pretrained(str(folder))  # type: ignore[attr-defined]
     for key in KEYS:
         if hasattr(config, key):
@@ -147,7 +187,8 @@ def on_our_numbers(
         tensors = ordinary(stored, values, str(values.get("model_type")), dtype)
         state = {name: tensors[name].clone() for name in tensors}
     kept = dtype or next(value.dtype for value in state.values() if value.is_floating_point())
-    return kind.from_pretrained(None, config=config, state_dict=state, dtype=kept), tensors.notes  # type: ignore[attr-defined]
+    network, left = _reported(kind, None, folder, whole=whole, config=config, state_dict=state, dtype=kept)
+    return network, (*tensors.notes, *left)
 
 
 @contextmanager
@@ -174,7 +215,8 @@ def wrapped(
     from interp.wrapped import wrap
 
     found = wrap(network, dtype=dtype, device=device)
-    found.opened = notes
+    said = any(clause.startswith("wrapped") for clause in notes)
+    found.opened = notes if said else (*notes, "wrapped: every pass is computed by the network's own code")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Tokenizers of a checkpoint's folder or GGUF file in any layout, under one interface (`data.batch.Tokenizer`).
+"""Tokenizers of a checkpoint's folder or GGUF file in any layout, under one interface (`data.tokenizers.Tokenizer`).
 
 What transformers reads needs no reader here; it is imported when the first text is encoded, not when a model is opened.
 Code of a checkpoint is never run.
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from interp.core.boundary import public
 from interp.core.files import json_object, regular
-from interp.families import native
+from interp.core.notes import note
+from interp.families import gguf, native
 
 if TYPE_CHECKING:
     import tokenizers
+    import transformers
 
 VOCABULARIES = (
     "tokenizer.json", "*.model", "*.spm", "*.tiktoken", "tekken.json", "vocab.json", "vocab.txt", "merges.txt",
@@ -105,6 +107,9 @@ class FileTokenizer:
 class HuggingFaceTokenizer:
     """A transformers tokenizer; where it has no BOS (or padding) token, its end-of-text token serves."""
 
+    ends: tuple[int, ...] = ()
+    """More ids at which what is generated ends: of a turn and of a message (GGUF)."""
+
     def __init__(self, tokenizer: TransformersTokenizer) -> None:
         self._tokenizer = tokenizer
         bos, eos, pad = (getattr(tokenizer, f"{kind}_token_id", None) for kind in ("bos", "eos", "pad"))
@@ -134,11 +139,16 @@ class HuggingFaceTokenizer:
         import transformers
 
         try:
-            return cls(
-                transformers.AutoTokenizer.from_pretrained(
-                    str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
-                )
+            found = transformers.AutoTokenizer.from_pretrained(
+                str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
             )
+            keys = gguf.tokenizer_keys(path)
+            _split_as_told(found, path, keys)
+            made = cls(found)
+            made.ends = tuple(
+                end for kind in ("eot", "eom") if isinstance(end := keys.get(f"{kind}_token_id"), int)
+            )
+            return made
         except Exception as cause:
             raise ValueError(f"{path}: its tokenizer cannot be read: {_in_short(cause)}") from cause
 
@@ -290,7 +300,7 @@ def tokenizer_in(path: Path) -> StoredTokenizer | None:
     have one GGUF file.
     """
     if path.is_file():
-        return StoredTokenizer(path) if path.suffix == ".gguf" else tokenizer_in(path.parent)
+        return StoredTokenizer(path) if gguf.is_gguf(path) else tokenizer_in(path.parent)
     ours = _is_ours(path) and not any((path / f"tokenizer.{kind}").is_file() for kind in ("json", "model"))
     if not ours and _names(path, VOCABULARIES + SETTINGS):
         return StoredTokenizer(path)
@@ -330,6 +340,72 @@ def _in_short(cause: Exception) -> str:
     if said.startswith("Couldn't instantiate the backend tokenizer"):  # and what else it would take
         return "transformers has no reader of such files for this type of model"
     return said
+
+
+# --- GGUF ---------------------------------------------------------------------------------------------------------
+
+_WORDS = (
+    "gpt-2", "phi-2", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code", "roberta-bpe",
+    "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais", "trillion",
+)  # fmt: skip
+_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+SPLITS: Mapping[str, str] = {
+    **dict.fromkeys(_WORDS, "words"), **dict.fromkeys(_DIGITS, "digits"),
+    **dict.fromkeys(("stablelm2", "hunyuan"), "qwen2"), **dict.fromkeys(("glm4", "chatglm-bpe"), "llama-bpe"),
+}  # fmt: skip
+"""`tokenizer.ggml.pre` of files -> how a text is cut before the merges, as llama.cpp does: into words as GPT-2 has
+them; the same with every digit apart; or by the rule that transformers has for another of these names.
+
+Source: llama.cpp, `src/llama-vocab.cpp`.
+"""
+
+
+def _split_as_told(
+    found: "transformers.PreTrainedTokenizerBase", path: Path, keys: Mapping[str, object]
+) -> None:
+    """Let a byte-level tokenizer cut texts as its file says; transformers takes GPT-2's rule for names it has not.
+
+    Errors: ValueError for a name whose rule is not known here. A file without one gets GPT-2's and a `Note`.
+    """
+    import tokenizers
+    from tokenizers import pre_tokenizers
+
+    if keys.get("model") != "gpt2":
+        return
+    named = keys.get("pre")
+    if named is None:
+        note(
+            f"{path.name} does not say how texts are cut before the merges (tokenizer.ggml.pre): they are cut into "
+            "words as GPT-2 does; a tokenizer= of the original model is surer"
+        )
+        named = "gpt-2"
+    rule, theirs = SPLITS.get(str(named), str(named)), _splits_of_transformers()
+    words = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if rule == "words":
+        made: pre_tokenizers.PreTokenizer = words
+    elif rule == "digits":
+        made = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), words])
+    elif rule in theirs:
+        pieces = pre_tokenizers.Split(tokenizers.Regex(theirs[rule]), behavior="isolated")
+        made = pre_tokenizers.Sequence(
+            [pieces, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+    else:
+        raise ValueError(
+            f"how it cuts texts, {named!r} (tokenizer.ggml.pre), is not known here; give tokenizer= of the original "
+            "model"
+        )
+    found.backend_tokenizer.pre_tokenizer = made
+
+
+def _splits_of_transformers() -> Mapping[str, str]:
+    """The regular expressions that transformers has by the names of files; empty for versions without such a table."""
+    try:
+        from transformers.integrations.gguf import gguf_tokenizer_mapping
+    except ImportError:
+        return {}
+    found: Mapping[str, str] = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
+    return found
 
 
 # --- what transformers reads --------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
-from interp.data.batch import Batch, Text, Tokenizer
+from interp.data.batch import Batch, Text
 from interp.data.ids import is_id
+from interp.data.tokenizers import Tokenizer
 from interp.model.config import ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder, edits_of
 from interp.model.kv_cache import KVCache, Past
@@ -269,7 +270,7 @@ def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit]
 
 
 def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
-    """Ids of the stop tokens; `eos` adds the tokenizer's end of text, if it has one.
+    """Ids of the stop tokens; `eos` adds those at which the model's own generation ends (`Text.end_ids`).
 
     Errors: ValueError naming the tokens of a text that is several.
     """
@@ -279,7 +280,7 @@ def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
     if odd := [s for s in every if not isinstance(s, str) and not is_id(s)]:
         raise ValueError(f"stop must be texts of one token or ids, got {odd[0]!r} among them")
     ids = {text.single(s) if isinstance(s, str) else int(s) for s in every}
-    return ids | {text.eos_id} if eos and text.eos_id is not None else ids
+    return ids | text.end_ids if eos else ids
 
 
 def streamed_text(batch: Batch, steps: Iterable[Step], tokenizer: Tokenizer) -> Iterator[str]:

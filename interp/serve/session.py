@@ -222,9 +222,8 @@ class Session:
         batch = Batch(pair.tokens[None].clone())
 
         def run(edits: Sequence[Edit]) -> list[int]:
-            ends = [] if self.model.text.eos_id is None else [self.model.text.eos_id]
             steps = stream(
-                self.model.transformer, batch, ask.tokens, sampling=sampling, stop_tokens=ends,
+                self.model.transformer, batch, ask.tokens, sampling=sampling, stop_tokens=self.model.text.end_ids,
                 edits=[*edits, *self._watches(stop)],
             )  # fmt: skip
             return [_token(step, stop) for step in steps]

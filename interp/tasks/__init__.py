@@ -11,7 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 from interp.tasks.agreement import Agreement
 from interp.tasks.examples import Examples, Place
 from interp.tasks.facts import (

@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from interp.core.boundary import public
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
 
 Phenomenon = Literal["subject_verb", "distractor_agreement", "anaphor_gender", "determiner_noun"]

@@ -16,7 +16,7 @@ from types import MappingProxyType
 import numpy as np
 
 from interp.core.boundary import nearest, public
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import (
     SHOWN,
     MergedTokensError,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import (
     Pair,
     TaskPairs,

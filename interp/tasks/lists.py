@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from interp.core.boundary import public
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 from interp.tasks.indirect_objects import GIFTS, NAMES, PLACES
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of
 

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import nearest
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 
 SHOWN = 12
 """How many unfit words an error message spells out."""

@@ -14,7 +14,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 from interp.tasks.examples import Examples, Place, after_bos, different, require
 from interp.tasks.lists import WORDS
 from interp.tasks.pairs import Pair, Row, TaskPairs, pairs_of, required_single_tokens

@@ -20,6 +20,7 @@ from interp.model.attention import Attention, Layout, Memory, picked
 from interp.model.block import Block
 from interp.model.config import ModelConfig
 from interp.model.kv_cache import Past
+from interp.model.live_modules import bare_copy, kept, own_tensors
 from interp.model.norm import NoNorm, Normalize
 from interp.model.rules import Rule
 from interp.model.tap import Tap
@@ -178,34 +179,22 @@ class Trees:
 
 
 def copied(network: nn.Module, dtype: torch.dtype | None, device: torch.device | None) -> nn.Module:
-    """The network's modules again, in eval mode, on its tensors (cast or moved where that is asked); none requires a
-    gradient.
+    """The network's modules again, in eval mode and without hooks, on its tensors (cast or moved where that is asked);
+    none requires a gradient.
     """
-    memo = kept(network)
+    tensors: dict[int, object] = {}
     for tensor in (*network.parameters(), *network.buffers()):
         moved = tensor.detach().to(device=device)
         moved = moved.to(dtype) if dtype is not None and moved.is_floating_point() else moved
         parameter = isinstance(tensor, nn.Parameter)
-        memo[id(tensor)] = nn.Parameter(moved, requires_grad=False) if parameter else moved
-    return copy.deepcopy(network, memo).eval()
-
-
-def shared(network: nn.Module) -> nn.Module:
-    """The network's modules again on the same parameters and buffers."""
-    mine = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    return copy.deepcopy(network, kept(network) | mine)
-
-
-def kept(network: nn.Module) -> dict[int, object]:
-    """Copies of what some modules keep of their last pass, by the identity of the tensor, for a copy of them."""
-    values = (value for module in network.modules() for value in vars(module).values())
-    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor)}
+        tensors[id(tensor)] = nn.Parameter(moved, requires_grad=False) if parameter else moved
+    return bare_copy(network, tensors)
 
 
 def trees_of(plain: nn.Module, *, registry: bool = True) -> Trees:
     """A network and the copy of it that asks our attention; without `registry` the copy keeps its own."""
     register()
-    watched = shared(plain)
+    watched = copy.deepcopy(plain, kept(plain) | own_tensors(plain))
     original = str(getattr(plain.config, "_attn_implementation", None) or "eager")
     if registry:
         configs = {id(c): c for m in watched.modules() if (c := getattr(m, "config", None)) is not None}
@@ -381,7 +370,7 @@ class Wrapped(Transformer):
     def with_parameters(self, parameters: Mapping[str, Tensor]) -> Transformer:
         """As `Transformer.with_parameters`; what modules keep of their last pass is copied."""
         memo: dict[int, object] = {id(each): each for each in (self.config, self.edits)}
-        memo |= kept(self) | {id(each): each for each in (*self.parameters(), *self.buffers())}
+        memo |= kept(self) | own_tensors(self)
         memo |= {id(self.get_parameter(name)): value for name, value in parameters.items()}
         return copy.deepcopy(self, memo)
 

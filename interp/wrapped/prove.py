@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
+from interp.model.live_modules import note_hooks
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Tap
 from interp.wrapped.claims import HEADS, claimed, settings
@@ -71,10 +72,12 @@ def wrap(
 ) -> Wrapped:
     """A Hugging Face decoder as a `Transformer`, with the sites that were proven of it.
 
-    The network itself is not touched; its tensors are shared, unless they are cast or moved. In half precision the
+    The network itself is not touched; its tensors are shared, unless they are cast or moved. Hooks on its modules are
+    left out, and a `Note` names them. In half precision the
     proof runs on a copy in float32, which is given back afterwards. Errors: ValueError naming what was not found.
     """
     _check(network)
+    note_hooks(network)
     plain = copied(network, dtype, device)
     half = next(plain.parameters()).dtype not in (torch.float32, torch.float64)
     precise = copied(plain, torch.float32, None) if half else plain

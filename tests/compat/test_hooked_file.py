@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from interp.compat import from_hooked_transformer, load_hooked
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 from interp.families.tokenizer import HuggingFaceTokenizer
 from tests.compat.slow_hooked import BASE, random_state
 from tests.tiny import gpt2_tokenizer

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from interp.compat import load_llama2c
 from interp.compat.llama2c_tokenizer import Llama2cTokenizer
-from interp.data.batch import Tokenizer
+from interp.data.tokenizers import Tokenizer
 
 Array = NDArray[np.float64]
 DIM, HIDDEN, LAYERS, HEADS, KV, VOCAB, SEQ = 24, 20, 2, 4, 2, 300, 12

@@ -441,6 +441,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "dynamics.switched_off": {"off": lambda: ["skip"]},
     "families.any_from_folder": {"path": folder}, "families.from_folder": {"path": folder},
     "families.is_encoder_decoder": {"path": folder}, "families.tokenizer_of": {"folder": folder},
+    "families.ends_of": {"source": folder},
     "families.tokenizer_in": {"path": folder},
     "families.any_from_hf_model": {"hf_model": hf_model},
     "families.from_hf_model": {"hf_model": hf_model},

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from interp import HookedTransformer
 from interp.core.notes import Note, note
-from interp.data.batch import Batch, BatchTokenizer, SpecialTokenizer, Text, Tokenizer as Tokenizer_
+from interp.data.batch import Batch, Text
+from interp.data.tokenizers import BatchTokenizer, SpecialTokenizer, Tokenizer as Tokenizer_
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
 from tests.configs import build
 from tests.tiny import END, backend, gpt2_tokenizer
@@ -199,6 +200,28 @@ def test_a_bos_of_the_tokenizers_own_and_that_of_our_own_models_are_not_said() -
     assert notes_of(FileTokenizer(backend(), END)) == []
     demo = HookedTransformer.from_pretrained("demo-attn-2l")
     assert notes_of(demo.text.tokenizer, d_vocab=demo.cfg.d_vocab) == []
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        (f"$A {END}", rf"'a' is {re.escape(END)} a here; .* makes a {re.escape(END)} of it"),
+        (
+            f"{END} $A {END}",
+            rf"'a' is {re.escape(END)} a here; .* makes {re.escape(END)} a {re.escape(END)} of it",
+        ),
+        (
+            f"{END} {END} $A",
+            rf"'a' is {re.escape(END)} a here; .* makes {re.escape(END)} {re.escape(END)} a of it",
+        ),
+    ],
+)
+def test_special_tokens_of_the_tokenizers_own_that_are_not_added_are_said(template: str, said: str) -> None:
+    around = Tokenizer.from_str(backend().to_str())
+    around.post_processor = processors.TemplateProcessing(single=template, special_tokens=[(END, 0)])
+    found = notes_of(HuggingFaceTokenizer(PreTrainedTokenizerFast(tokenizer_object=around, eos_token=END)))
+    assert len(found) == 1 and re.search(said, found[0]), found
+    assert "give what the tokenizer returns as the prompt" in found[0]
 
 
 def test_a_bos_that_the_model_has_no_row_for_is_left_out_and_said() -> None:

@@ -427,6 +427,22 @@ def test_matrices_of_several_types_are_opened_in_float32(tmp_path: Path) -> None
 # --- files --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ["sha256-4d7a", "Model.GGUF"])
+def test_a_file_is_told_by_how_it_begins(name: str, tmp_path: Path) -> None:
+    """As Ollama keeps them, without an end of their names."""
+    expected = ours(llama_file(tmp_path), new_hf_model("llama"))
+    path = tmp_path / "blobs" / name
+    path.parent.mkdir()
+    (tmp_path / "model.gguf").rename(path)
+    assert torch.equal(HookedTransformer.from_pretrained(path).transformer(some_tokens()), expected)
+
+
+def test_a_file_beside_what_is_no_weights_is_the_one_that_is_meant(tmp_path: Path) -> None:
+    expected = ours(llama_file(tmp_path), new_hf_model("llama"))
+    torch.save({"x": torch.ones(2)}, tmp_path / "mmproj.bin")
+    assert torch.equal(HookedTransformer.from_pretrained(tmp_path).transformer(some_tokens()), expected)
+
+
 def test_a_folder_means_its_one_file_and_asks_where_there_are_several(tmp_path: Path) -> None:
     llama_file(tmp_path)
     expected = ours(tmp_path / "model.gguf", new_hf_model("llama"))

@@ -6,6 +6,7 @@ import json
 import pickle
 import re
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import pytest
 import sentencepiece
 import tokenizers
 import torch
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from interp import HookedTransformer, Stream, families
+from interp.core.notes import Note, note
 from interp.data import open_source
 from interp.data.batch import Text
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, tokenizer_in, tokenizer_of
@@ -409,11 +411,10 @@ def test_a_sentencepiece_file_of_remote_code_is_converted(tmp_path: Path) -> Non
 # --- GGUF ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_gguf_file_has_its_tokenizer_and_chat_template(tmp_path: Path) -> None:
+def packed(path: Path, words: Sequence[str], merges: Sequence[Sequence[str]], **keys: str | int) -> Path:
+    """A GGUF file of a byte-level tokenizer; keys: what `tokenizer.ggml.` says beside its lists."""
     gguf = pytest.importorskip("gguf")
-    stored = json.loads(backend().to_str())["model"]
-    words = sorted(stored["vocab"], key=stored["vocab"].get)
-    writer = gguf.GGUFWriter(tmp_path / "small.gguf", "llama")
+    writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(32)
     writer.add_embedding_length(8)
     writer.add_block_count(1)
@@ -423,16 +424,24 @@ def test_a_gguf_file_has_its_tokenizer_and_chat_template(tmp_path: Path) -> None
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(words))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(words)
     writer.add_token_types([3 if word == END else 1 for word in words])
-    writer.add_token_merges([" ".join(pair) for pair in stored["merges"]])
+    writer.add_token_merges([" ".join(pair) for pair in merges])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(0)
     writer.add_chat_template(TEMPLATE)
+    for key, value in keys.items():
+        (writer.add_string if isinstance(value, str) else writer.add_uint32)(f"tokenizer.ggml.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
+    return path
+
+
+def test_a_gguf_file_has_its_tokenizer_and_chat_template(tmp_path: Path) -> None:
+    stored = json.loads(backend().to_str())["model"]
+    words = sorted(stored["vocab"], key=stored["vocab"].get)
+    packed(tmp_path / "small.gguf", words, stored["merges"], pre="gpt-2")
     for path in (tmp_path / "small.gguf", tmp_path):
         ours = tokenizer_of(path)
         assert isinstance(ours, HuggingFaceTokenizer)
@@ -440,6 +449,89 @@ def test_a_gguf_file_has_its_tokenizer_and_chat_template(tmp_path: Path) -> None
             assert ours.encode(text) == backend().encode(text).ids
         assert (ours.bos_id, ours.eos_id) == (0, 0)
         assert ours.chat([{"role": "user", "content": "a"}]) == ours.encode("<|turn|>a")
+
+
+CUTS: dict[str, pre_tokenizers.PreTokenizer] = {
+    "words": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "digits": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+}
+"""How GPT-2's and SmolLM2's own tokenizer.json cut texts."""
+SPACED = ("x =  12", "a\n  1. foo", "| 12 |  7 |", "1212", "the cat")
+PAIRS = [
+    ("\u0120", "\u0120"),
+    ("1", "2"),
+    ("\u0120", "1"),
+    ("2", "0"),
+    ("\u0120", "2"),
+    ("t", "h"),
+    ("th", "e"),
+]
+
+
+def byte_level(cut: pre_tokenizers.PreTokenizer) -> Tokenizer:
+    """A byte-level tokenizer of few merges, some of them of digits and spaces, that cuts texts so."""
+    words = [END, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(pair) for pair in PAIRS)]
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, PAIRS))
+    made.pre_tokenizer = cut
+    return made
+
+
+def of_gguf(folder: Path, **keys: str | int) -> HuggingFaceTokenizer:
+    """The same tokenizer out of a GGUF file."""
+    vocabulary = byte_level(CUTS["words"]).get_vocab()
+    words = sorted(vocabulary, key=lambda word: vocabulary[word])
+    return HuggingFaceTokenizer.from_gguf(packed(folder / "small.gguf", words, PAIRS, **keys))
+
+
+@pytest.mark.parametrize(
+    ("pre", "cut"),
+    [
+        ("gpt-2", "words"),
+        ("olmo", "words"),
+        ("smollm", "digits"),
+        ("starcoder", "digits"),
+        ("command-r", "digits"),
+    ],
+)
+def test_a_gguf_file_cuts_texts_as_the_rule_that_it_names(pre: str, cut: str, tmp_path: Path) -> None:
+    ours, theirs = of_gguf(tmp_path, pre=pre), byte_level(CUTS[cut])
+    assert [ours.encode(text) for text in SPACED] == [theirs.encode(text).ids for text in SPACED]
+    others = [byte_level(other) for name, other in CUTS.items() if name != cut]
+    assert [o.encode(SPACED[0]).ids for o in others] != [ours.encode(SPACED[0])], "the two rules differ here"
+
+
+@pytest.mark.parametrize(
+    ("pre", "like"), [("stablelm2", "qwen2"), ("glm4", "llama-bpe"), ("chatglm-bpe", "llama-bpe")]
+)
+def test_names_of_one_rule_cut_alike(pre: str, like: str, tmp_path: Path) -> None:
+    pytest.importorskip(
+        "transformers.integrations.gguf.gguf_tokenizer_mapping", reason="a newer transformers"
+    )
+    ours, other = of_gguf(tmp_path, pre=pre), of_gguf(tmp_path, pre=like)
+    assert [ours.encode(text) for text in SPACED] == [other.encode(text) for text in SPACED]
+    assert ours.encode("1212") != byte_level(CUTS["words"]).encode("1212").ids, (
+        "at most three digits together"
+    )
+
+
+@pytest.mark.parametrize("pre", ["falcon", "deepseek-llm", "bloom", "default", "of next year"])
+def test_a_gguf_file_whose_rule_is_not_known_refuses_texts(pre: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"how it cuts texts, '{pre}' .*is not known here; give tokenizer="):
+        of_gguf(tmp_path, pre=pre)
+
+
+def test_a_gguf_file_that_names_no_rule_says_so(tmp_path: Path) -> None:
+    note.cache_clear()
+    with pytest.warns(Note, match=r"small\.gguf does not say how texts are cut .* into words as GPT-2 does"):
+        ours = of_gguf(tmp_path)
+    assert ours.encode(SPACED[0]) == byte_level(CUTS["words"]).encode(SPACED[0]).ids
+
+
+def test_the_ends_of_turns_of_a_gguf_file_end_generation(tmp_path: Path) -> None:
+    text = Text(of_gguf(tmp_path, pre="gpt-2", eot_token_id=5, eom_token_id=900), 24, 200)
+    assert text.end_ids == {0, 5}, "and none that the model has no row for"
 
 
 def test_a_file_that_is_no_gguf_is_named(tmp_path: Path) -> None:

@@ -75,6 +75,15 @@ def logits(network: PreTrainedModel, ids: Tensor) -> Tensor:
     return found
 
 
+def test_texts_are_cut_as_the_file_says_digits_one_by_one(model: HookedTransformer) -> None:
+    """`tokenizer.ggml.pre` is smollm; transformers takes GPT-2's rule for it, which cuts before the last space."""
+    for text, pieces in {
+        "x =  1": ["x", " =", "  ", "1"], "a\n  1.": ["a", "\n  ", "1", "."],
+        "in 2024": ["in", " ", "2", "0", "2", "4"],
+    }.items():  # fmt: skip
+        assert model.to_str_tokens(text, prepend_bos=False) == pieces
+
+
 def test_the_file_has_bit_for_bit_the_parameters_of_the_folder(
     model: HookedTransformer, folder: Path
 ) -> None:

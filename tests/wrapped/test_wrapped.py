@@ -2,6 +2,7 @@
 
 import copy
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from experiments.every_decoder import compared, tiny
 from interp import HookedTransformer, verify
+from interp.core.notes import Note, note
 from interp.data.batch import Batch
 from interp.families import from_hf_model
 from interp.model import sites
@@ -18,7 +20,7 @@ from interp.model.edits import Edit, Scale, Zero
 from interp.model.tap import Read, Tap
 from interp.passes.generate import generate
 from interp.passes.observe import observe
-from interp.wrapped import UnknownNetworkError, wrap
+from interp.wrapped import UnknownNetworkError, Wrapped, wrap
 from tests.loops import over
 from tests.tolerances import assert_close
 from tests.wrapped.wrapping import KINDS, network, tokens, wrapped
@@ -167,9 +169,15 @@ def test_heads_do_not_write_where_something_non_linear_follows() -> None:
     assert {"attn.hook_pattern", "hook_attn_out"} <= set(second)
 
 
+def of_a_library(hook: Callable[..., object]) -> Callable[..., object]:
+    """A hook as a library puts it there, which belongs to the network and is no user's."""
+    hook.__module__ = "transformers.made_up"
+    return hook
+
+
 def test_a_block_that_scales_its_stream_adds_no_known_parts() -> None:
     made = tiny("llama", num_hidden_layers=2)
-    made.model.layers[1].register_forward_hook(lambda module, args, out: out * 1.01)
+    made.model.layers[1].register_forward_hook(of_a_library(lambda module, args, out: out * 1.01))
     first, second = (mixer.offered for mixer in wrap(made).config.mixers)  # type: ignore[attr-defined]
     assert "hook_mlp_out" in first
     assert not {"hook_attn_out", "hook_mlp_out", "hook_resid_mid", "attn.hook_z"} & set(second)
@@ -180,7 +188,7 @@ def test_a_hidden_change_of_the_pattern_takes_values_and_z_apart() -> None:
     made = tiny("llama", num_hidden_layers=2)
     attention = made.model.layers[0].self_attn
     factors = torch.linspace(0.5, 2, attention.o_proj.in_features)
-    attention.o_proj.register_forward_pre_hook(lambda module, args: (args[0] * factors,))
+    attention.o_proj.register_forward_pre_hook(of_a_library(lambda module, args: (args[0] * factors,)))
     first, second = (mixer.traits for mixer in wrap(made).config.mixers)
     assert second.additive
     assert not first.additive
@@ -289,12 +297,43 @@ def test_attention_whose_scores_are_used_twice_has_no_heads() -> None:
             sites.find(f"blocks.0.attn.{site}", model.config)
 
 
+def test_hooks_of_a_user_are_in_no_number_of_a_wrapped_network_and_stay_where_they_are() -> None:
+    made = tiny("starcoder2")
+    with torch.no_grad():
+        plain = made(input_ids=tokens(), use_cache=False).logits
+    layer = made.model.layers[0]
+    layer.register_forward_hook(lambda module, args, out: out * 0.5)
+    layer.mlp.register_forward_pre_hook(lambda module, args: (args[0] + 1,))
+    note.cache_clear()
+    with pytest.warns(Note, match=r"hooks on 2 modules .* first 'model\.layers\.0', are no part of our copy"):
+        model = HookedTransformer.from_pretrained(made)
+    assert isinstance(model.transformer, Wrapped)
+    assert torch.equal(model.transformer(tokens()), plain)
+    assert len(layer._forward_hooks) == len(layer.mlp._forward_pre_hooks) == 1
+    found = model.verify()
+    assert found.passed, f"\n{found}"
+
+
+def test_a_module_that_is_compiled_inside_a_network_is_wrapped_as_itself() -> None:
+    made = tiny("starcoder2")
+    with torch.no_grad():
+        plain = made(input_ids=tokens(), use_cache=False).logits
+    made.model.layers[0] = torch.compile(made.model.layers[0])
+    assert torch.equal(HookedTransformer.from_pretrained(made).transformer(tokens()), plain)
+
+
+def test_a_wrapped_model_says_that_it_is_one() -> None:
+    text = " ".join(str(HookedTransformer.from_pretrained(tiny("starcoder2"))).split())
+    assert "wrapped: every pass is computed by the network's own code" in text
+    assert "positions in the network's own code" in text and "NoPosition" not in text
+
+
 @pytest.mark.parametrize("kind", ["bart", "bert", "emu3"])
 def test_a_live_network_that_our_own_code_does_not_do_is_wrapped(kind: str) -> None:
     """The decoder of an encoder-decoder, an encoder as a decoder, a type that transformers has no opener for."""
     made = tiny(kind)
     model = HookedTransformer.from_pretrained(made)
     assert torch.equal(model.transformer(tokens()), made(input_ids=tokens(), use_cache=False).logits.detach())
-    assert bool(model.transformer.opened) == (kind != "emu3")
+    assert any(clause.startswith("wrapped") for clause in model.transformer.opened)
     with pytest.raises(ValueError, match=r"is_decoder=True|is not supported|the checkpoint lacks"):
         HookedTransformer.from_pretrained(made, wrapped=False)

@@ -1,0 +1,180 @@
+"""Comparison of networks of Hugging Face with our models of them: what both give for the same tokens."""
+
+import copy
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from interp.core.notes import note
+from interp.model.encoder_decoder import EncoderDecoder
+from interp.model.live_modules import bare_copy, own_tensors
+from interp.model.transformer import Transformer
+
+NAME = "Hugging Face"
+PROBED = 8
+"""Tokens on which a live network and our copy of it are compared."""
+ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
+"""How far a live network and our copy may be apart, of the largest number, as in the lines of `verify`; in half
+precision that of the median token, since rounding may send a token to another expert."""
+
+
+class HuggingFaceReference:
+    """A live Hugging Face model with the weights of ours; its state is left as it was."""
+
+    def __init__(self, model: nn.Module, name: str = NAME) -> None:
+        self._model, self.name = model, name
+
+    def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """What it gives for these tokens: logits, or the last hidden states where it has no head."""
+        with torch.no_grad():
+            return self._run(self._model, input_ids=tokens)
+
+    def half_logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """The same from a copy in bfloat16."""
+        with torch.no_grad():
+            return self._run(copy.deepcopy(self._model).to(torch.bfloat16), input_ids=tokens)
+
+    def gradient(self, tokens: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]) -> Float[Tensor, "b p d"]:
+        """d sum(probe * logits) / d (rows of the embedding matrix), by autograd."""
+        return self._gradient(probe, input_ids=tokens)
+
+    def pair_logits(self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
+        """What an encoder-decoder gives for a source and what its decoder has read."""
+        with torch.no_grad():
+            return self._run(self._model, input_ids=source, decoder_input_ids=target)
+
+    def pair_gradient(
+        self, source: Int[Tensor, "b s"], target: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]
+    ) -> Float[Tensor, "b s d"]:
+        """d sum(probe * logits) / d (rows of the encoder's embedding matrix), by autograd."""
+        return self._gradient(probe, input_ids=source, decoder_input_ids=target)
+
+    def _gradient(self, probe: Tensor, **inputs: Tensor) -> Tensor:
+        """The gradient at the first thing that is embedded, which is `input_ids`."""
+        embedding = self._model.get_input_embeddings()  # type: ignore[operator]
+        if "decoder_input_ids" in inputs:
+            embedding = self._model.get_encoder().get_input_embeddings()  # type: ignore[operator]
+        leaf: list[Tensor] = []
+
+        def start_here(module: nn.Module, given: object, output: Tensor) -> Tensor:
+            if leaf:
+                return output
+            leaf.append(output.detach().requires_grad_())
+            return leaf[0]
+
+        handle = embedding.register_forward_hook(start_here)
+        try:
+            with torch.enable_grad():
+                output = self._run(self._model, **inputs)
+                (found,) = torch.autograd.grad((output * probe.to(output)).sum(), leaf)
+        finally:
+            handle.remove()
+        rows = embedding.weight[inputs["input_ids"].to(embedding.weight.device)]
+        return (found * (leaf[0].norm() / rows.norm())).detach()  # some of theirs scale inside the module
+
+    def _run(self, model: nn.Module, **inputs: Tensor) -> Float[Tensor, "b p v"]:
+        mode, device = model.training, next(model.parameters()).device
+        model.eval()
+        try:
+            output = model(**{name: value.to(device) for name, value in inputs.items()})
+        finally:
+            model.train(mode)
+        kinds = ("logits", "prediction_logits", "last_hidden_state")
+        return next(output[kind] for kind in kinds if output.get(kind) is not None)
+
+
+class _AtEveryPosition(nn.Module):
+    """A classifier of Hugging Face whose head is asked at every position, not at the last one alone."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.base: nn.Module = network.base_model  # type: ignore[assignment]
+        self.head: nn.Module = network.score if hasattr(network, "score") else network.classifier  # type: ignore[assignment]
+
+    def forward(self, **inputs: Tensor) -> dict[str, Tensor]:
+        """The head's outputs, `[b p v]`, as logits."""
+        return {"logits": self.head(self.base(**inputs).last_hidden_state)}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding of tokens."""
+        found: nn.Module = self.base.get_input_embeddings()  # type: ignore[operator]
+        return found
+
+
+def compared(
+    theirs: nn.Module, model: Transformer | EncoderDecoder, name: str = NAME
+) -> HuggingFaceReference | str:
+    """Their part that ends where ours does: in logits, in another head, or in the final states below any head."""
+    if isinstance(model, Transformer) and model.unembed is None:
+        below = theirs.base_model
+        assert isinstance(below, nn.Module)
+        return HuggingFaceReference(below, name)
+    if isinstance(model, Transformer) and (hasattr(theirs, "score") or hasattr(theirs, "classifier")):
+        return HuggingFaceReference(_AtEveryPosition(theirs), name)
+    if theirs.get_output_embeddings() is None:  # type: ignore[operator]
+        return f"{type(theirs).__name__} gives no logits of tokens"
+    return HuggingFaceReference(theirs, name)
+
+
+def require_same(network: nn.Module, model: Transformer | EncoderDecoder) -> None:
+    """Compare a live network with our copy of it on a few tokens, so that code or settings of its own are found.
+
+    What the network's config and parameters do not say (a forward of one's own, an attribute that was changed) is not
+    in our copy. A network that cannot be asked, on this device or in its dtypes, gets a `Note` instead.
+
+    Raises:
+        ValueError: they give other numbers.
+    """
+    with torch.no_grad(), torch.autocast(model.device.type, enabled=False):
+        try:
+            found = _probed(network, model)
+        except Exception as cause:  # of many kinds: it is code of anybody
+            note(
+                "this live model's own pass was not compared with our copy's, since it fails "
+                f"({type(cause).__name__}: {(str(cause).strip().splitlines() or [''])[0]})"
+            )
+            return
+    if found is not None and not found[0] <= found[1]:
+        raise ValueError(
+            f"{type(network).__name__}: its own pass gives other numbers than its config and parameters say, by "
+            f"{found[0]:.1e} of the largest ({found[1]:.0e} allowed): its code, or settings of its modules, were "
+            "changed; wrapped=True takes its own code, the folder of its checkpoint what the config says"
+        )
+
+
+def _probed(network: nn.Module, model: Transformer | EncoderDecoder) -> tuple[float, float] | None:
+    """How far both are apart, and how far they may be; None where the network gives nothing to compare with."""
+    network = bare_copy(network, own_tensors(network))
+    if hasattr(network, "get_base_model"):  # with its adapters (PEFT), not merged
+        network = network.get_base_model()  # type: ignore[operator]
+    theirs = compared(network, model)
+    if isinstance(theirs, str):
+        return None
+    if isinstance(model, Transformer):
+        tokens = _some_tokens(network, model)
+        found, given = model(tokens), theirs.logits(tokens)
+    else:
+        source, target = _some_tokens(network, model.encoder), _some_tokens(network, model.decoder)
+        found, given = model(source, target), theirs.pair_logits(source, target)
+    kinds = {model.dtype, *(p.dtype for p in network.parameters() if p.is_floating_point())}
+    allowed = max(ALLOWED.get(kind, ALLOWED[torch.bfloat16]) for kind in kinds)
+    if torch.get_float32_matmul_precision() != "highest":  # whose products have the digits of float16
+        allowed = max(allowed, ALLOWED[torch.float16])
+    wide = torch.promote_types(given.dtype, torch.float32)
+    difference = (found.to(given.device, wide) - given.to(wide)).abs().amax(-1)
+    error = (
+        difference.max() if allowed < ALLOWED[torch.float16] else difference.median()
+    ) / given.abs().max()
+    return float(error), allowed
+
+
+def _some_tokens(network: nn.Module, model: Transformer) -> Int[Tensor, "1 p"]:
+    """Random tokens, none of them padding, as many as the context takes."""
+    padding = getattr(network.config, "pad_token_id", None)
+    ids = torch.arange(model.config.d_vocab)
+    ids = ids if len(ids) < 2 or not isinstance(padding, int) else ids[ids != padding]
+    drawn = torch.randint(
+        len(ids), (1, min(PROBED, model.config.n_ctx)), generator=torch.Generator().manual_seed(0)
+    )
+    return ids[drawn].to(model.device)
