@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from interp.core.boundary import shown
 from interp.core.files import json_object, named_path, regular
-from interp.model.mapped import FileState, MappedFile
+from interp.model.mapped import FileMap, MappedFile
 
 CHUNK = 4 * 2**20
 """Bytes that are read, tested and copied at a time: small enough for a processor's cache."""
@@ -123,8 +123,7 @@ class StoredTensors(Tensors):
         self._where: dict[str, Path] = {}
         self._open: dict[Path, Mapping[str, Tensor]] = {}
         self._begins: dict[Path, dict[str, int]] = {}
-        self._views: dict[Path, Tensor] = {}
-        self._states: dict[Path, FileState] = {}
+        self._maps: dict[Path, FileMap] = {}
         self._read = 0
         for file in files:
             for name in self._opened(file):
@@ -140,7 +139,7 @@ class StoredTensors(Tensors):
 
     def __exit__(self, *_: object) -> None:
         self._open.clear()
-        self._views.clear()
+        self._maps.clear()
 
     def release(self, read: int) -> None:
         """Unmap the files whenever enough was read; they are mapped again when asked for."""
@@ -163,10 +162,10 @@ class StoredTensors(Tensors):
             if begins[name] != end or tensor.dtype != tensors[0].dtype or start % tensor.element_size():
                 return None
             end += tensor.numel() * tensor.element_size()
-        if file not in self._views:
-            state = self._states[file] = FileState.of(file)
-            self._views[file] = torch.from_file(str(file), shared=False, size=state.size, dtype=torch.uint8)
-        return self._views[file][start:end].view(tensors[0].dtype)
+        if file not in self._maps:
+            self._maps[file] = FileMap(file)
+        dtype = tensors[0].dtype
+        return self._maps[file].view(dtype, start, (end - start) // dtype.itemsize)
 
     def taken(self, name: str) -> Tensor | None:
         """The tensor itself, to be kept, where nobody else will read or change it; None where it must be copied."""
@@ -174,13 +173,8 @@ class StoredTensors(Tensors):
 
     def mapped_files(self, model: nn.Module) -> tuple[MappedFile, ...]:
         """The files that were mapped, each as it was then, with where the parameters begin that are views of it."""
-        places = {name: value.data_ptr() for name, value in model.named_parameters()}
-        found = []
-        for file, view in self._views.items():
-            inside = range(view.data_ptr(), view.data_ptr() + view.numel())
-            mine = {name: place for name, place in places.items() if place in inside}
-            found += [MappedFile(file.resolve(), self._states[file], mine)] if mine else []
-        return tuple(found)
+        found = [each.file_of(model.named_parameters()) for each in self._maps.values()]
+        return tuple(file for file in found if file is not None)
 
     def __getitem__(self, name: str) -> Tensor:
         return self._opened(self._where[name])[name]

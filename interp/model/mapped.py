@@ -2,14 +2,16 @@
 
 Large parameters that lie in a file exactly as they are needed are not copied (`families/fill.py`). A file that is
 deleted or replaced by another does them no harm; one that is written to or cut where it is would, so it is looked at
-before every pass.
+before every pass. Processes of one host share the memory of what they map.
 """
 
-from collections.abc import Mapping
+import mmap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class MappedFile:
 
     path: Path
     state: FileState
+    address: int
+    """Where in memory the file begins."""
     places: Mapping[str, int]
     """Where in memory each parameter begins; one that was moved or copied since is none of the file's any more."""
 
@@ -45,9 +49,41 @@ class MappedFile:
             return
         if now == self.state or now.inode != self.state.inode:
             return
-        held = {name: value.data_ptr() for name, value in model.named_parameters()}
-        if changed := [name for name, place in self.places.items() if held.get(name) == place]:
+        if changed := self.views_in(model):
             raise ValueError(
-                f"{self.path} was overwritten in place after the model was loaded, and {changed[0]} is a view of it: "
-                "load the model again (a file that is replaced by a rename does it no harm)"
+                f"{self.path} was overwritten in place after the model was loaded, and {next(iter(changed))} is a view "
+                "of it: load the model again (a file that is replaced by a rename does it no harm)"
             )
+
+    def views_in(self, model: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters of this model that are views of the file still, by name; their numbers may have changed."""
+        held = dict(model.named_parameters())
+        return {
+            name: held[name]
+            for name, place in self.places.items()
+            if name in held and held[name].data_ptr() == place
+        }
+
+
+class FileMap:
+    """A file mapped into memory, privately: writing to a view of it changes neither the file nor another mapping.
+
+    Errors: OSError if the file cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.resolve()
+        with self.path.open("rb") as file:
+            self.state = FileState.of(self.path)
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self._address = self.view(torch.uint8, 0, 1).data_ptr()
+
+    def view(self, dtype: torch.dtype, start: int, count: int) -> Tensor:
+        """So many numbers from a byte on, flat; the view's storage is these numbers alone, not the whole file."""
+        return torch.frombuffer(self._bytes, dtype=dtype, count=count, offset=start)
+
+    def file_of(self, parameters: Iterable[tuple[str, Tensor]]) -> MappedFile | None:
+        """The file as it was when it was mapped, with those of the parameters that are views; None without any."""
+        inside = range(self._address, self._address + len(self._bytes))
+        mine = {name: value.data_ptr() for name, value in parameters if value.data_ptr() in inside}
+        return MappedFile(self.path, self.state, self._address, mine) if mine else None

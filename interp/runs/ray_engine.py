@@ -4,12 +4,16 @@ Ray (`pip install 'interp[ray]'`) runs on one machine as on many. `interp.run(..
 joins the cluster that `ray.init(address=...)` or RAY_ADDRESS names. What an actor returns are partial results, and no
 actor keeps a sum: a window whose actor was killed is done again, whole, and nothing is lost or counted twice.
 
+The model is sent once. An actor whose host has the files that parameters are views of maps them; everything else lies
+in Ray's object store, once a host, and the actors there share it.
+
 On SLURM: one `ray start --head` on the first node, one `ray start --address` on each other node of the job, then the
 script with RAY_ADDRESS set (`docs/scaling.md`). Job arrays need none of this: see `shard` of `interp.run`.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +22,9 @@ from interp.data.stream import DataSource
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Questions
 from interp.runs.journal import packed_done, unpacked_done
+from interp.runs.parcel import Parcel, as_bytes, packed
 from interp.runs.progress import Done
-from interp.runs.workers import Worker, shareable
+from interp.runs.workers import Worker
 
 READERS = 1.0
 """CPUs left to Ray's own tasks: actors on every CPU would wait for their input for ever."""
@@ -38,10 +43,11 @@ def done_by_ray(
 
     actors: how many; without it one per GPU of the cluster, or as many as its CPUs allow with one left to Ray's
     readers (on two CPUs two actors that count as half a CPU each). Windows begun earlier go on at the batch due.
-    Errors: ImportError without Ray; what an analysis raises, as Ray's task error.
+    Errors: ImportError without Ray; what an analysis raises or an actor that cannot start, as Ray's task error.
     """
     import ray
     import ray.data
+    from ray.cloudpickle import CloudPickler
 
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
@@ -51,13 +57,25 @@ def done_by_ray(
     if not todo:
         return
     pool = _pool(ray.cluster_resources(), len(todo), actors)
-    work = ray.put((questions, shareable(model), source))
+    parcel = partial(packed, (questions, model, source), as_bytes, pickler=CloudPickler)
+    work = [ray.put(parcel())]  # in a list: an actor fetches what it needs
+    if _other_hosts():
+        work.append(ray.put(parcel(by_path=False)))
     found = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
         _Actor, batch_size=1, fn_constructor_kwargs={"work": work}, **pool
     )
     reductions = {a.name: a.reduction for a in questions.analyses}
     for row in found.iter_rows():
         yield unpacked_done(row["done"], reductions)
+
+
+def _other_hosts() -> bool:
+    """Whether the cluster has hosts other than this one, which may lack its files."""
+    import ray
+    import ray.util
+
+    here = ray.util.get_node_ip_address()
+    return any(node["Alive"] and node["NodeManagerAddress"] != here for node in ray.nodes())
 
 
 def _pool(resources: dict[str, float], tasks: int, actors: int | None) -> dict[str, Any]:
@@ -75,10 +93,14 @@ def _pool(resources: dict[str, float], tasks: int, actors: int | None) -> dict[s
 class _Actor:
     """A process of the cluster with a model of its own; windows in, the bytes of every batch's part out."""
 
-    def __init__(self, work: Any) -> None:
+    def __init__(self, work: list[Any]) -> None:
         import ray
 
-        questions, model, self._source = ray.get(work) if isinstance(work, ray.ObjectRef) else work
+        parcel = ray.get(work[0])
+        assert isinstance(parcel, Parcel)
+        if len(work) > 1 and not parcel.is_here:
+            parcel = ray.get(work[1])
+        questions, model, self._source = parcel.opened()
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._worker = Worker(questions, model.to(device))
 

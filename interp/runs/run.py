@@ -130,7 +130,9 @@ def run(
     and the message says what. A function that holds what cannot be compared, such as an open file, cannot go on.
     devices: one worker process per device ("all" = every GPU, or every core), on windows of their own. engine="ray":
     one actor per device of a Ray cluster. shard="2/8": only the third eighth of the windows, for job arrays that share
-    `out`; the call without `shard` takes in what they did, and does the rest.
+    `out`; the call without `shard` takes in what they did, and does the rest. A share may be empty: where no job has
+    done a row yet, there are no data sets in what is returned. However many processes a host has, it has the weights
+    once; those of a file are sent as its path. An iterator's rows are for one process.
     One process alone ends at the window after which all questions know enough (`Analysis.enough`); several do all.
     No number depends on batch size beyond rounding, no bit on restarts, engine, shards or the number of devices, at as
     many threads and on the same kind of hardware.
@@ -502,6 +504,9 @@ def _results(
 ) -> Results:
     total, tally = progress.total(), progress.finished
     rejected = sorted(tally.rejected, key=lambda each: each.row)
+    complete = stopped or source.windows is None or len(progress.tree) == source.windows
+    if total is None and not complete:  # a job of an array whose share has no rows, before the others are done
+        return Results({}, 0, tally.tokens, tally.cut, False, _rejected_table(rejected))
     if total is None:
         first = f": row {rejected[0].row}: {rejected[0].reason}" if rejected else ""
         raise ValueError(
@@ -515,7 +520,6 @@ def _results(
     }
     if rejected:  # a function gives its result alone, and rows must not get lost unseen
         datasets = {name: each.assign_attrs(rejected=len(rejected)) for name, each in datasets.items()}
-    complete = stopped or source.windows is None or len(progress.tree) == source.windows
     return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, _rejected_table(rejected))
 
 

@@ -22,7 +22,7 @@ All processes run the same script on the same data, and each gets every result, 
     model = interp.HookedTransformer.from_pretrained("path/to/model")   # on the host, in every process
     mesh = init_device_mesh("cuda", (int(os.environ["WORLD_SIZE"]),))   # "cpu" where there is no GPU
     tensor_parallel(model.transformer, mesh)
-    result = interp.attribute(model, "The capital of France is", " Paris", by="head")
+    result = interp.attribute(model, "The capital of France is", " Paris", parts="head")
     if mesh.get_rank() == 0:
         result.to_netcdf("heads.nc")
 """

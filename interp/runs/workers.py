@@ -1,14 +1,15 @@
 """The work of a run, one window at a time (a pure function of the window), and processes that share the windows.
 
-Each process has the model on a device of its own. What a worker did reaches the parent as bytes, batch by batch; a
-worker that dies takes at most the batch it was at with it, and another goes on from there. Threads of the host are
-shared out, so that two workers on two cores do not fight.
+Each process has the model on a device of its own; on CPUs all have one copy of it together (`parcel`). What a worker
+did reaches the parent as bytes, batch by batch; a worker that dies takes at most the batch it was at with it, and
+another goes on from there. Threads of the host are shared out, so that two workers on two cores do not fight.
 """
 
-import copy
 import itertools
 import multiprocessing
 import os
+import pickle
+import signal
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from interp.data.stream import DataSource, Window
 from interp.model.transformer import Transformer
 from interp.passes.analysis import NotFiniteError, Questions, Values, merged
 from interp.runs.journal import packed_done, unpacked_done
+from interp.runs.parcel import Parcel, in_shared_memory, packed
 from interp.runs.progress import Done, Partials, Tally
 
 Answer = tuple[Partials | None, tuple[Rejected, ...]]
@@ -163,6 +165,12 @@ Due = Callable[[int], int | None]
 """The first batch of a window that is still to do; None if the window is done."""
 DEATHS = 3
 """How many workers may die at one window before the run gives up."""
+STARTED = b""
+"""What a worker says when it has opened what it was sent."""
+NOT_STARTED = "a worker process could not start"
+GUARD = (
+    'A script that starts workers needs `if __name__ == "__main__":` around what it does, since each of them imports it'
+)
 
 
 def all_devices() -> list[torch.device]:
@@ -180,6 +188,17 @@ class _Helper:
     pipe: Connection
     device: torch.device
     window: int | None = None
+    started: bool = False
+    """Whether it has opened what it was sent."""
+
+    @property
+    def end(self) -> str:
+        """How a process that died came to its end."""
+        self.process.join(1)
+        code = self.process.exitcode
+        if code is None or code >= 0:
+            return f"exit code {code}"
+        return f"{signal.Signals(-code).name}{' (out of memory?)' if code == -signal.SIGKILL else ''}"
 
 
 def done_by_processes(
@@ -194,10 +213,16 @@ def done_by_processes(
 
     The consumer must count each (so that `due` knows it) before it asks for the next. Processes are spawned: analyses
     and model must be picklable (functions by name), and a script needs `if __name__ == "__main__":`.
-    Errors: RuntimeError for an exception in a worker, with its traceback, or where workers die at one window again
-    and again; ValueError for what cannot be sent.
+    Errors: RuntimeError for an exception in a worker, with its traceback, for one that cannot start, or where workers
+    die at one window again and again; ValueError for what cannot be sent.
     """
-    crew = _Crew((questions, shareable(model), source), devices)
+    try:
+        parcel = packed((questions, model, source), in_shared_memory)
+    except (AttributeError, TypeError, ValueError, pickle.PicklingError) as cause:
+        raise ValueError(
+            f"what runs in several processes must be picklable, functions by their names: {cause}"
+        ) from cause
+    crew = _Crew(parcel, devices)
     reductions = {a.name: a.reduction for a in questions.analyses}
     waiting, deaths = iter(windows), dict[int, int]()
     try:
@@ -210,6 +235,9 @@ def done_by_processes(
                 return
             for helper in crew.ready():
                 message = crew.heard(helper)
+                if message == STARTED:
+                    helper.started = True
+                    continue
                 if isinstance(message, bytes):
                     done = unpacked_done(message, reductions)
                     yield done
@@ -218,11 +246,16 @@ def done_by_processes(
                     continue
                 window = helper.window
                 if message is not None:
-                    raise RuntimeError(f"window {window} failed in a worker process:\n{message}")
+                    what = f"window {window} failed in a worker process" if helper.started else NOT_STARTED
+                    raise RuntimeError(f"{what}:\n{message}")
                 assert window is not None
                 deaths[window] = deaths.get(window, 0) + 1
+                how = helper.end
+                if not helper.started and "exit code" in how:
+                    raise RuntimeError(f"{NOT_STARTED} ({how}); what it wrote to stderr says why. {GUARD}")
                 if deaths[window] >= DEATHS:
-                    raise RuntimeError(f"{DEATHS} worker processes died at window {window}")
+                    where = f"at window {window}" if helper.started else "before they could begin"
+                    raise RuntimeError(f"{DEATHS} worker processes died {where}: {how}")
                 crew.replace(helper)
                 waiting = itertools.chain([window], waiting)
     finally:
@@ -232,10 +265,8 @@ def done_by_processes(
 class _Crew:
     """As many worker processes as devices."""
 
-    def __init__(
-        self, payload: tuple[Questions, Transformer, DataSource], devices: Sequence[torch.device]
-    ) -> None:
-        self._payload = payload
+    def __init__(self, parcel: Parcel, devices: Sequence[torch.device]) -> None:
+        self._parcel = parcel
         self._context = multiprocessing.get_context("spawn")
         hosts = sum(device.type == "cpu" for device in devices)
         share = len(os.sched_getaffinity(0)) // max(1, hosts)
@@ -245,14 +276,9 @@ class _Crew:
     def _started(self, device: torch.device) -> _Helper:
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=_serve, args=(theirs, *self._payload, device, self._threads), daemon=True
+            target=_serve, args=(theirs, self._parcel, device, self._threads), daemon=True
         )
-        try:
-            process.start()
-        except (AttributeError, TypeError, ValueError) as cause:
-            raise ValueError(
-                f"what runs in several processes must be picklable, functions by their names: {cause}"
-            ) from cause
+        process.start()
         theirs.close()
         return _Helper(process, ours, device)
 
@@ -290,7 +316,7 @@ class _Crew:
         helper.pipe.close()
         helper.process.join(1)
         fresh = self._started(helper.device)
-        helper.process, helper.pipe, helper.window = fresh.process, fresh.pipe, None
+        helper.process, helper.pipe, helper.window, helper.started = fresh.process, fresh.pipe, None, False
 
     def end(self) -> None:
         """Stop everybody."""
@@ -301,25 +327,18 @@ class _Crew:
             helper.pipe.close()
 
 
-def shareable(model: Transformer) -> Transformer:
-    """The model in the host's shared memory; a copy if it lives on a device."""
-    if model.device.type != "cpu":
-        return copy.deepcopy(model).cpu().share_memory()
-    return model.share_memory()
-
-
 def _serve(
     pipe: Connection,
-    questions: Questions,
-    model: Transformer,
-    source: DataSource,
+    parcel: Parcel,
     device: torch.device,
     threads: int,
 ) -> None:
-    """A worker's life: windows in, one message per batch out."""
+    """A worker's life: windows in, one message per batch out, and one before them all."""
     torch.set_num_threads(threads)
     try:
+        questions, model, source = parcel.opened()
         worker = Worker(questions, model.to(device))
+        pipe.send(STARTED)
         while True:
             number, first = pipe.recv()
             for done in worker.answers(number, source.window(number), first):

@@ -6,22 +6,24 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import interp
 from interp import Batch, HookedTransformer
 from interp.data.sources import open_source
 from interp.data.stream import Stream
+from interp.families import fill
 from interp.model import Trace, Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Subject
 from interp.runs import Results, journal as journals
+from tests.families.oracle import new_hf_model, some_tokens
 from tests.runs import killed
 from tests.runs.running import ASKED, ByPosition, Kept, Norms, _norms, agree, norms_by
 from tests.tiny import hooked
@@ -39,6 +41,30 @@ def model() -> HookedTransformer:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return hooked.__wrapped__("gpt2")
+
+
+def opened_from(
+    folder: Path,
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    prepared: Callable[[nn.Module], None] = lambda network: None,
+    mapped: bool = True,
+) -> Transformer:
+    """A tiny model of transformers, saved to the folder as safetensors and opened from there."""
+    network = new_hf_model(name).to(dtype)
+    prepared(network)
+    network.save_pretrained(folder)
+    found = HookedTransformer.from_pretrained(folder, dtype=dtype).transformer
+    if not mapped:
+        for parameter in found.parameters():
+            parameter.data = parameter.data.clone()
+    return found
+
+
+def rows() -> list[Batch]:
+    """Windows of a batch each, for such models."""
+    return [Batch(some_tokens()) for _ in range(3)]
 
 
 def stream() -> Stream:
@@ -76,6 +102,27 @@ class Failing(Question):
 
     def asked(self, model: Subject) -> Analysis:
         return norms_by(partial(_failing, row=self.row))
+
+
+class Trap:
+    """What springs where it is unpickled."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
+        return _sprung, (self.how,)
+
+
+@dataclass(frozen=True)
+class Trapped(Question):
+    """The norms, but no other process can open the question: it "raises" there, or "exits"."""
+
+    how: str
+    name = "norms"
+
+    def asked(self, model: Subject) -> Analysis:
+        return norms_by(partial(_trapped, trap=Trap(self.how)))
 
 
 @dataclass(frozen=True)
@@ -150,6 +197,16 @@ def on_ray(folder: Path) -> None:
         asked[0] = Deadly(row, str(flag))
         agree(interp.run(asked, model(), stream(), bootstrap=30, engine="ray"), expected)
         assert flag.exists(), "nobody was killed"
+        fill.MAPPED_FROM = 0
+        opened = opened_from(folder / "model", "llama")
+        assert opened.files, "parameters are views of the file"
+        agree(interp.run([Norms()], opened, rows(), engine="ray"), interp.run([Norms()], opened, rows()))
+        try:
+            interp.run([Trapped("raises")], opened, rows(), engine="ray")
+        except Exception as error:
+            assert "the trap sprang" in str(error)
+        else:
+            raise AssertionError("an actor started that cannot")
     finally:
         ray.shutdown()
 
@@ -190,6 +247,16 @@ def _first(flag: str) -> bool:
     except FileExistsError:
         return False
     return True
+
+
+def _sprung(how: str) -> None:
+    if how == "exits":
+        os._exit(3)
+    raise ArithmeticError("the trap sprang")
+
+
+def _trapped(trace: Trace, batch: Batch, model: Transformer, trap: Trap) -> Mapping[str, Tensor]:
+    return _norms(trace, batch, model, None)
 
 
 def _failing(trace: Trace, batch: Batch, model: Transformer, row: int) -> Mapping[str, Tensor]:

@@ -358,6 +358,28 @@ def test_shards_in_any_order_and_the_rest_give_the_bits_of_one_run(
     agree(interp.run(ASKED, model(), stream(), bootstrap=50, out=tmp_path / "run", resume=True), whole)
 
 
+def test_an_empty_share_is_no_error_and_the_others_do_all_rows(tmp_path: Path) -> None:
+    """One window for two jobs: the first has none, before and after the second has done it."""
+    asked, batch = [Norms()], [Batch(some_tokens(rows=3, n=9))]
+    out, whole = tmp_path / "run", interp.run(asked, model(), batch)
+    empty = interp.run(asked, model(), batch, out=out, shard="0/2")
+    assert (empty.rows, empty.complete, dict(empty), len(empty.rejected)) == (0, False, {}, 0)
+    agree(interp.run(asked, model(), batch, out=out, shard="1/2"), whole)
+    agree(interp.run(asked, model(), batch, out=out, shard="0/2"), whole)
+    agree(interp.run(asked, model(), batch, out=out, resume=True), whole)
+
+
+def test_rows_that_are_all_set_aside_are_an_error_once_all_shares_are_done(tmp_path: Path) -> None:
+    tokens = some_tokens(rows=3, n=9)
+    batches = [Batch(tokens), Batch(tokens)]
+    tokens[:, 1] = 5
+    out, asked = tmp_path / "run", [Norms(5)]
+    first = interp.run(asked, model(), batches, out=out, shard="0/2")
+    assert (first.rows, first.complete, len(first.rejected)) == (0, False, 3)
+    with pytest.raises(ValueError, match="some rows that can be used are required, got 6 rows, all set aside"):
+        interp.run(asked, model(), batches, out=out, shard="1/2")
+
+
 @pytest.mark.parametrize("given", ["3/3", "1", "a/b", "-1/2"])
 def test_shards_that_are_none_are_refused(given: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="a shard"):

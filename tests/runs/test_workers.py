@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import interp
+from interp.families import fill
 from interp.runs import workers
 from tests.configs import build, some_tokens
 from tests.forking import PROCESSES
-from tests.runs.killing import TEXTS, Deadly, Failing, model, stream, whole
+from tests.runs.killing import TEXTS, Deadly, Failing, Trapped, model, opened_from, rows, stream, whole
 from tests.runs.running import ByPosition, Kept, Norms, agree
 
 
@@ -36,6 +37,34 @@ def test_two_workers_give_the_bits_of_one_process_though_one_is_killed_at_work(t
     found = interp.run(asked, model(), stream(), bootstrap=30, devices=["cpu", "cpu"])
     assert flag.exists(), "nobody was killed"
     agree(found, whole())
+
+
+@pytest.mark.usefixtures("_forked")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_of_a_file_is_sent_as_its_path_and_gives_the_bits_of_one_process(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fill, "MAPPED_FROM", 0)
+    network = opened_from(tmp_path, "llama", dtype)
+    assert network.files, "parameters are views of the file"
+    name = next(iter(network.files[0].places))
+    for _ in range(2):
+        asked = [Norms(), Kept()]
+        found = interp.run(asked, network, rows(), devices=["cpu", "cpu"])
+        agree(found, interp.run(asked, network, rows()))
+        assert not network.get_parameter(name).is_shared(), "what the file holds is copied nowhere"
+        network.get_parameter(name).data.mul_(1.5)  # no longer what the file holds: sent as it is
+        name = list(network.files[0].places)[1]
+
+
+@pytest.mark.usefixtures("_forked")
+@pytest.mark.parametrize(
+    ("how", "says"),
+    [("raises", r"could not start:\n(.|\n)*the trap sprang"), ("exits", r"could not start \(exit code 3\).*__main__")],
+)
+def test_a_worker_that_cannot_start_says_why(how: str, says: str) -> None:
+    with pytest.raises(RuntimeError, match=f"a worker process {says}"):
+        interp.run([Trapped(how)], model(), stream(), devices=["cpu"])
 
 
 @pytest.mark.slow

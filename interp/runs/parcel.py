@@ -1,0 +1,204 @@
+"""A run's work as it is sent to other processes, once: tensors are places in files, or memory that all of them share.
+
+A parameter that is a view of a file is sent as its place there, if its numbers are still the file's: every process of
+a host maps the file, and all have one copy together. Everything else of some size is handed on as memory, never as part
+of a pickle: shared memory for processes of this host, arrays for Ray's object store.
+"""
+
+import io
+import pickle
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from jaxtyping import Shaped, UInt8
+from torch import Tensor, nn
+
+from interp.data.stream import DataSource
+from interp.model.mapped import FileMap, FileState, MappedFile
+from interp.model.transformer import Transformer
+from interp.passes.analysis import Questions
+
+Work = tuple[Questions, Transformer, DataSource]
+"""What a worker needs: the questions, the model, the data."""
+Bytes = Tensor | UInt8[np.ndarray, "n"]
+"""The numbers of a tensor: a tensor in shared memory, or an array of bytes."""
+SMALL = 4096
+"""Bytes up to which a tensor is a part of the pickle."""
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers as wide as a dtype: equal ones are equal bit for bit, NaN and signed zeros among them."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in which file numbers are."""
+
+    path: Path
+    state: FileState
+    start: int
+
+    @property
+    def here(self) -> bool:
+        """Whether this host has the file, as it was."""
+        try:
+            return FileState.of(self.path) == self.state
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A tensor apart from the pickle: its numbers or where they are, and what it is beside them."""
+
+    numbers: Place | Bytes
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    trained: bool | None
+    """Whether a parameter requires gradients; None for a tensor that is no parameter."""
+
+    def made(self, maps: dict[Path, FileMap]) -> Tensor:
+        """The tensor; `maps` holds the files that are mapped already."""
+        flat = self._flat(maps)
+        found = flat.view(self.shape)
+        return found if self.trained is None else nn.Parameter(found, requires_grad=self.trained)
+
+    def _flat(self, maps: dict[Path, FileMap]) -> Shaped[Tensor, "n"]:
+        held = self.numbers
+        if isinstance(held, Tensor):
+            return held.reshape(-1)
+        if isinstance(held, np.ndarray):
+            with warnings.catch_warnings():  # an array of Ray's store is not for writing, and nobody writes
+                warnings.simplefilter("ignore", UserWarning)
+                return torch.from_numpy(held).view(self.dtype)
+        if held.path not in maps:
+            if not held.here:
+                raise ValueError(
+                    f"{held.path}, of which the model's parameters are views, is not here, or not as it was when the "
+                    "model was sent"
+                )
+            maps[held.path] = FileMap(held.path)
+        return maps[held.path].view(self.dtype, held.start, int(np.prod(self.shape)))
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """A run's work, packed: what a worker needs, with its tensors apart."""
+
+    pickled: bytes
+    pieces: tuple[Piece, ...]
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this host has all files that tensors are in, as they were."""
+        places = {p.numbers.path: p.numbers for p in self.pieces if isinstance(p.numbers, Place)}
+        return all(place.here for place in places.values())
+
+    def opened(self) -> Work:
+        """What was packed. Errors: ValueError for a file that is not here, and whatever unpickling raises."""
+        maps: dict[Path, FileMap] = {}
+        made: dict[int, Tensor] = {}
+
+        def tensor(index: int) -> Tensor:
+            if index not in made:
+                made[index] = self.pieces[index].made(maps)
+            return made[index]
+
+        unpickler = pickle.Unpickler(io.BytesIO(self.pickled))
+        unpickler.persistent_load = tensor
+        questions, model, source = unpickler.load()
+        files = [each.file_of(model.named_parameters()) for each in maps.values()]
+        model.files = tuple(file for file in files if file is not None)
+        return questions, model, source
+
+
+class Pickler(Protocol):
+    """The class of an object that pickles, such as `pickle.Pickler`."""
+
+    def __call__(self, file: io.BytesIO, protocol: int) -> pickle.Pickler:
+        """A pickler that writes to this file."""
+
+
+def packed(
+    work: Work,
+    held: Callable[[Tensor], Bytes],
+    *,
+    pickler: Pickler = pickle.Pickler,
+    by_path: bool = True,
+) -> Parcel:
+    """The work of a run as a parcel that any number of workers can open.
+
+    held: how numbers that are in no file are handed over, `in_shared_memory` or `as_bytes`.
+    by_path: whether to send what is in files as places there.
+    Errors: those of pickling: PicklingError, AttributeError or TypeError for a function without a name of its own.
+    """
+    _, model, _ = work
+    own = [*model.parameters(), *model.buffers()]
+    places = _places(model) if by_path else {}
+    pieces: list[Piece] = []
+    known: dict[int, int] = {}
+
+    def index(given: object) -> int | None:
+        if not isinstance(given, Tensor) or (id(given) not in places and not _apart(given, own)):
+            return None
+        if id(given) not in known:
+            trained = given.requires_grad if isinstance(given, nn.Parameter) else None
+            place = places.get(id(given))
+            numbers = held(given.detach()) if place is None else place
+            pieces.append(Piece(numbers, given.dtype, tuple(given.shape), trained))
+            known[id(given)] = len(pieces) - 1
+        return known[id(given)]
+
+    content = io.BytesIO()
+    writer = pickler(content, 5)
+    writer.persistent_id = index  # type: ignore[method-assign]
+    writer.dump(work)
+    return Parcel(content.getvalue(), tuple(pieces))
+
+
+def in_shared_memory(tensor: Tensor) -> Tensor:
+    """The tensor in the host's shared memory: itself, moved there, where it fills its memory; else a copy."""
+    if tensor.device.type != "cpu":
+        return tensor.cpu().share_memory_()
+    whole = tensor.untyped_storage().nbytes() == tensor.nbytes
+    return (tensor if whole else tensor.clone()).share_memory_()
+
+
+def as_bytes(tensor: Tensor) -> UInt8[np.ndarray, "n"]:
+    """The bytes of a tensor, which share its memory if it is on the host."""
+    found: UInt8[np.ndarray, "n"] = tensor.cpu().reshape(-1).view(torch.uint8).numpy()
+    return found
+
+
+def _apart(tensor: Tensor, own: Iterable[Tensor]) -> bool:
+    """Whether a tensor's numbers are handed over apart from the pickle: those on a GPU if they are the model's."""
+    plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout == torch.strided
+    if not plain or tensor.is_meta or not tensor.is_contiguous() or vars(tensor):
+        return False
+    if tensor.requires_grad and not tensor.is_leaf:
+        return False
+    if tensor.device.type != "cpu":
+        return any(tensor is each for each in own)
+    return tensor.nbytes >= SMALL or tensor.untyped_storage().nbytes() > tensor.nbytes
+
+
+def _places(model: Transformer) -> dict[int, Place]:
+    """Where in files the parameters are that are views of them and have their numbers still, by identity."""
+    return {id(value): place for file in model.files for value, place in _unchanged(file, model)}
+
+
+def _unchanged(file: MappedFile, model: Transformer) -> Iterable[tuple[nn.Parameter, Place]]:
+    try:
+        mapped = FileMap(file.path)
+    except OSError:  # deleted since
+        return
+    if mapped.state != file.state:
+        return
+    for value in file.views_in(model).values():
+        start, word = value.data_ptr() - file.address, WORDS[value.dtype.itemsize]
+        ours = value.detach().reshape(-1).view(word)
+        if torch.equal(ours, mapped.view(word, start, len(ours))):
+            yield value, Place(mapped.path, mapped.state, start)
