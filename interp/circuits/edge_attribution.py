@@ -35,7 +35,7 @@ from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Observation, Subject, text_of
 from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
 from interp.runs.run import answered
-from interp.tokens.input_gradients import IntegratedGradients
+from interp.tokens.input_gradients import nodes
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -75,7 +75,7 @@ class Line:
             first = 0 if self.method == "eap-ig-inputs" else 1
             points = (torch.arange(self.steps).double() + first) / self.steps
         else:
-            return IntegratedGradients(self.steps, rule=self.rule).nodes()
+            return nodes(self.rule, self.steps)
         return points.double(), torch.full((len(points),), 1 / len(points), dtype=torch.float64)
 
 

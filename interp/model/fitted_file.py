@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.files import regular
@@ -47,9 +47,14 @@ def sample_of(model: Transformer) -> Float[Tensor, "n"]:
     """A few evenly spaced numbers of every parameter, in float32 at least."""
     picked = []
     for _, parameter in sorted(model.named_parameters()):
-        where = torch.linspace(0, parameter.numel() - 1, SAMPLED, device=parameter.device).long()
+        where = _spread(parameter.numel()).to(parameter.device)
         picked.append(wide(parameter.flatten()[where].to(model.device)))
     return torch.cat(picked)
+
+
+def _spread(n: int) -> Int[Tensor, "s"]:
+    """Evenly spaced indices from 0 to n - 1, in integers: no float is exact for every n."""
+    return torch.arange(SAMPLED) * (n - 1) // (SAMPLED - 1)
 
 
 def is_of(model: Transformer, sample: Float[Tensor, "n"]) -> bool:

@@ -505,7 +505,9 @@ def _results(
     total, tally = progress.total(), progress.finished
     rejected = sorted(tally.rejected, key=lambda each: each.row)
     complete = stopped or source.windows is None or len(progress.tree) == source.windows
-    if total is None and not complete:  # a job of an array whose share has no rows, before the others are done
+    if (
+        total is None and not complete
+    ):  # a job of an array whose share has no rows, before the others are done
         return Results({}, 0, tally.tokens, tally.cut, False, _rejected_table(rejected))
     if total is None:
         first = f": row {rejected[0].row}: {rejected[0].reason}" if rejected else ""

@@ -168,9 +168,7 @@ DEATHS = 3
 STARTED = b""
 """What a worker says when it has opened what it was sent."""
 NOT_STARTED = "a worker process could not start"
-GUARD = (
-    'A script that starts workers needs `if __name__ == "__main__":` around what it does, since each of them imports it'
-)
+GUARD = 'A script that starts workers needs `if __name__ == "__main__":` around what it does: each of them imports it'
 
 
 def all_devices() -> list[torch.device]:

@@ -1,37 +1,59 @@
 """Which token embeddings a logit is sensitive to: gradient x input and integrated gradients.
 
 Both differentiate the answer's logit (minus the wrong answer's, before a soft cap) at one position with respect to the
-token embeddings, `hook_embed`; positions keep their own. One pass per batch of rows, interpolation steps being rows.
+token embeddings, `hook_embed`; positions keep their own. Steps of a line are rows of a pass. What a backward pass keeps
+is bounded, not by the length of a prompt: a pass has as many rows as fit, and one that is too long by itself is done in
+runs of blocks, the last first, each computed once more from the stream that entered it.
+
+On real models the logit is no smooth function of the way along the line. On SmolLM2 most of it changes within
+thousandths of the line, where one token's stream becomes a massive activation, and nowhere near the baseline: no
+spacing that is fixed beforehand finds that (128 Gauss nodes miss the change by .88 of it, 1 024 by .69). The logit
+itself is known wherever the gradient is, so the miss of every piece of the line is known exactly: the pieces that miss
+most are halved.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from math import fsum, hypot
 from typing import Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from tqdm import tqdm
 
 from interp.core.boundary import Count, public
 from interp.core.stats import wide
 from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model.edits import Edit
-from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import Observation, observe
+from interp.passes.observe import observe
 from interp.passes.rules import Rules, as_rules, completeness, under_rules
 
 _EMBED = "hook_embed"
 Baseline = Literal["zero", "mean"] | int
 """What stands for an absent token: the zero embedding, the vocabulary's mean embedding, or that of a token id."""
-Rule = Literal["gauss", "midpoint"]
+Rule = Literal["adaptive", "gauss", "midpoint"]
+FIRST = 8
+"""Equal pieces in which an adaptive line begins, three points each."""
+WORST = 4
+"""Pieces are halved whose miss is at least a fourth of the largest."""
+ACCEPTED = 0.05
+"""The error, relative to the logit's change, at which an adaptive line ends and above which a result says so."""
+TINY = 1e-300
+"""So that nothing is divided by 0 where there is no change at all."""
+ROOM = 256 * 2**20
+"""Bytes that a backward pass may keep of its forward pass, about."""
+KEPT = 20
+"""Numbers per unit of the stream's width that a block keeps of a token for its backward pass; 19 in a Llama."""
 
 
 @dataclass(frozen=True)
@@ -50,27 +72,32 @@ class GradientTimesInput:
 class IntegratedGradients:
     """Integrated gradients along the straight line from a baseline (Sundararajan et al. 2017)."""
 
-    steps: Count = 128
-    """Gradients per prompt. On demo-4l 32 leave an error of up to 50 %, 128 of 0.4 %: look at `error`."""
+    steps: Count = 256
+    """Gradients per prompt: at most, under the adaptive rule; a model that is smooth along the line needs 17."""
     baseline: Baseline = "mean"
     """Where the line begins, at every position; a zero embedding sits where LayerNorm is singular."""
-    rule: Rule = "gauss"
-    """Where on the line: Gauss-Legendre nodes, or the midpoints of equal parts."""
+    rule: Rule = "adaptive"
+    """Where on the line: denser where the logit bends, until the error is below .05; or at Gauss-Legendre nodes or the
+    midpoints of equal parts, which a model has to be smooth for."""
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.rule not in ("gauss", "midpoint"):
+        least = 3 if self.rule == "adaptive" else 1
+        if self.steps < least or self.rule not in ("adaptive", "gauss", "midpoint"):
             raise ValueError(
-                f"at least one step and the rule gauss or midpoint are required, got {self.steps}, {self.rule!r}"
+                "at least one step of the rule gauss or midpoint, or three of the rule adaptive, are required, got "
+                f"{self.steps}, {self.rule!r}"
             )
 
-    def nodes(self) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
-        """Nodes in (0, 1) and their weights, which sum to 1; in float64."""
-        if self.rule == "midpoint":
-            return (torch.arange(self.steps).double() + 0.5) / self.steps, torch.full(
-                (self.steps,), 1 / self.steps, dtype=torch.float64
-            )
-        place, weight = np.polynomial.legendre.leggauss(self.steps)
-        return torch.tensor((place + 1) / 2), torch.tensor(weight / 2)
+
+def nodes(rule: Rule, steps: int) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
+    """Nodes in (0, 1) of a rule that is fixed beforehand, and their weights, which sum to 1; in float64."""
+    if rule == "midpoint":
+        weights = torch.full((steps,), 1 / steps, dtype=torch.float64)
+        return (torch.arange(steps).double() + 0.5) / steps, weights
+    if rule != "gauss":
+        raise ValueError(f"the nodes of an {rule} rule depend on the function")
+    place, weight = np.polynomial.legendre.leggauss(steps)
+    return torch.tensor((place + 1) / 2), torch.tensor(weight / 2)
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +108,8 @@ class Integral:
     total: Float[Tensor, "b"]
     """The logit (difference) of the prompt minus that of the baseline."""
     error: Float[Tensor, "b"]
-    """By how much the scores' sum misses it, relative to the largest of the two logits and the scores."""
+    """By how much the scores' sum may miss it, relative to it: of an adaptive line the larger of that miss and the root
+    of the summed squares of what its pieces miss, which do not cancel there."""
 
 
 def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, "d"]:
@@ -126,19 +154,14 @@ def gradient_x_input(
     Errors: ValueError without answers or logits.
     """
     model = under_rules(model, rules)
-    end = Read(final_stream(model.config), grad=True)
     found = []
-    for rows in _chunks(len(batch), batch_size):
+    for rows in _chunks(len(batch), _rows_at_once(model, batch, batch_size)):
         some = batch.rows(rows)
-        where = at[sent(rows, at.device)]
-        seen = _differentiated(model, some, where, (Read(_EMBED), Read(_EMBED, grad=True), end))
-        value = (wide(seen.trace[Read(_EMBED)]) * wide(seen.trace[Read(_EMBED, grad=True)])).sum(-1)
-        chunk = {"value": value, **completeness(model, some, seen.output, seen.trace[end])}
+        seen = _differentiated(model, some, at[sent(rows, at.device)])
+        value = (wide(seen.embedded) * wide(seen.gradient)).sum(-1)
+        chunk = {"value": value, **completeness(model, some, seen.stream, seen.towards)}
         if "completeness_error" in chunk:
-            with torch.no_grad():
-                there = some.to(model.device)
-                total = answer_logits(model, seen.output, there, where.to(model.device))
-            chunk |= {"total": total, "bias": total - value.sum(1)}
+            chunk |= {"total": seen.logit, "bias": seen.logit - value.sum(1)}
         found.append(chunk)
     return {name: torch.cat([chunk[name] for chunk in found]) for name in found[0]}
 
@@ -148,52 +171,211 @@ def integrated_gradients(
 ) -> Integral:
     """(embedding - baseline) . mean gradient on the line between them; the scores sum to the logit's change.
 
-    All steps of all prompts are rows of one stack, `batch_size` at a time, with two more per prompt for the ends. The
-    error falls as the steps grow, fast where the logit is smooth along the line: not under ReLU, and not near a zero
-    embedding under LayerNorm. Where a router changes its experts the logit jumps, and no gradient sees that.
+    Prompts are done one after the other, so that which points of its line are looked at follows from a prompt alone;
+    the points are rows of a pass, `batch_size` at most. Where a router changes its experts the logit jumps, and no
+    gradient sees that: the error stays, and says so.
     Errors: ValueError without answers or logits.
     """
-    base = baseline_embedding(model, how.baseline)
-    nodes, weights = how.nodes()
-    line = sent(torch.cat((nodes.new_tensor([0.0]), nodes, nodes.new_tensor([1.0]))), base.device)
-    embedded = observe(model, batch, [Read(_EMBED)], stop=0, answers_only=True).trace[_EMBED]
-    products, values = [], []
-    for rows in _chunks(len(batch) * len(line), batch_size):
-        prompt, node = rows // len(line), rows % len(line)
-        some, share, mine = batch.rows(prompt), line[sent(node, line.device)], sent(prompt, base.device)
-        where = at[sent(prompt, at.device)]
-        edit = Edit(_EMBED, partial(_towards, base=base, share=share))
-        seen = _differentiated(model, some, where, (Read(_EMBED, grad=True),), (edit,))
-        gradient = wide(seen.trace[_EMBED])
-        products.append(((wide(embedded[mine]) - wide(base)) * gradient).sum(-1))
-        with torch.no_grad():
-            moved = some.to(model.device)
-            values.append(answer_logits(model, seen.output, moved, where.to(model.device)))
-    shape = (len(batch), len(line))
-    along = torch.cat(products).unflatten(0, shape)[:, 1:-1]
-    score = (along * sent(weights, along.device).to(along.dtype)[:, None]).sum(1)
-    ends = torch.cat(values).unflatten(0, shape)[:, :: len(line) - 1]
-    total = ends[:, 1] - ends[:, 0]
-    scale = torch.cat((ends.abs(), score.abs()), 1).amax(1)
-    return Integral(
-        score, total, (score.sum(1) - total).abs() / scale.clamp_min(torch.finfo(scale.dtype).tiny)
-    )
+    base, width = baseline_embedding(model, how.baseline), batch.tokens.shape[1]
+    scores, totals, errors = [], [], []
+    bar = tqdm(total=how.steps * len(batch), desc="gradients, at most", delay=10, leave=False)
+    for i in range(len(batch)):
+        one = torch.tensor([i])
+        prompt = batch.rows(one).trimmed()
+        rows = _rows_at_once(model, prompt, batch_size)
+        line = _Line(model, prompt, at[sent(one, at.device)], base, rows, bar.update)
+        weights, error = _adapted(line, how.steps) if how.rule == "adaptive" else _fixed(line, how)
+        score = line.summed(weights)
+        scores.append(F.pad(score, (0, width - len(score))))
+        totals.append(line.total)
+        errors.append(error)
+    bar.close()
+    like = scores[0]
+    return Integral(torch.stack(scores), like.new_tensor(totals), like.new_tensor(errors))
 
 
-def _differentiated(
-    model: Transformer,
-    batch: Batch,
-    at: Int[Tensor, "b"],
-    reads: tuple[Read, ...],
-    edits: tuple[Edit, ...] = (),
-) -> Observation:
-    """One pass to the final stream, the answers' logits differentiated; rows do not meet, so their sum will do."""
+@dataclass(eq=False)
+class _Line:
+    """The line from the baseline (0) to a prompt (1): what was found at the points that were looked at."""
+
+    model: Transformer
+    prompt: Batch
+    at: Int[Tensor, "1"]
+    base: Float[Tensor, "d"]
+    rows: int
+    """Points of one pass."""
+    count: Callable[[int], object]
+    """Told how many more gradients were taken."""
+    change: Float[Tensor, "1 p d"] = field(init=False)
+    """What the line moves: the prompt's embeddings minus the baseline."""
+    products: dict[float, Float[Tensor, "p"]] = field(default_factory=dict)
+    """(embedding - baseline) . gradient, by position."""
+    slope: dict[float, float] = field(default_factory=dict)
+    """Their sum: d logit / d point."""
+    logit: dict[float, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        found = observe(self.model, self.prompt, [Read(_EMBED)], stop=0, answers_only=True).trace[_EMBED]
+        self.change = wide(found) - wide(self.base)
+
+    def look(self, points: Iterable[float]) -> None:
+        """Differentiate at those of the points that were not looked at yet."""
+        new = sorted(set(points) - self.products.keys())
+        for some in (new[i : i + self.rows] for i in range(0, len(new), self.rows)):
+            share = sent(torch.tensor(some, dtype=torch.float64), self.base.device)
+            edit = Edit(_EMBED, partial(_towards, base=self.base, share=share))
+            rows = self.prompt.rows(torch.zeros(len(some), dtype=torch.long))
+            seen = _differentiated(self.model, rows, self.at.expand(len(some)), edit)
+            self.count(len(some))
+            products = (self.change * wide(seen.gradient)).sum(-1)
+            logits, slopes = seen.logit.tolist(), products.double().sum(1).tolist()
+            for point, product, slope, logit in zip(some, products, slopes, logits, strict=True):
+                self.products[point], self.slope[point], self.logit[point] = product, slope, logit
+
+    @property
+    def total(self) -> float:
+        """The logit's change over the line."""
+        return self.logit[1.0] - self.logit[0.0]
+
+    @property
+    def scale(self) -> float:
+        """What a miss is compared with: the logit's change, or what rounding makes of no change at all."""
+        rounding = torch.finfo(self.model.dtype).eps ** 0.5
+        return max(abs(self.total), rounding * max(abs(self.logit[0.0]), abs(self.logit[1.0])), TINY)
+
+    def missed(self, part: tuple[float, float]) -> float:
+        """By how much Simpson's rule misses the logit's change between two points."""
+        start, end = part
+        sum_ = sum(weight * self.slope[point] for point, weight in _simpson(part).items())
+        return sum_ - (self.logit[end] - self.logit[start])
+
+    def summed(self, weights: Mapping[float, float]) -> Float[Tensor, "p"]:
+        """The weighted sum of the products."""
+        products = torch.stack([self.products[point] for point in weights])
+        return torch.einsum("mp, m -> p", products, products.new_tensor(list(weights.values())))
+
+
+def _adapted(line: _Line, steps: int) -> tuple[dict[float, float], float]:
+    """Weights of points that lie denser where the logit bends, and the error; no more points than steps."""
+    first = max(1, min(FIRST, (steps - 1) // 2))
+    parts = [(i / first, (i + 1) / first) for i in range(first)]
+    while True:
+        line.look(point for part in parts for point in _simpson(part))
+        missed = {part: line.missed(part) for part in parts}
+        error = max(abs(fsum(missed.values())), hypot(*missed.values())) / line.scale
+        room = (steps - len(line.products)) // 2
+        if error <= ACCEPTED or not room:
+            break
+        bound = max(map(abs, missed.values())) / WORST
+        worst = sorted((part for part in parts if abs(missed[part]) >= bound), key=lambda p: -abs(missed[p]))[
+            :room
+        ]
+        halves = [half for a, b in worst for half in ((a, (a + b) / 2), ((a + b) / 2, b))]
+        parts = [part for part in parts if part not in set(worst)] + halves
+    weights = dict.fromkeys(sorted(line.products), 0.0)
+    for part in parts:
+        for point, weight in _simpson(part).items():
+            weights[point] += weight
+    return weights, error
+
+
+def _simpson(part: tuple[float, float]) -> dict[float, float]:
+    """The points of Simpson's rule on a piece of the line, and their weights."""
+    start, end = part
+    sixth = (end - start) / 6
+    return {start: sixth, (start + end) / 2: 4 * sixth, end: sixth}
+
+
+def _fixed(line: _Line, how: IntegratedGradients) -> tuple[dict[float, float], float]:
+    """The weights of the nodes of a rule, and the error."""
+    points, weights = (each.tolist() for each in nodes(how.rule, how.steps))
+    line.look([0.0, *points, 1.0])
+    sum_ = fsum(weight * line.slope[point] for point, weight in zip(points, weights, strict=True))
+    return dict(zip(points, weights, strict=True)), abs(sum_ - line.total) / line.scale
+
+
+@dataclass(frozen=True, eq=False)
+class _Slopes:
+    """What a pass to the final stream and back gives of its rows."""
+
+    embedded: Float[Tensor, "b p d"]
+    gradient: Float[Tensor, "b p d"]
+    """d logit / d embedding."""
+    logit: Float[Tensor, "b"]
+    """Of the answer, minus that of the wrong one."""
+    stream: Float[Tensor, "b p d"]
+    """The final stream."""
+    towards: Float[Tensor, "b p d"]
+    """d logit / d final stream."""
+
+
+def _differentiated(model: Transformer, batch: Batch, at: Int[Tensor, "b"], *edits: Edit) -> _Slopes:
+    """The answers' logits differentiated; rows do not meet, so that their sum will do.
+
+    Where a whole pass would keep too much, blocks are differentiated in runs, the last first, from the streams that
+    entered them: a second forward pass for bounded memory (Chen et al. 2016, arXiv:1604.06174).
+    """
     batch, at = batch.to(model.device), at.to(model.device)
+    first, *later = _runs_of_blocks(model, batch)
+    entering: list[Tensor] = []
+    if later:
+        entering.append(observe(model, batch, (), edits, stop=first.stop).output)
+        with torch.no_grad():
+            for run in later:
+                entering.append(_through(model, batch, entering[-1], run))
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def logits(stream: Tensor) -> Float[Tensor, ""]:
+        end = stream.detach().requires_grad_()
+        with torch.enable_grad():
+            logit = answer_logits(model, end, batch, at)
+        (towards,) = torch.autograd.grad(logit.sum(), end)
+        found.append((logit.detach(), end.detach(), towards))
+        return (stream * towards).sum()
+
+    gradient = None
+    if later:
+        logits(entering.pop())
+        gradient = found[0][2]
+        for run in reversed(later):
+            with torch.enable_grad():
+                entered = entering.pop().requires_grad_()
+                left = _through(model, batch, entered, run)
+                (gradient,) = torch.autograd.grad(left, entered, gradient)
 
     def metric(stream: Tensor) -> Float[Tensor, ""]:
-        return answer_logits(model, stream, batch, at).sum()
+        return logits(stream) if gradient is None else (stream * gradient).sum()
 
-    return observe(model, batch, reads, edits, stop=model.config.n_layers, metric=metric)
+    value, slope = Read(_EMBED), Read(_EMBED, grad=True)
+    trace = observe(model, batch, (value, slope), edits, stop=first.stop, metric=metric).trace
+    return _Slopes(trace[value], trace[slope], *found[0])
+
+
+def _through(
+    model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], blocks: range
+) -> Float[Tensor, "b p d"]:
+    """The stream after these blocks, from the one that enters the first of them."""
+    return model(stream, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents)
+
+
+def _kept(model: Transformer, batch: Batch) -> int:
+    """Bytes that a block keeps of one row for its backward pass, about."""
+    config, width = model.config, batch.tokens.shape[1]
+    return width * (KEPT * config.d_model + config.n_heads * width) * model.dtype.itemsize
+
+
+def _rows_at_once(model: Transformer, batch: Batch, most: int) -> int:
+    """Rows of a differentiated pass."""
+    return max(1, min(most, ROOM // max(1, model.config.n_layers * _kept(model, batch))))
+
+
+def _runs_of_blocks(model: Transformer, batch: Batch) -> list[range]:
+    """All blocks, in as many runs as it takes for the rows of a run to fit; one where a pass cannot begin later."""
+    n = model.config.n_layers
+    room = max(1, ROOM // max(1, len(batch) * _kept(model, batch)))
+    if not model.restarts or room >= n:
+        return [range(n)]
+    return [range(i, min(i + room, n)) for i in range(0, n, room)]
 
 
 def _towards(

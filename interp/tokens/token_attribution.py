@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import nearest, public
@@ -33,6 +33,7 @@ from interp.passes.rules import promises, under_rules
 from interp.runs.run import answered
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
 from interp.tokens.input_gradients import (
+    ACCEPTED,
     GradientTimesInput,
     IntegratedGradients,
     baseline_embedding,
@@ -127,12 +128,13 @@ class TokenAttribution(Question):
         posed = None if isinstance(how, Mixing) else Posed.of(model.text, self.answer, self.wrong)
         capped = network.config.logit_softcap is not None
         unit = "share" if isinstance(how, Mixing) else "logits before the soft cap" if capped else "logits"
+        steps = how.steps if isinstance(how, IntegratedGradients) else 0
         attrs: dict[str, str | int | float] = {"method": name, "pos": self.pos, "sums_to": sums_to}
         return Analysis(
             self.name,
             partial(_compute, inner=inner, pos=self.pos, method=None if isinstance(how, Mixing) else name),
             Rows,
-            partial(_finish, name=self.name, unit=unit, attrs=attrs, text=model.text),
+            partial(_finish, name=self.name, unit=unit, attrs=attrs, text=model.text, steps=steps),
             reads=reads,
             pose=posed,
         )
@@ -181,7 +183,7 @@ def token_attribution(
     - alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's); with
       `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it misses, relative;
     - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the baseline, up to `error`,
-      relative, which falls with the steps;
+      relative to it, which is below .05, or a note says that it is not;
     - gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in particular;
     - relp (the rules of Jafari et al. 2025): with `bias`, the share of biases and positions, `total`, the logit
       (difference).
@@ -338,8 +340,9 @@ def _integrated(
 
 
 def _finish(
-    merged: Partial, name: str, unit: str, attrs: Mapping[str, str | int | float], text: Text
+    merged: Partial, name: str, unit: str, attrs: Mapping[str, str | int | float], text: Text, steps: int
 ) -> xr.Dataset:
+    """steps: how many gradients integrate a line; 0 for a method without one."""
     assert isinstance(merged, Rows)
     rows = dict(merged.rows)
     token = rows.pop("token")
@@ -353,8 +356,21 @@ def _finish(
             for name, value in rows.items()
         },
         coords={"pos": range(token.shape[1]), "token": text.token_words(token)},
-        units={**units, "error": "share of the largest term"},
+        units={**units, "error": "share of the total" if steps else "share of the largest term"},
         attrs={**attrs, **error, "unit": unit},
+        notes=_unconverged(rows["error"], steps) if steps else (),
+    )
+
+
+def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
+    """What is to be said of prompts whose integral is further off than accepted."""
+    off = int((error > ACCEPTED).sum())
+    if not off:
+        return ()
+    return (
+        f"integrated gradients did not converge on {off} of {len(error)} prompts: after {steps} gradients the scores "
+        f"may miss the logit's change by {float(error.max()):.2g} of it ({ACCEPTED} is accepted); more "
+        "(IntegratedGradients(steps=...)) come closer, unless the logit jumps or its numbers are in half precision",
     )
 
 

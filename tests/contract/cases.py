@@ -313,7 +313,7 @@ _TOKENS: dict[str, Case] = {
         }.items()
     },
     "TokenAttribution integrated_gradients": Case(
-        TokenAttribution(method=IntegratedGradients(steps=2), batch_size=2),
+        TokenAttribution(method=IntegratedGradients(steps=3), batch_size=2),
         of("value", over="prompt pos") | of("total", "error", over="prompt"),
         only="llama-gqa",
     ),

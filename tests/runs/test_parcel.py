@@ -22,7 +22,7 @@ from interp.passes.observe import Studied
 from interp.runs import parcel as parcel_module
 from interp.runs.parcel import Parcel, Place, Work, as_bytes, in_shared_memory, packed
 from tests.configs import build
-from tests.runs.killing import opened_from
+from tests.runs.opened import opened_from
 from tests.runs.running import Norms
 
 
@@ -82,7 +82,10 @@ def test_what_was_changed_in_memory_is_not_read_from_the_file(tmp_path: Path) ->
     parcel = packed(work(model), as_bytes)
     assert len(in_files(parcel)) == before - 3
     same_bits(model, parcel.opened()[1])
-    assert first.data.flatten()[1] == parcel.opened()[1].get_parameter(next(iter(model.files[0].places))).flatten()[1]
+    assert (
+        first.data.flatten()[1]
+        == parcel.opened()[1].get_parameter(next(iter(model.files[0].places))).flatten()[1]
+    )
 
 
 def test_the_sign_of_a_zero_is_a_change(tmp_path: Path) -> None:

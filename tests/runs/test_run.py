@@ -376,7 +376,9 @@ def test_rows_that_are_all_set_aside_are_an_error_once_all_shares_are_done(tmp_p
     out, asked = tmp_path / "run", [Norms(5)]
     first = interp.run(asked, model(), batches, out=out, shard="0/2")
     assert (first.rows, first.complete, len(first.rejected)) == (0, False, 3)
-    with pytest.raises(ValueError, match="some rows that can be used are required, got 6 rows, all set aside"):
+    with pytest.raises(
+        ValueError, match="some rows that can be used are required, got 6 rows, all set aside"
+    ):
         interp.run(asked, model(), batches, out=out, shard="1/2")
 
 

@@ -12,7 +12,8 @@ from interp.families import fill
 from interp.runs import workers
 from tests.configs import build, some_tokens
 from tests.forking import PROCESSES
-from tests.runs.killing import TEXTS, Deadly, Failing, Trapped, model, opened_from, rows, stream, whole
+from tests.runs.killing import TEXTS, Deadly, Failing, Trapped, model, stream, whole
+from tests.runs.opened import opened_from, rows
 from tests.runs.running import ByPosition, Kept, Norms, agree
 
 
@@ -60,7 +61,10 @@ def test_a_model_of_a_file_is_sent_as_its_path_and_gives_the_bits_of_one_process
 @pytest.mark.usefixtures("_forked")
 @pytest.mark.parametrize(
     ("how", "says"),
-    [("raises", r"could not start:\n(.|\n)*the trap sprang"), ("exits", r"could not start \(exit code 3\).*__main__")],
+    [
+        ("raises", r"could not start:\n(.|\n)*the trap sprang"),
+        ("exits", r"could not start \(exit code 3\).*__main__"),
+    ],
 )
 def test_a_worker_that_cannot_start_says_why(how: str, says: str) -> None:
     with pytest.raises(RuntimeError, match=f"a worker process {says}"):

@@ -1,5 +1,7 @@
 """Gradients at the embeddings equal autograd by another way, and integrated gradients sum to the logit's change."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -10,13 +12,22 @@ from torch import Tensor
 from interp import HookedTransformer
 from interp.data.batch import Batch
 from interp.model import Edit, Read, Tap
+from interp.model.edits import Scale
 from interp.passes.observe import observe
-from interp.tokens import IntegratedGradients, token_attribution
+from interp.tokens import IntegratedGradients, input_gradients, token_attribution
 from interp.tokens.input_gradients import (
+    ACCEPTED,
+    ROOM,
+    _adapted,
+    _kept,
+    _Line,
+    _rows_at_once,
+    _runs_of_blocks,
     answer_logits,
     baseline_embedding,
     gradient_x_input,
     integrated_gradients,
+    nodes,
 )
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
@@ -59,7 +70,7 @@ def test_behind_a_norm_of_the_embeddings_their_length_counts_for_nothing() -> No
 @over("baseline", ["mean", "zero", 4])
 @pytest.mark.parametrize("name", SMOOTH)
 def test_the_total_is_the_logits_change_from_the_baseline(name: str, baseline: str | int) -> None:
-    how = IntegratedGradients(steps=1, baseline=baseline)  # type: ignore[arg-type]
+    how = IntegratedGradients(steps=1, baseline=baseline, rule="gauss")  # type: ignore[arg-type]
     base = baseline_embedding(build(name), how.baseline).expand_as(embedded(name))
     expected = logit_difference(name, embedded(name)) - logit_difference(name, base)
     assert_close(integrated_gradients(build(name), BATCH, LAST, how).total, expected)
@@ -71,9 +82,8 @@ def errors(name: str, rule: str, steps: tuple[int, ...]) -> list[float]:
     for n in steps:
         how = IntegratedGradients(steps=n, rule=rule)  # type: ignore[arg-type]
         integral = integrated_gradients(build(name), BATCH, LAST, how, batch_size=128)
-        here, change = logit_difference(name, embedded(name)), integral.total
-        scale = torch.cat((torch.stack((here, here - change), 1), integral.score), 1).abs().amax(1)
-        assert_close(integral.error, (integral.score.sum(1) - change).abs() / scale)
+        missed = (integral.score.sum(1) - integral.total).abs()
+        assert_close(integral.error, missed / integral.total.abs())
         found.append(float(integral.error.max()))
     return found
 
@@ -93,7 +103,7 @@ def test_the_error_of_midpoints_falls_with_the_square_of_their_number(name: str)
 def test_nodes_integrate_polynomials_up_to_the_degree_of_their_rule() -> None:
     for steps in (1, 3, 6):
         for rule, degree in (("gauss", 2 * steps - 1), ("midpoint", 1)):
-            node, weight = IntegratedGradients(steps=steps, rule=rule).nodes()  # type: ignore[arg-type]
+            node, weight = nodes(rule, steps)  # type: ignore[arg-type]
             for power in range(degree + 1):
                 assert_close((weight * node**power).sum(), torch.tensor(1 / (power + 1), dtype=torch.float64))
             missed = (weight * node ** (degree + 1)).sum() - 1 / (degree + 2)
@@ -112,9 +122,130 @@ def test_integrated_gradients_are_the_weighted_mean_of_gradients_on_the_line() -
     assert_close(integrated_gradients(build("gpt2"), BATCH, LAST, how, batch_size=4).score, expected)
 
 
+# --- lines along which the logit bends where nobody knows beforehand -----------------------------------------------
+
+
+class Bend:
+    """A line in closed form in place of a model: two positions, their logit's parts by point."""
+
+    def __init__(self, centre: float, width: float) -> None:
+        self.centre, self.width = centre, width
+        self.products, self.slope, self.logit = {}, {}, {}
+
+    def part(self, s: float) -> float:
+        return 3.0 * math.atan((s - self.centre) / self.width)
+
+    def look(self, points: Iterable[float]) -> None:
+        for s in set(points) - self.products.keys():
+            steep = 3.0 * self.width / (self.width**2 + (s - self.centre) ** 2)
+            self.products[s] = torch.tensor([steep, math.cos(5 * s)], dtype=torch.float64)
+            self.slope[s] = steep + math.cos(5 * s)
+            self.logit[s] = self.part(s) + math.sin(5 * s) / 5
+
+    missed, summed, total = _Line.missed, _Line.summed, _Line.total
+
+    @property
+    def scale(self) -> float:
+        return abs(self.total)
+
+
+@pytest.mark.parametrize("width", [0.3, 0.01, 1e-4])
+@pytest.mark.parametrize("centre", [0.186, 0.5, 0.003])
+def test_a_step_in_the_logit_is_found_wherever_it_is(centre: float, width: float) -> None:
+    """The arctangent has its integral in closed form; the error that is told bounds the one there is."""
+    line = Bend(centre, width)
+    weights, error = _adapted(line, 256)  # type: ignore[arg-type]
+    found = line.summed(weights)
+    exact = torch.tensor([line.part(1.0) - line.part(0.0), math.sin(5.0) / 5])
+    off = float((found - exact).abs().max()) / abs(line.total)
+    assert error <= ACCEPTED and off <= ACCEPTED and len(line.products) <= 256
+    assert float((found.sum() - line.total).abs()) / abs(line.total) <= error + 1e-12
+    fixed, weight = nodes("gauss", 128)
+    missed = abs(
+        sum(w * (3 * width / (width**2 + (s - centre) ** 2)) for s, w in zip(fixed, weight, strict=True))
+    )
+    if width < 1e-3:
+        assert abs(float(by_nodes) - float(exact[0])) > ACCEPTED * abs(line.total), "a fixed rule does not"
+
+
+def test_a_line_that_is_smooth_costs_few_gradients_and_one_that_is_not_no_more_than_allowed() -> None:
+    line = Bend(0.4, 2.0)
+    _, error = _adapted(line, 256)  # type: ignore[arg-type]
+    assert len(line.products) == 17 and error < 1e-3
+    for steps in (3, 4, 17, 18, 40):
+        line = Bend(1 / 3, 1e-9)
+        _, error = _adapted(line, steps)  # type: ignore[arg-type]
+        assert steps - 1 <= len(line.products) <= steps and error > ACCEPTED
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm", "llama-gqa", "olmo2"])
+def test_scores_are_those_of_a_loop_a_hundred_times_finer(name: str) -> None:
+    """LayerNorm and RMSNorm models, each prompt within the error that is told of it, relative to the change."""
+    found = integrated_gradients(build(name), BATCH, LAST, IntegratedGradients())
+    fine = integrated_gradients(
+        build(name), BATCH, LAST, IntegratedGradients(1700, rule="midpoint"), batch_size=512
+    )
+    assert_close(found.total, fine.total)
+    assert bool((found.error <= ACCEPTED).all()) and bool((fine.error < 1e-2).all())
+    off = (found.score - fine.score).abs().amax(1) / found.total.abs()
+    assert bool((off <= ACCEPTED).all())
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_by_runs_of_blocks_are_those_of_one_pass(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, how = build(name), IntegratedGradients(5)
+    whole, slope = (
+        integrated_gradients(model, BATCH, LAST, how),
+        gradient_x_input(model, BATCH, LAST)["value"],
+    )
+    monkeypatch.setattr(input_gradients, "ROOM", 1)
+    assert [len(run) for run in _runs_of_blocks(model, BATCH)] == [1] * model.config.n_layers
+    assert_close(integrated_gradients(model, BATCH, LAST, how).score, whole.score)
+    assert_close(gradient_x_input(model, BATCH, LAST)["value"], slope)
+    edited = model.edited([Edit("L1H0", Scale(0.5))])
+    by_runs = gradient_x_input(edited, BATCH, LAST)["value"]
+    monkeypatch.undo()
+    assert_close(by_runs, gradient_x_input(edited, BATCH, LAST)["value"])
+    assert not torch.allclose(by_runs, slope)
+
+
+def test_a_passs_rows_follow_from_the_length_and_fit_the_room() -> None:
+    model = build("gpt2")
+    for width in (1, 10, 24):
+        batch = Batch(torch.zeros(4, width, dtype=torch.long))
+        rows = _rows_at_once(model, batch, 10**9)
+        assert rows * model.config.n_layers * _kept(model, batch) <= ROOM
+    assert _rows_at_once(model, batch, 3) == 3
+
+
+def test_a_prompt_has_the_same_bits_alone_and_in_a_batch() -> None:
+    ragged = Batch.of([[1, 2, 3, 4, 5], [4, 5], [6, 2, 9]]).with_answers(ANSWER, WRONG)
+    found = integrated_gradients(build("gpt2"), ragged, ragged.last(), IntegratedGradients())
+    for i, ids in enumerate([[1, 2, 3, 4, 5], [4, 5], [6, 2, 9]]):
+        alone = Batch.of([ids]).with_answers(ANSWER[i : i + 1], WRONG[i : i + 1])
+        one = integrated_gradients(build("gpt2"), alone, alone.last(), IntegratedGradients())
+        assert torch.equal(found.score[i, : len(ids)], one.score[0]) and torch.equal(
+            found.error[i], one.error[0]
+        )
+        assert bool((found.score[i, len(ids) :] == 0).all())
+
+
+def test_an_integral_that_did_not_converge_says_so() -> None:
+    model = HookedTransformer(build("gpt2"))
+    found = token_attribution(model, some_tokens(), 3, 5, method=IntegratedGradients(1, rule="midpoint"))
+    off = int((found.error > ACCEPTED).sum())
+    assert off, "one step is too few"
+    (said,) = found.attrs["notes"]
+    assert said.startswith(f"integrated gradients did not converge on {off} of 3 prompts: after 1 gradients")
+    assert f"{float(found.error.max()):.2g} of it" in said
+    assert "notes" not in token_attribution(model, some_tokens(), 3, 5, method="integrated_gradients").attrs
+
+
 def test_a_prompt_of_baseline_tokens_has_nothing_to_attribute() -> None:
     batch = Batch(torch.full((2, 6), 11)).with_answers(ANSWER[:2], None)
-    found = integrated_gradients(build("gpt2"), batch, batch.last(), IntegratedGradients(4, baseline=11))
+    found = integrated_gradients(build("gpt2"), batch, batch.last(), IntegratedGradients(5, baseline=11))
     assert bool((found.score == 0).all())
     for each in (found.total, found.error):  # the two ends are passes of other batches
         assert_close(each, torch.zeros_like(each))
@@ -134,7 +265,7 @@ def test_baselines_are_embeddings_as_the_model_uses_them(name: str) -> None:
 def test_no_gradient_is_left_behind() -> None:
     model = build("gpt2")
     gradient_x_input(model, BATCH, LAST)
-    integrated_gradients(model, BATCH, LAST, IntegratedGradients(2))
+    integrated_gradients(model, BATCH, LAST, IntegratedGradients(3))
     assert all(p.grad is None and not p.requires_grad for p in model.parameters())
 
 
@@ -149,7 +280,11 @@ def test_rows_are_picked_with_all_that_belongs_to_them() -> None:
 def test_what_cannot_be_integrated_is_refused_by_name() -> None:
     model = HookedTransformer(build("gpt2"))
     with pytest.raises(ValueError, match="at least one step"):
-        IntegratedGradients(steps=0)
+        IntegratedGradients(steps=0, rule="gauss")
+    with pytest.raises(ValueError, match="or three of the rule adaptive"):
+        IntegratedGradients(steps=2)
+    with pytest.raises(ValueError, match="the nodes of an adaptive rule depend on the function"):
+        nodes("adaptive", 3)
     with pytest.raises((ValueError, TypeCheckError), match="baseline"):
         baseline_embedding(build("gpt2"), "average")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"a token in \[0, 30\], got 31"):
