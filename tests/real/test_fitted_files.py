@@ -1,4 +1,4 @@
-"""What is fitted to SmolLM2 is saved and known again: a tuned lens, MEND, a steering direction; its embedding is large."""
+"""What is fitted to SmolLM2, whose embedding is large, is saved and known again: a tuned lens, MEND, a direction."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -40,7 +40,7 @@ def test_a_tuned_lens_is_trained_saved_and_loaded(
     found = TunedLens.load(tmp_path / "lens.safetensors", opened)
     assert torch.equal(found.weight, lens.weight) and torch.equal(found.bias, lens.bias)
     by_file = interp.logit_lens(opened, TEXTS[0], translators=found)
-    assert by_file.value.equals(interp.logit_lens(opened, TEXTS[0], translators=lens).value)
+    assert by_file.equals(interp.logit_lens(opened, TEXTS[0], translators=lens))
     with pytest.raises(ValueError, match="another model"):
         TunedLens.load(tmp_path / "lens.safetensors", other)
 

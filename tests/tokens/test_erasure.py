@@ -152,7 +152,7 @@ def test_the_token_that_causes_the_answer_is_worth_more_than_any_other() -> None
 
 def test_comparison_has_every_method_its_interval_and_chance() -> None:
     batch = Batch.of(ROWS)
-    methods = {"rollout": METHODS["rollout"], "mine": Mixing("values", 0), "ig": IntegratedGradients(steps=2)}
+    methods = {"rollout": METHODS["rollout"], "mine": Mixing("values", 0), "ig": IntegratedGradients(steps=3)}
     result = compare_methods(model(), batch, ANSWER, WRONG, methods=methods, draws=2)
     assert list(result.attribution.values) == [*methods, RANDOM]
     for name, how in methods.items():

@@ -161,7 +161,7 @@ def test_a_step_in_the_logit_is_found_wherever_it_is(centre: float, width: float
     assert error <= ACCEPTED and off <= ACCEPTED and len(line.products) <= 256
     assert float((found.sum() - line.total).abs()) / abs(line.total) <= error + 1e-12
     fixed, weight = nodes("gauss", 128)
-    missed = abs(
+    by_nodes = abs(
         sum(w * (3 * width / (width**2 + (s - centre) ** 2)) for s, w in zip(fixed, weight, strict=True))
     )
     if width < 1e-3:

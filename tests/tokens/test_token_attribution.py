@@ -187,7 +187,7 @@ def test_the_columns_of_positions_count_kept_tokens() -> None:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gradients_are_taken_in_every_model_of_the_table(name: str) -> None:
-    for method in (GradientTimesInput(), IntegratedGradients(steps=2)):
+    for method in (GradientTimesInput(), IntegratedGradients(steps=3)):
         found = token_attribution(model(name), some_tokens(2, 5), 3, 5, method=method).value.values
         assert np.isfinite(found).all() and found.any(1).all()
 
@@ -337,7 +337,7 @@ def test_what_comes_from_no_source_is_refused_by_name(where: str) -> None:
     message = "comes from no source" if where == "L1H2" else f"the edit of {where} changes it afterwards"
     with pytest.raises(ValueError, match=message):
         token_attribution(model(), some_tokens(), ANSWER, method="alti_logit", edits=edits)
-    for method in ("gradient_x_input", IntegratedGradients(steps=2)):
+    for method in ("gradient_x_input", IntegratedGradients(steps=3)):
         token_attribution(model(), some_tokens(), ANSWER, method=method, edits=edits)
 
 
