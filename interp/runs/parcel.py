@@ -108,7 +108,7 @@ class Parcel:
             return made[index]
 
         unpickler = pickle.Unpickler(io.BytesIO(self.pickled))
-        unpickler.persistent_load = tensor
+        unpickler.persistent_load = tensor  # type: ignore[method-assign]
         questions, model, source = unpickler.load()
         files = [each.file_of(model.named_parameters()) for each in maps.values()]
         model.files = tuple(file for file in files if file is not None)

@@ -331,7 +331,7 @@ def _differentiated(model: Transformer, batch: Batch, at: Int[Tensor, "b"], *edi
             logit = answer_logits(model, end, batch, at)
         (towards,) = torch.autograd.grad(logit.sum(), end)
         found.append((logit.detach(), end.detach(), towards))
-        return (stream * towards).sum()
+        return (wide(stream) * wide(towards)).sum()
 
     gradient = None
     if later:
@@ -344,7 +344,7 @@ def _differentiated(model: Transformer, batch: Batch, at: Int[Tensor, "b"], *edi
                 (gradient,) = torch.autograd.grad(left, entered, gradient)
 
     def metric(stream: Tensor) -> Float[Tensor, ""]:
-        return logits(stream) if gradient is None else (stream * gradient).sum()
+        return logits(stream) if gradient is None else (wide(stream) * wide(gradient)).sum()
 
     value, slope = Read(_EMBED), Read(_EMBED, grad=True)
     trace = observe(model, batch, (value, slope), edits, stop=first.stop, metric=metric).trace
