@@ -8,8 +8,8 @@ runs of blocks, the last first, each computed once more from the stream that ent
 On real models the logit is no smooth function of the way along the line. On SmolLM2 most of it changes within
 thousandths of the line, where one token's stream becomes a massive activation, and nowhere near the baseline: no
 spacing that is fixed beforehand finds that (128 Gauss nodes miss the change by .54 and 1.6 of it on two prompts). The
-logit itself is known wherever the gradient is, so the miss of every piece of the line is known exactly: the pieces that miss
-most are halved.
+logit itself is known wherever the gradient is, so the miss of every piece of the line is known exactly: the pieces
+that miss most are halved.
 """
 
 from __future__ import annotations
