@@ -55,6 +55,18 @@ def blocks(
 
 
 @torch.no_grad()
+def entry_ranks(
+    a: Float[Tensor, "n mid"], b: Float[Tensor, "mid v"], columns: Int[Tensor, "n"]
+) -> Int[Tensor, "n"]:
+    """How many entries of each row of `a @ b` are larger than its entry in one column; 0 = none is."""
+    columns, found = columns.to(a.device), []
+    for first, rows in row_tiles(a, b):
+        own = rows.gather(1, columns[first : first + len(rows), None])
+        found.append((rows > own).sum(1))
+    return torch.cat(found)
+
+
+@torch.no_grad()
 def top_entries(
     a: Float[Tensor, "n mid"], b: Float[Tensor, "mid v"], k: int, *, largest: bool = True
 ) -> tuple[Float[Tensor, "k"], Int[Tensor, "k"], Int[Tensor, "k"]]:

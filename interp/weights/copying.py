@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from einops import einsum, rearrange
@@ -30,6 +30,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.haar import haar_frames
 from interp.core.results import Score, scored
 from interp.core.stats import Moments, two_sided_p, wide
+from interp.core.tiles import entry_ranks
 from interp.core.transfers import fetched, sent
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
@@ -117,6 +118,11 @@ PARTNERS = 4
 """How many of them share a frame on either side: each frame costs more than a head's eigenvalues."""
 KEPT = 2**22
 """The most numbers in frames that are kept for the next model of the same shape."""
+RANKING = 4e11
+"""FLOPs that ranking may take unasked: some seconds of a processor core."""
+FEWEST_RANKED = 128
+SCREENED = 2048
+"""Outputs of a sample against which tokens are ranked first."""
 POSITIVITY = "sum of eigenvalues over sum of their moduli"
 
 
@@ -130,8 +136,8 @@ class Copying(Question):
     """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     ranks: bool = True
     """Whether tokens are ranked, which is nearly all of the work."""
-    sample: int | None = None
-    """How many tokens are ranked against the whole vocabulary; None = all."""
+    sample: int | Literal["all"] | None = None
+    """How many tokens are ranked against the whole vocabulary; None = as many as `RANKING` allows, at least 128."""
     previous: xr.DataArray | None = None
     """The weight `[layer, head]` of each head as one that attends to the previous token."""
     random: int = 0
@@ -143,7 +149,7 @@ class Copying(Question):
         model.transformer.config.require_tokens("how far heads copy tokens")
         circuits = HeadCircuits(model, folded=self.folded, embedding=self.embedding)
         d_vocab = circuits.config.d_vocab
-        if self.sample is not None and not 2 <= self.sample <= d_vocab:
+        if isinstance(self.sample, int) and not 2 <= self.sample <= d_vocab:
             raise ValueError(f"a sample of 2 to {d_vocab} tokens is required, got {self.sample}")
         if self.previous is not None and {"layer", "head"} != set(self.previous.dims):
             raise ValueError(
@@ -161,7 +167,7 @@ def copying(
     folded: bool = True,
     embedding: Embedding = "effective",
     ranks: bool = True,
-    sample: int | None = None,
+    sample: int | Literal["all"] | None = None,
     previous: xr.DataArray | None = None,
     random: int = 0,
 ) -> xr.Dataset:
@@ -177,7 +183,9 @@ def copying(
     `previous` adds `matching` (see `matching_scores`; exact).
     NaN: the circuit is zero.
     folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
-    sample: rank only so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary.
+    sample: rank so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary, or "all".
+    None ranks all where that takes at most 4e11 FLOPs, else as many as do, at least 128; a note says how many. Of a
+    sample, `top1` is exact, and `mean_rank` is estimated without bias from 2 048 outputs.
     previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
     random: `p` of `top1` and `mean_rank` is how often a random head of the same layer is as far out, among so many per
     head (`interp.weights.random_heads`), each as much work as the head's own ranks; without, it is NaN. Ranks of a
@@ -459,6 +467,7 @@ def positivity(eigenvalues: Complex[Tensor, "*h e"]) -> Float[Tensor, "*h"]:
 @torch.no_grad()
 def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
     config = circuits.config
+    notes: list[str] = []
     score, random, _ = against_random(circuits)
     scores = {"eigenvalue": Score.exact(score, POSITIVITY, random.mean)}
     p = {"eigenvalue": random.p(score)}
@@ -470,7 +479,14 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
         scores["matching"] = Score.exact(found, POSITIVITY, chance)
         p["matching"] = torch.stack([null.p(score) for score, null in layers])
     if asked.ranks:
-        sources = _sampled(config.d_vocab, asked.sample)
+        count = _ranked(config, asked.sample)
+        sources = _sampled(config.d_vocab, count)
+        if asked.sample is None and count is not None:
+            notes.append(
+                f"top1 and mean_rank are of {count} of {config.d_vocab} tokens, drawn from a fixed seed, mean_rank by "
+                f"{min(SCREENED, config.d_vocab)} outputs (sample='all': of all, which takes "
+                f"{2 * config.d_vocab**2 * config.head_width * config.n_heads * config.n_layers:.0e} FLOPs)"
+            )
         ranked = _rank_scores(circuits, sources)
         scores |= ranked
         others = [
@@ -495,11 +511,21 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
             "null": f"eigenvalues: the mean of {len(random.scores)} random heads in these embeddings; ranks: uniform",
             "p": "two-sided; eigenvalues: against the same random heads; ranks: against those of the same layer",
         },
+        notes=notes,
     )  # fmt: skip
 
 
+def _ranked(config: ModelConfig, sample: int | Literal["all"] | None) -> int | None:
+    """How many tokens are ranked: those asked for, or as many as `RANKING` allows; None = all."""
+    if isinstance(sample, int):
+        return sample
+    of_token = 2 * config.d_vocab * config.head_width * config.n_heads * max(1, config.n_layers)
+    count = max(FEWEST_RANKED, int(RANKING // of_token))
+    return None if sample == "all" or count >= config.d_vocab else count
+
+
 def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
-    """The tokens to rank; None = all."""
+    """The tokens to rank; None = all, in their order."""
     if sample is None:
         return None
     return torch.randperm(d_vocab, generator=torch.Generator().manual_seed(0))[:sample]
@@ -508,14 +534,18 @@ def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
 def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
     """top1, with its interval over tokens, and mean_rank of every head; NaN where the circuit is zero."""
     config, cells, counts = circuits.config, list[Tensor](), list[Tensor]()
+    screen = None if sources is None else _Screen.of(circuits, sources)
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
-        full = circuits.full_ov(head)
-        ranks = (full if sources is None else _own_first(full, sources)).diagonal_ranks()
-        first, rank = Moments.of((ranks == 0).double()), Moments.of(ranks.double())
-        silent = full.norm() == 0
+        if screen is None:
+            full = circuits.full_ov(head)
+            places = full.diagonal_ranks()
+            top, silent = places == 0, full.norm() == 0
+        else:
+            top, places, silent = screen.ranks(circuits.ov(head).wide())
+        first, rank = Moments.of(top.double()), Moments.of(places.double())
         shares = torch.stack((first.mean, *first.interval(share=True)))
-        places = torch.stack((rank.mean, *[torch.full_like(rank.mean, torch.nan)] * 2))
-        cells.append(torch.stack((shares, places), 1).masked_fill(silent, torch.nan))
+        means = torch.stack((rank.mean, *[torch.full_like(rank.mean, torch.nan)] * 2))
+        cells.append(torch.stack((shares, means), 1).masked_fill(silent, torch.nan))
         counts.append(torch.stack((first.count(), rank.count())).masked_fill(silent, 0))
     shape = (config.n_layers, config.n_heads)
     value, low, high = torch.stack(cells, 1).unflatten(1, shape)
@@ -532,12 +562,61 @@ def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> di
     }
 
 
-def _own_first(full: FactoredMatrix, sources: Int[Tensor, "n"]) -> FactoredMatrix:
-    """Some rows, their own columns first, so that the tokens stay on the diagonal."""
-    ours = torch.zeros(full.shape[1], dtype=torch.bool)
-    ours[sources] = True
-    order = torch.cat((sources, (~ours).nonzero()[:, 0])).to(full.A.device)
-    return full.rows(sources.to(full.A.device)).columns(order)
+@dataclass(frozen=True, eq=False)
+class _Screen:
+    """The ranks of some tokens among all outputs, most of the work on a sample of the outputs.
+
+    A token that some output of the sample exceeds is not the first; the others are looked at against every output. Its
+    rank is estimated without bias from the share of the sampled outputs that exceed it.
+    """
+
+    circuits: HeadCircuits
+    sources: Int[Tensor, "n"]
+    rows: Float[Tensor, "n d"]
+    """What the tokens put on the stream."""
+    own: Float[Tensor, "d n"]
+    """W_U of the tokens themselves."""
+    others: Float[Tensor, "d m"]
+    """W_U of the sampled outputs."""
+    itself: Bool[Tensor, "n m"]
+    """Where a sampled output is the token itself."""
+    longest: Float[Tensor, ""]
+    """The norm of the longest column of W_U, for what rounding may move."""
+
+    @classmethod
+    def of(cls, circuits: HeadCircuits, sources: Int[Tensor, "n"]) -> _Screen:
+        unembedding = circuits.bare_unembedding
+        sources, count = sent(sources, unembedding.device), circuits.config.d_vocab
+        drawn = torch.randperm(count, generator=torch.Generator().manual_seed(1))[:SCREENED]
+        outputs = sent(drawn, unembedding.device)
+        return cls(
+            circuits,
+            sources,
+            wide(circuits.embedded[sources]),
+            wide(unembedding[:, sources]),
+            wide(unembedding[:, outputs]),
+            sources[:, None] == outputs,
+            wide(unembedding.norm(dim=0).max()),
+        )
+
+    def ranks(self, ov: FactoredMatrix) -> tuple[Bool[Tensor, "n"], Float[Tensor, "n"], Bool[Tensor, ""]]:
+        """Whether each token is the first of all outputs, its rank, and whether the circuit says nothing."""
+        written = self.rows @ ov.A  # [n e]
+        carried = self.circuits.before_unembedding(ov.B)  # [e d]
+        own = torch.einsum("ne,en->n", written, carried @ self.own)
+        logits = (written @ (carried @ self.others)).masked_fill(self.itself, -torch.inf)
+        above = (logits > own[:, None]).sum(1)
+        size = (~self.itself).sum(1)
+        ranks = above.double() * (self.circuits.config.d_vocab - 1) / size
+        slack = 16 * torch.finfo(own.dtype).eps * (written @ carried).norm(dim=-1) * self.longest
+        left = (logits <= (own + slack)[:, None]).all(1).nonzero()[:, 0]
+        top = torch.zeros_like(above, dtype=torch.bool)
+        if len(left):
+            columns = wide(self.circuits.bare_unembedding)
+            few = len(left) < ov.A.shape[-1]
+            a, b = (written[left] @ carried, columns) if few else (written[left], carried @ columns)
+            top[left] = entry_ranks(a, b, self.sources[left]) == 0
+        return top, ranks, (written @ carried).norm() == 0
 
 
 def _refuse_biases(circuits: HeadCircuits) -> None:

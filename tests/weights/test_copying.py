@@ -294,8 +294,50 @@ def test_a_sample_of_tokens_has_the_ranks_it_has_among_all() -> None:
         torch.testing.assert_close(
             torch.tensor(whole[name].values), torch.tensor(values.values), equal_nan=True
         )
+    xr.testing.assert_identical(copying(model, sample="all"), copying(model))
     with pytest.raises(ValueError, match=f"a sample of 2 to {n} tokens is required, got {n + 1}"):
         copying(model, sample=n + 1)
+
+
+def test_of_a_large_vocabulary_a_sample_is_ranked_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = hooked()
+    c = model.cfg
+    assert not copying(model).view.notes
+    module = sys.modules["interp.weights.copying"]  # the package has a function of this name
+    of_token = 2 * c.d_vocab * c.head_width * c.n_heads * c.n_layers
+    monkeypatch.setattr(module, "RANKING", 5.5 * of_token)
+    monkeypatch.setattr(module, "FEWEST_RANKED", 4)
+    monkeypatch.setattr(module, "SCREENED", 6)
+    some, asked = copying(model, folded=False), copying(model, folded=False, sample=5)
+    assert some.view.notes[0].startswith(f"top1 and mean_rank are of 5 of {c.d_vocab} tokens")
+    assert not asked.view.notes
+    assert set(some.n.sel(score=["top1", "mean_rank"]).values.ravel()) == {5}
+    torch.testing.assert_close(torch.tensor(some.value.values), torch.tensor(asked.value.values))
+
+
+def test_ranks_by_a_sample_of_outputs_are_unbiased_and_first_places_exact(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = hooked()
+    n, module = model.cfg.d_vocab, sys.modules["interp.weights.copying"]
+    circuits = HeadCircuits(model, folded=True, embedding="effective")
+    monkeypatch.setattr(module, "SCREENED", 5)
+    chosen = torch.arange(n)
+    every = torch.zeros(n, dtype=torch.float64)
+    full = circuits.full_ov("L1H2")
+    for seed in range(400):
+        monkeypatch.setattr(torch, "randperm", functools.partial(drawn, seed=seed))
+        top, ranks, silent = module._Screen.of(circuits, chosen).ranks(circuits.ov("L1H2").wide())
+        assert torch.equal(top, full.diagonal_ranks() == 0) and not silent
+        every += ranks / 400
+    # a rank has a standard deviation of at most n / 2 over samples of one output, of 5 outputs n / 2 / sqrt(5)
+    bound = 5 * n / 2 / (5 * 400) ** 0.5
+    assert float((every - full.diagonal_ranks()).abs().max()) < bound
+
+
+def drawn(k: int, *, generator: object, seed: int) -> Tensor:
+    """A permutation, whatever torch's own function is replaced by."""
+    return torch.rand(k, generator=torch.Generator().manual_seed(seed)).argsort()
 
 
 def test_without_ranks_only_spectra_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
