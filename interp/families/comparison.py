@@ -1,6 +1,6 @@
 """Comparison of networks of Hugging Face with our models of them: what both give for the same tokens."""
 
-import copy
+from collections.abc import Iterable
 
 import torch
 from jaxtyping import Float, Int
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from interp.core.notes import note
 from interp.model.encoder_decoder import EncoderDecoder
-from interp.model.live_modules import bare_copy, own_tensors
+from interp.model.live_modules import bare_copy, copied, own_tensors
 from interp.model.transformer import Transformer
 
 NAME = "Hugging Face"
@@ -33,7 +33,7 @@ class HuggingFaceReference:
     def half_logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
         """The same from a copy in bfloat16."""
         with torch.no_grad():
-            return self._run(copy.deepcopy(self._model).to(torch.bfloat16), input_ids=tokens)
+            return self._run(copied(self._model).to(torch.bfloat16), input_ids=tokens)
 
     def gradient(self, tokens: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]) -> Float[Tensor, "b p d"]:
         """d sum(probe * logits) / d (rows of the embedding matrix), by autograd."""
@@ -70,8 +70,7 @@ class HuggingFaceReference:
                 (found,) = torch.autograd.grad((output * probe.to(output)).sum(), leaf)
         finally:
             handle.remove()
-        rows = embedding.weight[inputs["input_ids"].to(embedding.weight.device)]
-        return (found * (leaf[0].norm() / rows.norm())).detach()  # some of theirs scale inside the module
+        return (found * _scale(embedding, inputs["input_ids"])).detach()
 
     def _run(self, model: nn.Module, **inputs: Tensor) -> Float[Tensor, "b p v"]:
         mode, device = model.training, next(model.parameters()).device
@@ -82,6 +81,20 @@ class HuggingFaceReference:
             model.train(mode)
         kinds = ("logits", "prediction_logits", "last_hidden_state")
         return next(output[kind] for kind in kinds if output.get(kind) is not None)
+
+
+def _scale(embedding: nn.Module, tokens: Int[Tensor, "b p"]) -> Tensor:
+    """By what an embedding multiplies its rows: some of theirs do so inside the module."""
+    while (
+        within := getattr(embedding, "base_layer", getattr(embedding, "original_module", None))
+    ) is not None:
+        embedding = within  # what an adapter stands around
+    weight = embedding.weight
+    assert isinstance(weight, Tensor)
+    tokens = tokens.to(weight.device)
+    with torch.no_grad():
+        scaled: Tensor = embedding(tokens)
+        return scaled.norm() / weight[tokens].norm()
 
 
 class _AtEveryPosition(nn.Module):
@@ -157,7 +170,15 @@ def _probed(network: nn.Module, model: Transformer | EncoderDecoder) -> tuple[fl
     else:
         source, target = _some_tokens(network, model.encoder), _some_tokens(network, model.decoder)
         found, given = model(source, target), theirs.pair_logits(source, target)
-    kinds = {model.dtype, *(p.dtype for p in network.parameters() if p.is_floating_point())}
+    return apart(found, given, (model.dtype, *(p.dtype for p in network.parameters())))
+
+
+def apart(found: Tensor, given: Tensor, dtypes: Iterable[torch.dtype]) -> tuple[float, float]:
+    """How far two answers `[b p v]` are apart, of the largest number, and how far they may be.
+
+    dtypes: of the parameters of both.
+    """
+    kinds = {kind for kind in dtypes if kind.is_floating_point}
     allowed = max(ALLOWED.get(kind, ALLOWED[torch.bfloat16]) for kind in kinds)
     if torch.get_float32_matmul_precision() != "highest":  # whose products have the digits of float16
         allowed = max(allowed, ALLOWED[torch.float16])

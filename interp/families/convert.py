@@ -135,6 +135,10 @@ VALUE_HEADS = r"(v_head|value_head|reward_head|q_head|regression_head)\..*"
 """Tensors beside the model that tools for reinforcement learning save with it."""
 
 
+ADAPTED = re.compile(r"\.(base_layer|original_module|modules_to_save)\.|\.lora_\w+\.")
+"""In the names of tensors of a model inside PEFT."""
+
+
 def _stored(rule: Rule, names: Mapping[str, str]) -> bool:
     return rule.theirs[0] in names or (rule.otherwise is not None and _stored(rule.otherwise, names))
 
@@ -257,6 +261,12 @@ def _account(
     that is stored must equal the first.
     """
     used = {name for rule in rules for name in rule.theirs}
+    if adapted := sorted(name for name in tensors if ADAPTED.search(name)):
+        raise ValueError(
+            f"{family.name}: the checkpoint holds a model with an adapter of PEFT beside its matrices, first "
+            f"{adapted[0]!r}; give the adapter's own folder (save_pretrained of the PEFT model), or save what "
+            "merge_and_unload() gives"
+        )
     if missing := sorted(used - set(names)):
         raise ValueError(
             f"{family.name}: the checkpoint lacks {len(missing)} of {len(used)} tensors, first {missing[0]!r}; "

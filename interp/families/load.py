@@ -70,6 +70,18 @@ from interp.families import (
     stablelm,
     t5,
 )
+from interp.families.adapters import (
+    adapter_of,
+    adapters_of,
+    folder_of,
+    merge_live,
+    merged,
+    opener_of_base,
+    options_of_base,
+    require_peft,
+    shapes_of,
+    with_adapter,
+)
 from interp.families.comparison import require_same
 from interp.families.convert import AnyModel, to_model
 from interp.families.fill import DTYPES
@@ -92,17 +104,11 @@ from interp.families.stored import (
     weights_of,
 )
 from interp.families.theirs import (
-    TASKS,
-    adapter_of,
-    adapters_of,
     can_wrap,
-    merge_folder,
-    merge_live,
     network_of_folder,
     network_of_gguf,
     opener_of,
     refuse_quantised,
-    require_peft,
     wrapped as wrapped_network,
 )
 from interp.families.tokenizer import StoredTokenizer, tokenizer_in
@@ -263,8 +269,8 @@ def any_from_hf_model(
     note_hooks(live)
     network, owned = live, bool(adapters_of(live))
     if owned:
-        network, merged = merge_live(live)
-        said = (*said, *merged)
+        network, notes = merge_live(live)
+        said = (*said, *notes)
     model = _from_network(network, said, owned, places_of(dtype, device, devices), dtype, wrapped)
     if not (isinstance(model, Transformer) and model.config.block.proven):  # whose code is the network's own
         require_same(live, model)
@@ -366,8 +372,8 @@ def any_from_folder(
     places = places_of(dtype, device, devices)
     if (file := gguf_in(path)) is not None:
         return _from_gguf(file, places, dtype, wrapped)
-    if path.is_dir() and (said := adapter_of(path)) is not None:
-        network, notes = merged_folder(path, said, dtype)
+    if adapter_of(path) is not None:
+        network, notes = merged_folder(path, dtype)
         return _from_network(network, notes, True, places, dtype, wrapped)
     values = values_of(path, config)
     found = _read(values, wrapped)
@@ -415,24 +421,63 @@ def _from_gguf(
 
 
 def merged_folder(
-    folder: Path, said: Mapping[str, object], dtype: torch.dtype | None
+    path: Path, dtype: torch.dtype | None, above: tuple[Path, ...] = ()
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """transformers' network of an adapter's base with the adapter merged, and what was done."""
-    require_peft(folder)
+    network, notes = adapted_folder(path, dtype, above)
+    said = adapter_of(path) or {}
+    at = f" at revision {said['revision']}" if said.get("revision") else ""
+    network, more = merged(network, f"{said.get('base_model_name_or_path')}{at}")
+    return network, (*notes, *more)
+
+
+def adapted_folder(
+    path: Path, dtype: torch.dtype | None, above: tuple[Path, ...] = ()
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """PEFT's network of an adapter and its base, the adapter not merged; and what was done to the base.
+
+    A base that is itself an adapter is merged into its own. above: the adapters whose base this is.
+    """
+    require_peft(path)
+    folder, said = folder_of(path), adapter_of(path) or {}
     base = base_of(folder, said)
-    values = values_of(base)
-    task = str(said.get("task_type") or "CAUSAL_LM")
-    if task not in TASKS:
-        raise ValueError(f"{folder}: adapters for {', '.join(TASKS)} are read, this one is for {task}")
-    if (file := gguf_in(base)) is not None:
-        network, _ = network_of_gguf(gguf.read(file), dtype, on_ours=True)
+    above = (*above, folder.resolve())
+    if folder_of(base).resolve() in above and adapter_of(base) is not None:
+        raise ValueError(f"{folder}: adapter_config.json names the adapter itself as its base, {base}")
+    shapes = shapes_of(folder)
+    if adapter_of(base) is not None:
+        network, notes = merged_folder(base, dtype, above)
     else:
-        network, _ = network_of_folder(base, values, TASKS[task], dtype)
-    return merge_folder(network, folder, said)
+        network, notes = _base_network(folder, said, base, shapes, dtype), ()
+    found, more = with_adapter(network, folder, shapes)
+    return found, (*notes, *more)
+
+
+def _base_network(
+    folder: Path,
+    said: Mapping[str, object],
+    base: Path,
+    shapes: Mapping[str, torch.Size],
+    dtype: torch.dtype | None,
+) -> nn.Module:
+    """transformers' network of the base of an adapter, of the class that the adapter was trained on."""
+    values = values_of(base)
+    opener = opener_of_base(folder, said, values, shapes)
+    if (file := gguf_in(base)) is None:
+        options = options_of_base(opener, shapes)
+        return network_of_folder(base, values, opener, dtype, brought=tuple(shapes), **options)[0]
+    network, _ = network_of_gguf(gguf.read(file), dtype, on_ours=True)
+    if opener not in ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM", type(network).__name__):
+        raise ValueError(
+            f"{folder}: a GGUF file as the base of an adapter has a language model, not {opener}"
+        )
+    return network
 
 
 def base_of(folder: Path, said: Mapping[str, object]) -> Path:
-    """The folder or file of an adapter's base: as named, beside the adapter, or on the hub."""
+    """The folder or GGUF file of an adapter's base: as named, beside the adapter, or on the hub, at the revision that
+    the adapter names there.
+    """
     name = said.get("base_model_name_or_path")
     if not isinstance(name, str) or not name:
         raise ValueError(
@@ -440,9 +485,10 @@ def base_of(folder: Path, said: Mapping[str, object]) -> Path:
         )
     for path in (Path(name), folder / name, folder.parent / name):
         if path.exists():
-            return path
+            return _whole_base(folder, path)
+    revision = said.get("revision")
     try:
-        return located(name, None, "an adapter needs its base")
+        return located(name, None if revision is None else str(revision), "an adapter needs its base")
     except (ValueError, FileNotFoundError) as cause:
         beside = (folder / "config.json").is_file()
         remedy = (
@@ -455,6 +501,20 @@ def base_of(folder: Path, said: Mapping[str, object]) -> Path:
         ) from cause
 
 
+def _whole_base(folder: Path, path: Path) -> Path:
+    """What a path to an adapter's base means: a folder, a GGUF file, another adapter's weights; of a file of weights
+    its folder.
+    """
+    if path.is_dir() or gguf_in(path) is not None or adapter_of(path) is not None:
+        return path
+    if path.name.startswith(("model.", "model-", "pytorch_model")) and path in weight_files(path.parent):
+        return path.parent
+    raise ValueError(
+        f"{folder}: the base of an adapter is a folder with config.json and weights, or a GGUF file; "
+        f"adapter_config.json names {path}"
+    )
+
+
 def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
     """What the config of a folder, a file of weights or a GGUF file says; of an adapter, its base's.
 
@@ -464,8 +524,8 @@ def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
         found: dict[str, object] = gguf.read(file).config.to_dict()
         return found
     folder = path if path.is_dir() else path.parent
-    if path.is_dir() and (said := adapter_of(path)) is not None:
-        return values_of(base_of(path, said))
+    if (said := adapter_of(path)) is not None:
+        return values_of(base_of(folder, said))
     if path.is_file() and path.suffix in FOREIGN:
         raise ValueError(foreign_format(path))
     if path.is_file():
@@ -568,8 +628,8 @@ def _one_stack(model: AnyModel) -> Transformer:
 def tokenizer_for(path: Path) -> StoredTokenizer | None:
     """The tokenizer of a checkpoint, not read yet, as `tokenizer_in`; an adapter without one has its base's."""
     found = tokenizer_in(path)
-    if found is None and path.is_dir() and (said := adapter_of(path)) is not None:
-        return tokenizer_for(base_of(path, said))
+    if found is None and (said := adapter_of(path)) is not None:
+        return tokenizer_for(base_of(folder_of(path), said))
     return found
 
 
@@ -588,8 +648,8 @@ def ends_of(source: Path | nn.Module) -> tuple[int, ...]:
     stated = folder / "generation_config.json"
     if stated.is_file() and (ids := _ids(json_object(stated).get("eos_token_id"))):
         return ids
-    if source.is_dir() and (adapter := adapter_of(source)) is not None:
-        return ends_of(base_of(source, adapter))
+    if (adapter := adapter_of(source)) is not None:
+        return ends_of(base_of(folder, adapter))
     return (
         _ids(json_object(folder / "config.json").get("eos_token_id"))
         if (folder / "config.json").is_file()

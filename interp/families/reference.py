@@ -6,21 +6,15 @@ import torch
 from torch import nn
 
 from interp.families import gguf, gpt2, llama, nanogpt, native
+from interp.families.adapters import adapter_of, adapters_of, inner
 from interp.families.comparison import NAME, HuggingFaceReference, compared
 from interp.families.convert import expanded
 from interp.families.live import inside
-from interp.families.load import gguf_in, merged_folder, values_of
+from interp.families.load import adapted_folder, gguf_in, values_of
 from interp.families.quantised import method_of
 from interp.families.spec import Family, Settings
 from interp.families.stored import PICKLES
-from interp.families.theirs import (
-    DEQUANTISING,
-    adapter_of,
-    adapters_of,
-    merge_live,
-    network_of_folder,
-    network_of_gguf,
-)
+from interp.families.theirs import DEQUANTISING, network_of_folder, network_of_gguf
 from interp.model.config import MLP, LayerNorm, ModelConfig, RMSNorm, Rotary
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.live_modules import bare_copy, hooks_of, own_tensors
@@ -28,6 +22,8 @@ from interp.model.transformer import Transformer
 
 ON_OURS = "Hugging Face on the numbers we read"
 """The reference for quantised checkpoints that transformers does not dequantise on a processor."""
+BESIDE = "Hugging Face with the adapter not merged"
+"""The reference of a model into which an adapter was merged."""
 
 
 def reference_of(
@@ -41,14 +37,14 @@ def reference_of(
     if isinstance(source, nn.Module):
         network, _ = inside(source)
         network = bare_copy(network, own_tensors(network)) if hooks_of(network) else network
-        return compared(merge_live(network)[0] if adapters_of(network) else network, model)
+        return compared(inner(network), model, BESIDE if adapters_of(network) else NAME)
     if (file := gguf_in(source)) is not None:
         opened = gguf.read(file)
         theirs = gguf.read_by_transformers(opened)
         network, _ = network_of_gguf(opened, dtype, on_ours=not theirs)
         return compared(network, model, NAME if theirs else ON_OURS)
-    if source.is_dir() and (said := adapter_of(source)) is not None:
-        return compared(merged_folder(source, said, dtype)[0], model)
+    if adapter_of(source) is not None:
+        return compared(inner(adapted_folder(source, dtype)[0]), model, BESIDE)
     values = values_of(source)
     if values.get("model_type") in (native.MODEL_TYPE, nanogpt.MODEL_TYPE) or source.suffix in PICKLES:
         return exported(model) if isinstance(model, Transformer) else "stored in our own format"

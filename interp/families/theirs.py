@@ -1,17 +1,15 @@
-"""transformers' own network of a checkpoint: to be wrapped, merged with an adapter, or compared with ours.
+"""transformers' own network of a checkpoint: to be wrapped, given an adapter, or compared with ours.
 
 Nothing here executes code from a checkpoint: remote code is never asked for.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,11 +26,6 @@ DEQUANTISING = {"mxfp4": "Mxfp4Config", "fp8": "FineGrainedFP8Config"}
 """The formats that transformers dequantises on a processor, with the class that says so."""
 READ = ("model.safetensors", "pytorch_model.bin")
 """The files of weights that transformers looks for, or their indices; under any other name we read them for it."""
-TASKS = {
-    "CAUSAL_LM": "AutoModelForCausalLM", "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM", "FEATURE_EXTRACTION": "AutoModel",
-    "SEQ_CLS": "AutoModelForSequenceClassification", "TOKEN_CLS": "AutoModelForTokenClassification",
-}  # fmt: skip
-"""`task_type` of an adapter -> what opens its base."""
 
 
 def can_wrap(values: Mapping[str, object]) -> bool:
@@ -57,6 +50,19 @@ def opener_of(values: Mapping[str, object]) -> str:
     return next(name for name, known in _kinds().items() if str(values.get("model_type")) in known)
 
 
+def base_prefix(values: Mapping[str, object]) -> str:
+    """What stands before the names of the tensors of a causal model that its base model has too; "" where it has none,
+    or where transformers has no causal model of a config's `model_type`.
+    """
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+    if str(values.get("model_type")) not in _kinds()["AutoModelForCausalLM"]:
+        return ""
+    found: object = AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[str(values["model_type"])]]
+    prefix = getattr(found, "base_model_prefix", "")
+    return f"{prefix}." if prefix else ""
+
+
 # --- opening ------------------------------------------------------------------------------------------------------
 
 
@@ -67,23 +73,35 @@ def network_of_folder(
     dtype: torch.dtype | None,
     *,
     whole: bool = False,
+    brought: Collection[str] = (),
+    **options: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """transformers' network of a folder, and what was done; opener: the name of a class of transformers.
 
-    whole: every tensor of the checkpoint must have a place in the network.
+    whole: every tensor of the checkpoint must have a place in the network. brought: tensors that an adapter brings,
+    which the checkpoint need not have. options: of the config, as an adapter requires them.
     Errors: ValueError naming the tensors that the checkpoint lacks, has in another shape, or has beyond it (`whole`).
     """
     import transformers
 
-    kind, how = getattr(transformers, opener), {}
+    kind, how = getattr(transformers, opener), dict(options)
     method = method_of(values)
     theirs = any((folder / f"{name}{end}").is_file() for name in READ for end in ("", ".index.json"))
     if not theirs or (method is not None and method not in DEQUANTISING):
-        return on_our_numbers(_class_of(kind, folder), folder, values, dtype, whole=whole)
+        return on_our_numbers(
+            _class_of(kind, folder), folder, values, dtype, whole=whole, brought=brought, **options
+        )
     if method is not None:
         how["quantization_config"] = getattr(transformers, DEQUANTISING[method])(dequantize=True)
     network, left = _reported(
-        kind, str(folder), folder, whole=whole, dtype=dtype or "auto", trust_remote_code=False, **how
+        kind,
+        str(folder),
+        folder,
+        whole=whole,
+        brought=brought,
+        dtype=dtype or "auto",
+        trust_remote_code=False,
+        **how,
     )
     if method is None:
         return network, left
@@ -123,9 +141,19 @@ def network_of_gguf(
 
 
 def _reported(
-    kind: type, folder: str | None, where: Path, *, whole: bool = False, **how: object
+    kind: type,
+    folder: str | None,
+    where: Path,
+    *,
+    whole: bool = False,
+    brought: Collection[str] = (),
+    **how: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
-    """What `from_pretrained` gives, and what was left out; ValueError where its report of loading names a trouble."""
+    """What `from_pretrained` gives, and what was left out; ValueError where its report of loading names a trouble.
+
+    brought: tensors that come from elsewhere, so that they may be missing or of another shape.
+    """
+    how |= {"ignore_mismatched_sizes": True} if brought else {}
     try:
         with quiet():
             network, report = kind.from_pretrained(folder, output_loading_info=True, **how)  # type: ignore[attr-defined]
@@ -140,7 +168,8 @@ def _reported(
             f"{where}: transformers fails to open it ({type(cause).__name__}: {_first_line(cause)})"
         ) from cause
     for trouble in ("missing_keys", "mismatched_keys"):
-        if names := sorted(map(str, report.get(trouble) or ())):
+        keys = {key if isinstance(key, str) else str(key[0]) for key in report.get(trouble) or ()}
+        if names := sorted(keys - set(brought)):
             raise ValueError(
                 f"{where}: transformers found {len(names)} {trouble.replace('_', ' ')}, first {names[0]}, and would "
                 "fill them with random numbers"
@@ -177,9 +206,11 @@ def on_our_numbers(
     dtype: torch.dtype | None,
     *,
     whole: bool = False,
+    brought: Collection[str] = (),
+    **options: Any,
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """transformers' network of a folder on the numbers that we read there; and how they are stored."""
-    config = kind.config_class.from_pretrained(str(folder))  # type: ignore[attr-defined]
+    config = kind.config_class.from_pretrained(str(folder), **options)  # type: ignore[attr-defined]
     for key in KEYS:
         if hasattr(config, key):
             delattr(config, key)
@@ -187,7 +218,9 @@ def on_our_numbers(
         tensors = ordinary(stored, values, str(values.get("model_type")), dtype)
         state = {name: tensors[name].clone() for name in tensors}
     kept = dtype or next(value.dtype for value in state.values() if value.is_floating_point())
-    network, left = _reported(kind, None, folder, whole=whole, config=config, state_dict=state, dtype=kept)
+    network, left = _reported(
+        kind, None, folder, whole=whole, brought=brought, config=config, state_dict=state, dtype=kept
+    )
     return network, (*tensors.notes, *left)
 
 
@@ -227,113 +260,3 @@ def refuse_quantised(values: Mapping[str, object]) -> None:
             f"{values.get('model_type')}: a live model with quantised weights ({method}) is not wrapped, since its "
             "matrices are no linear maps; give the folder of its checkpoint, whose weights are dequantised at load"
         )
-
-
-# --- adapters -----------------------------------------------------------------------------------------------------
-
-
-def adapter_of(folder: Path) -> dict[str, object] | None:
-    """What a folder's `adapter_config.json` says; None where there is none."""
-    file = folder / "adapter_config.json"
-    if not file.is_file():
-        return None
-    said = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(said, dict):
-        raise ValueError(f"{file}: an object is required, got {type(said).__name__}")
-    return said
-
-
-def merge_live(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy of a live network with its active adapters (PEFT) merged into their matrices; the network is not touched.
-
-    Adapters that are switched off are left out, as in the network's own passes.
-    Errors: ValueError for adapters that are no change of matrices, such as trained prompts.
-    """
-    import copy
-
-    import peft
-    from peft.tuners.tuners_utils import BaseTunerLayer
-    from peft.utils import ModulesToSaveWrapper
-
-    kinds, copied = adapters_of(network), copy.deepcopy(network)
-    layers = [module for module in copied.modules() if isinstance(module, BaseTunerLayer)]
-    off = bool(layers) and all(layer.disable_adapters for layer in layers)
-    said = "adapters, which are switched off, left out" if off else _said(kinds, "the live model")
-    if isinstance(copied, peft.PeftModel):
-        return (copied.unload() if off else _merged(copied)), (said,)
-    done: list[str] = []
-    for name, module in list(copied.named_modules()):
-        if any(name.startswith(f"{outer}.") for outer in done):
-            continue
-        found: object = module
-        while isinstance(found, BaseTunerLayer):
-            if not off:
-                found.merge()
-            found = found.get_base_layer()
-        if isinstance(found, ModulesToSaveWrapper):
-            saved = not off and isinstance(found.active_adapter, str)
-            found = found.modules_to_save[str(found.active_adapter)] if saved else found.original_module
-        if found is not module:
-            parent, _, last = name.rpartition(".")
-            setattr(copied.get_submodule(parent), last, found)
-            done.append(name)
-    return copied, (said,)
-
-
-def adapters_of(network: nn.Module) -> Mapping[str, object]:
-    """The configs of a live network's adapters, by their names; empty where it has none."""
-    if "peft" not in sys.modules:  # nothing of it can be in the network then
-        return {}
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    found = getattr(network, "peft_config", None)
-    if isinstance(found, Mapping) and any(hasattr(each, "peft_type") for each in found.values()):
-        return dict(found)
-    layers = (module for module in network.modules() if isinstance(module, BaseTunerLayer))
-    return {name: None for layer in layers for name in layer.active_adapters}
-
-
-def merge_folder(
-    base: nn.Module, folder: Path, said: Mapping[str, object]
-) -> tuple[nn.Module, tuple[str, ...]]:
-    """A network of transformers with the adapter of a folder merged into its matrices, in place."""
-    require_peft(folder)
-    import peft
-
-    try:
-        with quiet():
-            found = peft.PeftModel.from_pretrained(base, str(folder))
-    except Exception as cause:  # of many kinds: the files may be damaged anywhere, or belong to another base
-        raise ValueError(f"{folder}: its adapter does not fit its base: {cause}") from cause
-    kinds = dict(found.peft_config)
-    return _merged(found), (_said(kinds, str(said.get("base_model_name_or_path"))),)
-
-
-def require_peft(where: Path | str) -> None:
-    """ValueError where the package peft is not installed."""
-    try:
-        import peft  # noqa: F401
-    except ImportError as cause:
-        raise ValueError(
-            f"{where}: an adapter requires the package peft: pip install 'interp[peft]'"
-        ) from cause
-
-
-def _merged(network: nn.Module) -> nn.Module:
-    if not hasattr(network.base_model, "merge_and_unload"):
-        kind = next(iter(network.peft_config.values())).peft_type  # type: ignore[operator]
-        raise ValueError(
-            f"an adapter of type {getattr(kind, 'value', kind)} changes no matrix and cannot be merged"
-        )
-    merged = network.merge_and_unload(safe_merge=True)  # type: ignore[operator]
-    assert isinstance(merged, nn.Module)
-    return merged.eval()
-
-
-def _said(kinds: Mapping[str, object], base: str) -> str:
-    of_each = []
-    for name, config in kinds.items():
-        kind = getattr(config, "peft_type", "adapter")
-        rank = f", rank {config.r}" if hasattr(config, "r") else ""
-        of_each.append(f"{getattr(kind, 'value', kind)} {name!r}{rank}")
-    return f"adapter merged into {base}: {'; '.join(of_each)}"

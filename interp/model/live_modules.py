@@ -4,7 +4,7 @@ A copy has none of the hooks of whoever looks at the network, so what is asked o
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -52,10 +52,28 @@ def own_tensors(network: nn.Module) -> dict[int, object]:
     return {id(tensor): tensor for tensor in (*network.parameters(), *network.buffers())}
 
 
+def copied(network: nn.Module) -> nn.Module:
+    """The network again in eval mode, on tensors of its own, with its hooks."""
+    return copy.deepcopy(network, kept(network)).eval()
+
+
 def kept(network: nn.Module) -> dict[int, object]:
-    """Copies of what some modules keep of their last pass, by the identity of the tensor, for a copy of them."""
-    values = (value for module in network.modules() for value in vars(module).values())
-    return {id(value): value.detach().clone() for value in values if isinstance(value, Tensor)}
+    """Copies of what some modules keep of their last pass, or computed from parameters (adapters of tied embeddings),
+    by the identity of the tensor, for a copy of them.
+    """
+    held = [vars(module) for module in network.modules()]
+    found = [value for each in held for value in each.values() if isinstance(value, Tensor)]
+    found += [value for each in held for value in _tensors(each) if not value.is_leaf]
+    return {id(value): value.detach().clone() for value in found}
+
+
+def _tensors(held: object) -> Iterator[Tensor]:
+    """The tensors in what a module keeps, in dicts of dicts too."""
+    if isinstance(held, Tensor):
+        yield held
+    elif isinstance(held, Mapping):
+        for each in held.values():
+            yield from _tensors(each)
 
 
 def _foreign(network: nn.Module) -> Iterator[tuple[str, object]]:

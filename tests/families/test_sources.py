@@ -1,9 +1,9 @@
 """What people have instead of a plain folder: each opens to the numbers of transformers' own model, or is named.
 
-GGUF files are in `test_gguf.py`, quantised weights in `test_quantised.py`, tokenizers in `test_tokenizer.py`.
+Adapters are in `test_adapters.py`, GGUF files in `test_gguf.py`, quantised weights in `test_quantised.py`, and
+tokenizers in `test_tokenizer.py`.
 """
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import interp
@@ -20,9 +20,6 @@ from interp.core.notes import Note
 from tests.families.oracle import SPREAD, hf_model, new_hf_model, some_tokens
 from tests.families.test_bad_checkpoints import change_config, change_tensors, refused, stored
 from tests.tolerances import assert_close
-
-peft = pytest.importorskip("peft", reason="the extra peft is not installed")
-from peft.tuners.tuners_utils import BaseTunerLayer  # noqa: E402
 
 GQA: dict[str, object] = {
     "vocab_size": 53, "hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -296,122 +293,6 @@ def test_hooks_on_a_live_model_are_named_and_those_of_libraries_are_not() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same_logits(network, expected)
-
-
-# --- adapters -----------------------------------------------------------------------------------------------------
-
-ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
-ADAPTERS: dict[str, tuple[str, dict[str, object]]] = {
-    "lora": ("llama", {"target_modules": ALL}),
-    "rslora": ("llama", {"target_modules": ["q_proj", "v_proj"], "use_rslora": True, "lora_alpha": 3}),
-    "dora": ("llama", {"target_modules": ["q_proj", "down_proj"], "use_dora": True}),
-    "bias": ("llama", {"target_modules": ["k_proj"], "modules_to_save": ["lm_head"]}),
-    "patterns": ("llama", {"target_modules": ALL, "rank_pattern": {"q_proj": 3}, "alpha_pattern": {"v_proj": 9}}),
-    "conv1d": ("gpt2", {"target_modules": ["c_attn", "c_fc", "attn.c_proj"], "fan_in_fan_out": True}),
-}  # fmt: skip
-
-
-def adapted(name: str, seed: int = 5) -> nn.Module:
-    """A base with an adapter none of whose numbers is at its start, where B is 0."""
-    base, options = ADAPTERS[name]
-    torch.manual_seed(0)
-    network = llama() if base == "llama" else new_hf_model("gpt2")
-    found = peft.get_peft_model(network, peft.LoraConfig(r=2, task_type="CAUSAL_LM", **options))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for key, parameter in found.named_parameters():
-            if "lora_" in key or "modules_to_save" in key:
-                parameter += SPREAD * torch.randn(parameter.shape, generator=generator)
-    return found.eval()
-
-
-def written(network: nn.Module, folder: Path) -> Path:
-    """The base in one folder and its adapter in another, which names it."""
-    base, adapter = folder / "base", folder / "adapter"
-    network.save_pretrained(adapter)
-    network.unload().save_pretrained(base)
-    path = adapter / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": "base"}))
-    return adapter
-
-
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_an_adapter_opens_merged_into_its_base(name: str, tmp_path: Path) -> None:
-    with_adapter = logits(adapted(name))
-    merged = adapted(name).merge_and_unload()
-    assert_close(logits(merged), with_adapter)
-    assert float((with_adapter - logits(adapted(name).unload())).abs().max()) > 0.1
-    model = same_logits(written(adapted(name), tmp_path), logits(merged))
-    said(model, r"adapter merged into base: LORA 'default', rank 2")
-
-
-@pytest.mark.parametrize("name", ADAPTERS)
-def test_a_live_model_with_an_adapter_opens_merged_and_is_left_as_it_was(name: str) -> None:
-    network = adapted(name)
-    before = {key: value.clone() for key, value in network.state_dict().items()}
-    said(same_logits(network, logits(network)), "adapter merged into the live model: LORA 'default', rank 2")
-    assert all(torch.equal(before[key], value) for key, value in network.state_dict().items())
-
-
-def test_adapters_that_were_put_into_a_live_model_are_merged() -> None:
-    network = peft.inject_adapter_in_model(
-        peft.LoraConfig(r=2, target_modules=ALL), llama(), adapter_name="mine"
-    )
-    perturbed(network, 3)
-    expected = logits(network)
-    said(same_logits(network, expected), "adapter merged into the live model: .* 'mine'")
-    for module in network.modules():
-        if isinstance(module, BaseTunerLayer):
-            module.enable_adapters(False)
-    model = same_logits(network, logits(network))
-    assert float((logits(network) - expected).abs().max()) > 0.1
-    assert model.transformer.opened == ("adapters, which are switched off, left out",)
-
-
-def test_an_adapter_beside_a_full_model_is_merged_into_the_base_it_names(tmp_path: Path) -> None:
-    adapter = written(adapted("lora"), tmp_path)
-    for file in (tmp_path / "base").iterdir():
-        (adapter / file.name).write_bytes(file.read_bytes())
-    same_logits(adapter, logits(adapted("lora")))
-
-
-def test_an_adapter_without_its_base_is_named(tmp_path: Path) -> None:
-    adapter = written(adapted("lora"), tmp_path)
-    change = {"base_model_name_or_path": "someone/model"}
-    path = adapter / "adapter_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))
-    refused(adapter, r"is an adapter of 'someone/model', which is not found: .* base_model_name_or_path")
-    (tmp_path / "base" / "config.json").rename(adapter / "config.json")
-    refused(
-        adapter, r"is an adapter of 'someone/model', which is not found: .* move adapter_config\.json away"
-    )
-
-
-def test_an_adapter_of_another_base_is_named(tmp_path: Path) -> None:
-    adapter = written(adapted("lora"), tmp_path)
-    change_tensors(tmp_path / "base", lambda t: t)
-    weights = adapter / "adapter_model.safetensors"
-    save_file({k: v[..., :-1].contiguous() for k, v in load_file(weights).items()}, weights)
-    refused(adapter, "adapter: its adapter does not fit its base: ")
-
-
-def test_an_adapter_that_changes_no_matrix_is_named() -> None:
-    network = peft.get_peft_model(
-        llama(), peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)
-    )
-    refused(network, "an adapter of type PROMPT_TUNING changes no matrix and cannot be merged")
-
-
-def test_a_classifier_with_an_adapter_opens(tmp_path: Path) -> None:
-    network = llama("LlamaForSequenceClassification", num_labels=3)
-    network = perturbed(
-        peft.get_peft_model(network, peft.LoraConfig(r=2, task_type="SEQ_CLS", target_modules=ALL)), 2
-    )
-    expected = logits(network)
-    model = HookedTransformer.from_pretrained(network)
-    assert_close(model.transformer(some_tokens())[:, -1], expected)
-    model = HookedTransformer.from_pretrained(written(network, tmp_path))
-    assert_close(model.transformer(some_tokens())[:, -1], expected)
 
 
 # --- parts of a joined tensor -------------------------------------------------------------------------------------

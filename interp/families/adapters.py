@@ -1,0 +1,428 @@
+"""Adapters of PEFT, in a folder or in a live network: every tensor accounted for, then merged into the matrices.
+
+What is merged must give what PEFT's own network gives with the adapter beside its matrices, which is measured on a few
+tokens whenever one is merged.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from interp.core.files import json_object
+from interp.families.comparison import PROBED
+from interp.families.stored import StoredTensors
+from interp.families.theirs import base_prefix, quiet
+from interp.model.live_modules import copied
+
+if TYPE_CHECKING:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+CONFIG = "adapter_config.json"
+FILES = ("adapter_model.safetensors", "adapter_model.bin")
+"""What PEFT calls the weights of an adapter."""
+TASKS = {
+    "CAUSAL_LM": "AutoModelForCausalLM", "SEQ_2_SEQ_LM": "AutoModelForSeq2SeqLM", "FEATURE_EXTRACTION": "AutoModel",
+    "SEQ_CLS": "AutoModelForSequenceClassification", "TOKEN_CLS": "AutoModelForTokenClassification",
+}  # fmt: skip
+"""`task_type` of an adapter -> what opens its base."""
+HEADS = ("score", "classifier", "classifier.out_proj")
+"""Heads of classifiers, which a base without one gets from its adapter."""
+SHARED = re.compile(r"vblora_vector_bank|prompt_encoder|\.tinylora_v\.|\.unilora_theta_d\.")
+"""What PEFT reports as missing in layers, since it is stored once for all of them."""
+
+
+# --- what a folder says -------------------------------------------------------------------------------------------
+
+
+def adapter_of(path: Path) -> dict[str, object] | None:
+    """What `adapter_config.json` says of the adapter that a path means, its folder or its file of weights; None where
+    it means none.
+
+    Raises:
+        FileNotFoundError: an adapter's weights without that file.
+        ValueError: the file holds no JSON object.
+    """
+    folder = folder_of(path)
+    if path.is_file() and path.name not in FILES:
+        return None
+    file = folder / CONFIG
+    if file.is_file():
+        return json_object(file)
+    bare = path.is_file() or not (folder / "config.json").exists()
+    if bare and any((folder / name).is_file() for name in FILES):
+        raise FileNotFoundError(
+            f"{file} is required beside the weights of an adapter: it names their base and how they are scaled"
+        )
+    return None
+
+
+def folder_of(path: Path) -> Path:
+    """The folder that an adapter is in, of itself or of its file of weights."""
+    return path if path.is_dir() else path.parent
+
+
+def shapes_of(folder: Path) -> dict[str, torch.Size]:
+    """The shapes of an adapter's tensors, by the names that they, or what they belong to, have in the base."""
+    files = [folder / name for name in FILES if (folder / name).is_file()][:1]
+    if not files:
+        raise FileNotFoundError(f"{folder} holds {CONFIG}, but neither of {' and '.join(FILES)}")
+    with StoredTensors(files) as stored:
+        return {_in_base(name): stored[name].shape for name in stored}
+
+
+def _in_base(name: str) -> str:
+    """The base's name of a tensor that an adapter brings whole, such as a trained head."""
+    short = name.removeprefix("base_model.model.")
+    return re.sub(r"\.(base_layer|original_module|modules_to_save(\.default)?)(?=\.)", "", short)
+
+
+def opener_of_base(
+    folder: Path, said: Mapping[str, object], values: Mapping[str, object], shapes: Mapping[str, torch.Size]
+) -> str:
+    """The class of transformers that opens an adapter's base: by its task, or the class it was trained on, or else by
+    the names of its tensors.
+
+    values: the base's config.
+    """
+    import transformers
+
+    task, trained = said.get("task_type"), said.get("auto_mapping")
+    if task is not None:
+        if task not in TASKS:
+            raise ValueError(f"{folder}: adapters for {', '.join(TASKS)} are read, this one is for {task}")
+        return TASKS[str(task)]
+    known = isinstance(trained, Mapping) and str(trained.get("parent_library")).startswith("transformers.")
+    if known and hasattr(transformers, name := str(trained["base_model_class"])):  # type: ignore[index]
+        return name
+    if values.get("is_encoder_decoder"):
+        return "AutoModelForSeq2SeqLM"
+    if any(f"{head}.weight" in shapes for head in HEADS):
+        return "AutoModelForSequenceClassification"
+    whole = (base_prefix(values), "lm_head.")
+    return "AutoModelForCausalLM" if any(name.startswith(whole) for name in shapes) else "AutoModel"
+
+
+def options_of_base(opener: str, shapes: Mapping[str, torch.Size]) -> dict[str, object]:
+    """What a base is opened with besides: as many labels as the head has that its adapter brings."""
+    if not opener.endswith("Classification"):
+        return {}
+    labels = [shapes[f"{head}.weight"][0] for head in HEADS if f"{head}.weight" in shapes]
+    return {"num_labels": labels[0]} if labels else {}
+
+
+# --- opening ------------------------------------------------------------------------------------------------------
+
+
+def require_peft(where: Path | str) -> None:
+    """ValueError where the package peft is not installed."""
+    try:
+        import peft  # noqa: F401
+    except ImportError as cause:
+        raise ValueError(
+            f"{where}: an adapter requires the package peft: pip install 'interp[peft]'"
+        ) from cause
+
+
+def with_adapter(
+    base: nn.Module, folder: Path, shapes: Mapping[str, torch.Size]
+) -> tuple[nn.Module, tuple[str, ...]]:
+    """PEFT's network of a base and a folder's adapter, which stands beside the matrices; and what was done to the base.
+
+    Raises:
+        ValueError: a tensor of the adapter has no place in the base, or one that the adapter requires is not in its
+            file.
+    """
+    import peft
+
+    said = _resized(base, folder, shapes)
+    how: dict[str, Any] = {
+        "torch_device": "cpu",
+        "key_mapping": getattr(base, "_checkpoint_conversion_mapping", {}),
+    }
+    try:
+        with _silent():
+            found = peft.PeftModel.from_pretrained(base, str(folder), **how)
+            report = found.load_adapter(
+                str(folder), "default", **how
+            )  # which `from_pretrained` does not give
+            every = peft.get_peft_model_state_dict(found, save_embedding_layers=False)
+    except Exception as cause:  # of many kinds: the files may be damaged anywhere, or belong to another base
+        raise ValueError(f"{folder}: its adapter does not fit its base: {_sentence(cause)}") from cause
+    biases = {_in_base(name) for name in every if name.endswith(".bias")} - set(shapes)
+    missing = sorted({name for name in report.missing_keys if not SHARED.search(name)} | biases)
+    unused = sorted(report.unexpected_keys)
+    if missing or unused:
+        counts = [
+            f"{len(names)} {what}, first {names[0]!r}"
+            for names, what in (
+                (missing, "tensors that it requires are missing"),
+                (unused, "have no place there"),
+            )
+            if names
+        ]
+        raise ValueError(
+            f"{folder}: its adapter does not fit its base, {type(base).__name__}: {'; '.join(counts)}; it was trained "
+            "on another base or class, or its file is incomplete"
+        )
+    return found, said
+
+
+def _resized(base: nn.Module, folder: Path, shapes: Mapping[str, torch.Size]) -> tuple[str, ...]:
+    """Give a base as many tokens as the embeddings have that its adapter brings; and what is to be said of that."""
+    ends = {
+        name: module
+        for name, module in base.named_modules()
+        if module in (base.get_input_embeddings(), base.get_output_embeddings())  # type: ignore[operator]
+    }
+    names = {f"{name}.weight": getattr(module, "weight", None) for name, module in ends.items()}
+    rows = {name: shapes[name][0] for name in names if name in shapes}
+    before = {name: weight.shape[0] for name, weight in names.items() if weight is not None}
+    wanted = set(rows.values()) - set(before.values())
+    if not wanted:
+        return ()
+    tied = len({id(weight) for weight in names.values()}) == 1
+    if len(set(rows.values())) > 1 or not (tied or set(rows) == set(names)):
+        lacks = sorted(set(names) - set(rows))
+        raise ValueError(
+            f"{folder}: its adapter has another vocabulary than its base ({max(before.values())} tokens), "
+            f"{', '.join(f'{name} {n}' for name, n in rows.items())}, "
+            + (f"and not the new rows of {lacks[0]}" if lacks else "and no one number of tokens")
+        )
+    (n,) = wanted
+    with _silent():
+        base.resize_token_embeddings(n, mean_resizing=False)  # type: ignore[operator]
+    return (f"vocabulary of {n} tokens from the adapter, its base has {max(before.values())}",)
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Without PEFT's warnings, each of which is an error or a sentence here, and progress bars."""
+    with quiet(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _sentence(cause: Exception) -> str:
+    """An error in one line, as long as a message may be."""
+    text = " ".join(str(cause).split())
+    return f"it lacks {text}" if isinstance(cause, KeyError) else text[:400]
+
+
+# --- live networks ------------------------------------------------------------------------------------------------
+
+
+def adapters_of(network: nn.Module) -> Mapping[str, object]:
+    """The configs of a live network's adapters, by their names; empty where it has none."""
+    if "peft" not in sys.modules:  # nothing of it can be in the network then
+        return {}
+    found = getattr(network, "peft_config", None)
+    if isinstance(found, Mapping) and any(hasattr(each, "peft_type") for each in found.values()):
+        return dict(found)
+    return {name: None for layer in _layers(network) for name in layer.active_adapters}
+
+
+def inner(network: nn.Module) -> nn.Module:
+    """transformers' network inside PEFT's, its adapters in its layers."""
+    found = network.get_base_model() if hasattr(network, "get_base_model") else network  # type: ignore[operator]
+    assert isinstance(found, nn.Module)
+    return found
+
+
+def merge_live(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """A copy of a live network with its active adapters merged, as `merged`; the network is not touched."""
+    return merged(copied(network), "the live model")
+
+
+# --- merging ------------------------------------------------------------------------------------------------------
+
+
+def merged(network: nn.Module, into: str) -> tuple[nn.Module, tuple[str, ...]]:
+    """A network with its active adapters merged into its matrices, in place, and what was done.
+
+    Adapters that are switched off, or not active, are left out, as in the network's own passes. Matrices that the base
+    shares between layers are separated where an adapter changes one of them.
+
+    into: what the base is called.
+
+    Raises:
+        ValueError: the adapters are no change of matrices (trained prompts), or what is merged gives other numbers.
+    """
+    kinds, active = adapters_of(network), _active(network)
+    for name, config in kinds.items():
+        _require_mergeable(network, name, config)
+    try:
+        with torch.no_grad(), _silent():
+            before = _answer(network)
+            separate = _own_matrices(network, kinds)
+            plain = _plain(network)
+            apart = _untied(plain, separate)
+            error, allowed = apart(_answer(plain), before, (p.dtype for p in plain.parameters()))
+    except Exception as cause:  # code of many kinds of adapters
+        raise ValueError(
+            f"{into}: an adapter ({', '.join(map(_kind, kinds.values()))}) cannot be merged: {_sentence(cause)}"
+        ) from cause
+    if not error <= allowed:
+        raise ValueError(
+            f"{into}: merged into its matrices, an adapter ({', '.join(map(_kind, kinds.values()))}) gives other "
+            f"numbers than beside them, by {error:.1e} of the largest ({allowed:.0e} allowed); it is not opened"
+        )
+    return plain, (_said(kinds, active, into), *apart)
+
+
+def _layers(network: nn.Module) -> list[BaseTunerLayer]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [module for module in network.modules() if isinstance(module, BaseTunerLayer)]
+
+
+def _active(network: nn.Module) -> list[str]:
+    """The names of the adapters that have a part in a network's passes."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    found = (m for m in network.modules() if isinstance(m, BaseTunerLayer | AuxiliaryTrainingWrapper))
+    on = [module for module in found if not module.disable_adapters]
+    return list(dict.fromkeys(name for m in on for name in (m.merged_adapters or m.active_adapters)))
+
+
+def _kind(config: object) -> str:
+    kind = getattr(config, "peft_type", "adapter")
+    return str(getattr(kind, "value", kind))
+
+
+def _require_mergeable(network: nn.Module, name: str, config: object) -> None:
+    if hasattr(network, "get_base_model") and not hasattr(network.base_model, "merge_and_unload"):
+        raise ValueError(f"an adapter of type {_kind(config)} changes no matrix and cannot be merged")
+    if getattr(config, "alora_invocation_tokens", None):
+        raise ValueError(
+            f"adapter {name!r} is an activated LoRA: it changes what comes after its invocation tokens alone, which no "
+            "matrix does, and cannot be merged"
+        )
+
+
+def _answer(network: nn.Module) -> Float[Tensor, "1 p v"]:
+    """What a network gives for a few random tokens: logits, or the last hidden states where it has no head."""
+    base = inner(network)
+    size = base.get_input_embeddings().weight.shape[0]  # type: ignore[operator]
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(size, (1, PROBED), generator=draw).to(next(base.parameters()).device)
+    pair = {"decoder_input_ids": tokens} if base.config.is_encoder_decoder else {}  # type: ignore[union-attr]
+    output = network(input_ids=tokens, **pair)
+    found = next(output[key] for key in ("logits", "prediction_logits", "last_hidden_state") if key in output)
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _own_matrices(network: nn.Module, kinds: Mapping[str, object]) -> list[nn.Parameter]:
+    """Give layers that share a matrix one each, where an adapter changes one of them; and those that were shared.
+
+    All of them where an adapter repeats layers of its base (`layer_replication`).
+    """
+    owners: dict[int, list[tuple[nn.Module, str]]] = defaultdict(list)
+    for module in network.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                owners[id(parameter)].append((module, name))
+    repeated = any(getattr(config, "layer_replication", None) for config in kinds.values())
+    adapted = {id(module) for layer in _layers(network) for module in layer.get_base_layer().modules()}
+    found = []
+    for places in owners.values():
+        if len(places) > 1 and (repeated or any(id(module) in adapted for module, _ in places)):
+            shared = places[0][0]._parameters[places[0][1]]
+            assert shared is not None
+            found.append(shared)
+            for module, name in places[1:]:
+                module._parameters[name] = nn.Parameter(shared.detach().clone(), requires_grad=False)
+    return found
+
+
+def _plain(network: nn.Module) -> nn.Module:
+    """transformers' network inside PEFT's, every layer replaced by what it does now as one matrix."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import AuxiliaryTrainingWrapper
+
+    base = inner(network)
+    made: dict[int, nn.Module] = {}
+    done: tuple[str, ...] = ()
+    for name, module in list(base.named_modules(remove_duplicate=False)):
+        if name.startswith(done) or not isinstance(module, BaseTunerLayer | AuxiliaryTrainingWrapper):
+            continue
+        parent, _, last = name.rpartition(".")
+        if id(module) not in made:
+            made[id(module)] = _layer(module)
+        setattr(base.get_submodule(parent), last, made[id(module)])
+        done = (*done, f"{name}.")
+    if hasattr(base, "peft_config"):
+        del base.peft_config
+    return base.eval()
+
+
+def _layer(module: object) -> nn.Module:
+    """What an adapted layer is as a plain one, with what is active merged and what is switched off taken out again."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+    from peft.utils.other import ModulesToSaveWrapper, TrainableTokensWrapper
+
+    found = module
+    while True:
+        if isinstance(found, ModulesToSaveWrapper):
+            names = found.active_adapters
+            on = not found.disable_adapters and names and all(name in found.modules_to_save for name in names)
+            found = found.modules_to_save[names[0]] if on else found.original_module
+        elif isinstance(found, TrainableTokensWrapper):
+            found = found.token_adapter
+        elif isinstance(found, BaseTunerLayer):
+            off = found.disable_adapters
+            if off and found.merged:
+                found.unmerge()
+            merge = not off and not found.merged
+            if hasattr(found, "unload_and_optionally_merge_module"):
+                found = found.unload_and_optionally_merge_module(
+                    merge=merge, safe_merge=True, adapter_names=None
+                )
+                continue
+            if merge:
+                found.merge(safe_merge=True)
+            found = found.base_layer  # type: ignore[attr-defined]
+        else:
+            assert isinstance(found, nn.Module)
+            return found
+
+
+def _untied(network: nn.Module, shared: Sequence[nn.Parameter]) -> tuple[str, ...]:
+    """What is to be said of embeddings that the base ties and the adapter has made two; its config says so too."""
+    first, last = network.get_input_embeddings(), network.get_output_embeddings()  # type: ignore[operator]
+    if last is None or not any(first.weight is each or last.weight is each for each in shared):
+        return ()
+    if torch.equal(first.weight, last.weight):
+        return ()
+    config = network.config
+    for each in (config, config.get_text_config()):  # type: ignore[union-attr, operator]
+        setattr(each, "tie_word_embeddings", False)  # noqa: B010
+    return ("embedding and unembedding, tied in the base, are apart: the adapter changes one of them",)
+
+
+def _said(kinds: Mapping[str, object], active: Sequence[str], into: str) -> str:
+    """What is to be said of the adapters that were merged, and of those that are not active."""
+    of_each = []
+    for name in active:
+        config = kinds.get(name)
+        r = getattr(config, "r", 0)  # some kinds have none, or say 0
+        rank = f", rank {r}" if r else ""
+        layers = getattr(config, "layer_replication", None)
+        of_each.append(f"{_kind(config)} {name!r}{rank}{f', layers {layers}' if layers else ''}")
+    if not active:
+        return "adapters, which are switched off, left out"
+    off = [repr(name) for name in kinds if name not in active]
+    left = f"; not active, left out: {', '.join(off)}" if off else ""
+    return f"adapter merged into {into}: {'; '.join(of_each)}{left}"
