@@ -20,10 +20,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from interp.core.files import json_object
-from interp.families.comparison import PROBED
+from interp.families.comparison import PROBED, apart
 from interp.families.stored import StoredTensors
 from interp.families.theirs import base_prefix, quiet
-from interp.model.live_modules import copied
+from interp.model.live_modules import bare_copy
 
 if TYPE_CHECKING:
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -113,7 +113,7 @@ def opener_of_base(
     return "AutoModelForCausalLM" if any(name.startswith(whole) for name in shapes) else "AutoModel"
 
 
-def options_of_base(opener: str, shapes: Mapping[str, torch.Size]) -> dict[str, object]:
+def options_of_base(opener: str, shapes: Mapping[str, torch.Size]) -> dict[str, Any]:
     """What a base is opened with besides: as many labels as the head has that its adapter brings."""
     if not opener.endswith("Classification"):
         return {}
@@ -240,8 +240,8 @@ def inner(network: nn.Module) -> nn.Module:
 
 
 def merge_live(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """A copy of a live network with its active adapters merged, as `merged`; the network is not touched."""
-    return merged(copied(network), "the live model")
+    """A copy of a live network, without hooks, with its active adapters `merged`; the network is not touched."""
+    return merged(bare_copy(network, {}), "the live model")
 
 
 # --- merging ------------------------------------------------------------------------------------------------------
@@ -266,18 +266,19 @@ def merged(network: nn.Module, into: str) -> tuple[nn.Module, tuple[str, ...]]:
             before = _answer(network)
             separate = _own_matrices(network, kinds)
             plain = _plain(network)
-            apart = _untied(plain, separate)
-            error, allowed = apart(_answer(plain), before, (p.dtype for p in plain.parameters()))
+            untied = _untied(plain, separate)
+            after = _answer(plain)
     except Exception as cause:  # code of many kinds of adapters
         raise ValueError(
             f"{into}: an adapter ({', '.join(map(_kind, kinds.values()))}) cannot be merged: {_sentence(cause)}"
         ) from cause
+    error, allowed = apart(after, before, (p.dtype for p in plain.parameters()))
     if not error <= allowed:
         raise ValueError(
             f"{into}: merged into its matrices, an adapter ({', '.join(map(_kind, kinds.values()))}) gives other "
             f"numbers than beside them, by {error:.1e} of the largest ({allowed:.0e} allowed); it is not opened"
         )
-    return plain, (_said(kinds, active, into), *apart)
+    return plain, (_said(kinds, active, into), *untied)
 
 
 def _layers(network: nn.Module) -> list[BaseTunerLayer]:
@@ -311,7 +312,7 @@ def _require_mergeable(network: nn.Module, name: str, config: object) -> None:
         )
 
 
-def _answer(network: nn.Module) -> Float[Tensor, "1 p v"]:
+def _answer(network: nn.Module) -> Float[Tensor, "..."]:
     """What a network gives for a few random tokens: logits, or the last hidden states where it has no head."""
     base = inner(network)
     size = base.get_input_embeddings().weight.shape[0]  # type: ignore[operator]

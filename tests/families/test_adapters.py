@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from interp import HookedEncoderDecoder, HookedTransformer
+from interp.core.notes import Note
 from interp.families.reference import HuggingFaceReference, reference_of
 from tests.families.oracle import SPREAD, new_hf_model, some_tokens
 from tests.families.test_bad_checkpoints import refused
@@ -490,6 +491,25 @@ def test_an_adapter_that_brings_only_some_of_its_new_tokens_is_named(tmp_path: P
     )
 
 
+def test_adapters_of_a_family_that_is_wrapped_open_and_their_classifiers_are_named(tmp_path: Path) -> None:
+    config = transformers.Starcoder2Config(
+        vocab_size=53, hidden_size=24, intermediate_size=36, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, pad_token_id=0, initializer_range=0.2
+    )  # fmt: skip
+    torch.manual_seed(0)
+    base = transformers.Starcoder2ForCausalLM(config).eval()
+    network = adapted(copy.deepcopy(base), target_modules=["q_proj", "lm_head"], **CAUSAL)
+    expected = logits(network)
+    for source in (network, written(network, tmp_path / "1", base)):
+        model = verified(same(source, expected))
+        said(model, "wrapped: every pass is computed by the network's own code")
+        said(model, "embedding and unembedding, tied in the base, are apart")
+    network = transformers.Starcoder2ForSequenceClassification.from_pretrained(tmp_path / "1" / "base")
+    network = adapted(network, target_modules=["q_proj"], task_type="SEQ_CLS")
+    for source in (network, written(network, tmp_path / "2", base)):
+        refused(source, "Starcoder2ForSequenceClassification gives no logits of tokens")
+
+
 # --- live ---------------------------------------------------------------------------------------------------------
 
 
@@ -530,6 +550,16 @@ def test_adapters_that_were_put_into_a_live_model_are_merged() -> None:
     model = same(network, logits(network))
     assert far(logits(network), expected)
     assert model.transformer.opened == ("adapters, which are switched off, left out",)
+
+
+def test_hooks_on_adapted_layers_are_no_part_of_the_copy() -> None:
+    network = of("lora")
+    expected = logits(network)
+    adapted_layer = network.base_model.model.model.layers[1].mlp.up_proj
+    adapted_layer.register_forward_hook(lambda module, given, output: output * 0)
+    assert far(logits(network), expected)
+    with pytest.warns(Note, match=r"hooks on 1 modules .*up_proj', are no part of our copy"):
+        same(network, expected)
 
 
 def test_of_several_adapters_the_active_ones_are_merged_and_named() -> None:
