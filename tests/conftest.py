@@ -5,6 +5,8 @@
 (`disturbed.py`).
 """
 
+from __future__ import annotations
+
 import gc
 import os
 import sys
