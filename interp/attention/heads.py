@@ -34,7 +34,7 @@ from interp.core.patterns import (
     pattern_scores,
 )
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
+from interp.core.stats import SIGNED, MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.stream import prompt_source
@@ -458,11 +458,17 @@ def _by_pattern(model: Subject, asked: Heads) -> Found:
     moments = _on_repeats(model, asked.data, asked.batch_size)
     kernel = moments.pop("kernel")
     even = _even(config, asked.data)
-    scores = {name: Score.of(moments[name], MASS, even[:, i, None]) for i, name in enumerate(SCORES)}
+    scores = {name: _mass(moments[name], config, even[:, i, None]) for i, name in enumerate(SCORES)}
     if "copying" in moments:
-        copying = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
+        chance = chance_copying(asked.data.sample)
+        copying = Score.of(moments["copying"], "copying score", chance, within=SIGNED)
         scores["copying"] = _without(copying, rewritten(network))
     return scores, _attrs(asked.data, kernel.n), {"peak_distance": _peak(kernel, even[:, len(SCORES) :])}
+
+
+def _mass(moments: Moments, config: ModelConfig, null: Tensor) -> Score:
+    """A score of attention: a share, but in models with layers whose weights may be negative."""
+    return Score.of(moments, MASS, null, share=not without_shares(config), within=SIGNED)
 
 
 def same_token(batch: Batch) -> Bool[Tensor, "b q k"]:
@@ -480,7 +486,9 @@ def _on_own_rows(
     total = reduced_over(analysis, model, source)
     assert isinstance(total, MaskedMeans)
     scores = {
-        name: Score.of(total.moments[name], MASS, total.moments[f"{name}_null"].mean[:, None])
+        name: _mass(
+            total.moments[name], model.transformer.config, total.moments[f"{name}_null"].mean[:, None]
+        )
         for name in SCORES
     }
     if not int(scores["induction"].n.max()):
@@ -573,7 +581,7 @@ def _kernel(model: Subject, asked: AttentionKernel) -> xr.Dataset:
     null = _even(config, data)[:, None, len(SCORES) :]
     found = labelled(
         asked.name,
-        kernel.estimate((*HEAD, "distance"), null=null),
+        kernel.estimate((*HEAD, "distance"), null=null, share=not without_shares(config), within=SIGNED),
         coords={**_coords(config), "distance": range(data.farthest + 1)},
         units=MASS,
         attrs=_attrs(data, kernel.n),
@@ -706,9 +714,10 @@ def _names(
             raise
         reasons["no_name_mover"] = f"under these edits heads are not all that writes the stream: {cause}"
         found = sentence_scores(model, batches, batch_size, direct=False)
-    units = {"name_mover": "logits"}
     scores = {
-        name: Score.of(moments, units.get(name, MASS), null.to(moments.mean))
+        name: Score.of(moments, "logits", null.to(moments.mean))
+        if name == "name_mover"
+        else _mass(moments, model.transformer.config, null.to(moments.mean))
         for name, (moments, null) in found.items()
     }
     return scores, reasons

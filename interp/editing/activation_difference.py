@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import Count, public
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Moments, Partial, over, wide
+from interp.core.stats import POSITIVE, Means, Moments, Partial, over, wide
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -146,7 +146,9 @@ def _finish(
     moments = merged.moments
     lists = Directions(moments["difference"].mean, top=asked.top).asked(model).answer()
     lists = lists.rename(direction="depth")
-    relative = Score.of(moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS)
+    relative = Score.of(
+        moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS, within=POSITIVE
+    )
     found = scored(
         name,
         {"relative": relative, "common": _common(moments)},
