@@ -7,8 +7,8 @@ with as many trials as rows; Wilson's with the rows' own variance; Maurer and Po
 the hedged bets of Waudby-Smith and Ramdas (2023); Gaffke's bound by drawn weights; its Beta law with half a row at the
 far end. Unbounded laws have Student's t alone. One JSON line per law and interval.
 
-`above`: how often the mean is above `high`. Where `low` is 0 an interval says "at most `high`": asked of that is that it
-is wrong in 2.5 % of all draws at most.
+`above`: how often the mean is above `high`. Where `low` is 0 an interval says "at most `high`": asked is that this
+is wrong in at most 2.5 % of all draws.
 """
 
 import json

@@ -318,7 +318,10 @@ def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> 
         )
     return scored(
         name,
-        {"loss": _score(loss, n, fewest=FEWEST_TEXTS, within=POSITIVE), "in_context": _score(_of(changes, which), n, 0.0)},
+        {
+            "loss": _score(loss, n, fewest=FEWEST_TEXTS, within=POSITIVE),
+            "in_context": _score(_of(changes, which), n, 0.0),
+        },
         ("index",),
         coords={"index": range(1, n + 1)},
         attrs={

@@ -331,7 +331,8 @@ def _finish_split(merged: Partial, name: str, steps: Sequence[int]) -> xr.Datase
     order[:, :-1] = (mean[:, :-1] / mean[:, 1:]).log() / (cut[1:] / cut[:-1]).log()
     return labelled(
         name,
-        error.estimate(("scheme", "steps"), null=0.0, fewest=FEWEST_LOSSES, within=POSITIVE) | {"order": (("scheme", "steps"), order)},
+        error.estimate(("scheme", "steps"), null=0.0, fewest=FEWEST_LOSSES, within=POSITIVE)
+        | {"order": (("scheme", "steps"), order)},
         coords={"scheme": list(SCHEMES), "steps": list(steps)},
         units={**dict.fromkeys(("value", "low", "high", "null"), "relative distance"), "order": "order"},
         attrs={
