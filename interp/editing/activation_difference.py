@@ -156,10 +156,11 @@ def _finish(
         coords={"depth": [str(Part.of(read.site)) for read in reads]},
         attrs={
             "pos": "the last token" if asked.pos == "last" else "mean over tokens",
-            "written": lists.attrs["written"], "interval": over("prompts", FEWEST_LENGTHS),
+            "written": lists.attrs["written"], "written_factor": lists.attrs["written_factor"],
+            "interval": over("prompts", FEWEST_LENGTHS),
         },
     )  # fmt: skip
-    logits = lists.value.drop_vars("depth").assign_attrs(unit="logits")
+    logits = lists.value.drop_vars("depth").assign_attrs(unit=lists.attrs["unit"])
     return found.assign(logits=logits)
 
 

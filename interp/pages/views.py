@@ -182,9 +182,7 @@ def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
     most = max(1e-9, float(known.excess.max())) if len(known) else 1.0
     found: dict[str, list[Link]] = {}
     for kind, group in known.groupby("kind", sort=False):
-        best_of = group.head(BEST).assign(
-            width=lambda rows: (100 * rows.excess / most).clip(lower=0)
-        )
+        best_of = group.head(BEST).assign(width=lambda rows: (100 * rows.excess / most).clip(lower=0))
         found[str(kind)] = records(Link, best_of)
     return {kind: found[kind] for kind in KINDS if kind in found}
 
