@@ -51,6 +51,24 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype in WIDE else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def narrowed(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """The tensor in a dtype that holds every finite number of it, rounded; ValueError, naming it, where one is too large.
+
+    Example:
+        >>> narrowed(torch.tensor([1e5]), torch.bfloat16, "weights").isfinite().all()
+        tensor(True)
+    """
+    found = x.to(dtype)
+    if torch.finfo(dtype).max < torch.finfo(x.dtype).max and not all_finite([found]):
+        lost = found.isinf() & x.isfinite()
+        if bool(lost.any()):
+            raise ValueError(
+                f"{what}: numbers up to {torch.finfo(dtype).max:g} fit {str(dtype).removeprefix('torch.')}, got "
+                f"{float(x[lost].abs().max()):g}: take bfloat16 or float32"
+            )
+    return found
+
+
 WIDE = (torch.float32, torch.float64)
 """The dtypes that hold float32."""
 

@@ -51,7 +51,7 @@ UNITS: Mapping[str, Mapping[str, str]] = {
     "flow_routes": {"value": "share of the sum", "attribution": "logits"},
     "flow_neurons": {"value": "share of the sum"},
     "value_norms": {"value": "norm"},
-    "head_tokens": {"value": _SIZES},
+    "head_tokens": {"value": _SIZES, "factor": "times a value, in a typical pass"},
 }  # fmt: skip
 """The unit of every column of real numbers, by table."""
 

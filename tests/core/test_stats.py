@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, strategies as st
 from torch import Tensor
 
-from interp.core.stats import Bootstrap, Means, Moments, Rows, poisson_weights
+from interp.core.stats import Bootstrap, Means, Moments, Rows, narrowed, poisson_weights
 from tests.tolerances import assert_close
 
 
@@ -165,3 +165,16 @@ def test_rows_are_kept_in_order() -> None:
     ]
     whole = parts[0].merge(parts[1]).merge(parts[2])
     assert all(torch.equal(whole.rows[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_a_number_that_a_narrower_dtype_would_make_infinite_is_refused(dtype: torch.dtype) -> None:
+    limit = torch.finfo(dtype).max
+    fits = torch.tensor([1.0, -limit, torch.inf, torch.nan], dtype=torch.float64)
+    assert torch.equal(narrowed(fits, dtype, "w")[:3], fits[:3].to(dtype)), (
+        "what is infinite already stays that"
+    )
+    with pytest.raises(
+        ValueError, match=rf"w: numbers up to {limit:g} fit .*, got {1.5 * limit:g}".replace("+", r"\+")
+    ):
+        narrowed(torch.tensor([0.0, 1.5 * limit], dtype=torch.float64), dtype, "w")

@@ -36,7 +36,7 @@ def test_factors_are_medians_of_one_over_the_scales_of_a_pass(name: str) -> None
 
 
 def test_an_entry_by_the_scales_of_its_pass_is_what_the_head_adds_to_a_logit() -> None:
-    """Known answer: the first layer's heads read bare embeddings, so there the entry is exact at each token's scales."""
+    """Known answer: the first layer's heads read bare embeddings, so the entry is exact at the scales of a token."""
     model = HookedTransformer(build("llama-gqa"))
     tokens = torch.tensor([[3, 9, 17, 4]])
     cache = model.run_with_cache(tokens)[1]
@@ -61,7 +61,9 @@ def test_units_say_what_stands_between_an_entry_and_a_logit() -> None:
     ]
     assert listed.factor.dims == ("layer", "list")
     trigrams = skip_trigrams(model, "L1H0", top=2)
-    assert trigrams.ov.attrs["unit"] == "logits before the final norm" and float(trigrams.ov_factor) > 0
+    assert (
+        trigrams.ov.attrs["unit"] == "logits before the final norm" and float(trigrams.ov_factor.item()) > 0
+    )
     written = directions(model, torch.eye(model.cfg.d_model)[:1])
     assert written.value.attrs["unit"] == "logits before the final norm"
     assert written.attrs["written_factor"] == typical_factors(HeadCircuits(model, folded=True)).written
