@@ -52,7 +52,7 @@ def wide(x: Tensor) -> Tensor:
 
 
 def narrowed(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
-    """The tensor in a dtype that holds every finite number of it, rounded; ValueError, naming it, where one is too large.
+    """The tensor rounded to a dtype that holds its finite numbers; ValueError, naming it, where one is too large.
 
     Example:
         >>> narrowed(torch.tensor([1e5]), torch.bfloat16, "weights").isfinite().all()
