@@ -403,12 +403,12 @@ def recovered_share(
     b = above * below - squared * (top @ sums.scatter @ bottom)
     c = above.square() - squared * (top @ sums.scatter @ top)
     root = (b.square() - a * c).clamp_min(0.0).sqrt()
-    ends = [
-        torch.where(a > 0, (b + sign * root) / a, sign * torch.inf).where(~a.isnan(), torch.nan)
-        for sign in (-1, 1)
-    ]
+
+    def end(sign: float) -> Tensor:
+        return torch.where(a > 0, (b + sign * root) / a, sign * torch.inf).where(~a.isnan(), torch.nan)
+
     value = above / below
-    return Score(value, *ends, n, torch.zeros_like(value), unit)
+    return Score(value, end(-1.0), end(1.0), n, torch.zeros_like(value), unit)
 
 
 def _plain(value: Float[Tensor, ""], n: int, unit: str, null: float = torch.nan) -> Score:

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.attention.heads import last_attention, without_shares
+from interp.attention.heads import last_attention
+from interp.attention.shares import without_shares
 from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import (

@@ -125,7 +125,7 @@ def top_pairs(
 
     Example:
         >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)[4:]
-        ['rank', 'source', 'source_id', 'output', 'output_id', 'value']
+        ['rank', 'factor', 'source', 'source_id', 'output', 'output_id', 'value']
     """
     return answered(TopPairs(head, kind, top, largest, folded, scaled, embedding), model)
 

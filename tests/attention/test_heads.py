@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import AttentionKernel, Heads, attention_kernel
-from interp.attention.heads import BY_PATTERN, _reduced, same_token, with_pattern
+from interp.attention.heads import BY_PATTERN, _reduced, same_token
 from interp.attention.labels import RULES
+from interp.attention.shares import with_pattern
 from interp.core.patterns import SCORES, copy_keys, copy_scores, distance_kernel, even_attention
 from interp.core.stats import share_interval
 from interp.data.batch import Batch

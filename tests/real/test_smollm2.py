@@ -227,7 +227,8 @@ def test_the_known_pairs_compose_by_keys_first_and_far_above_all_others(model: H
 
 
 def test_intervals_of_shares_lie_between_0_and_1(scores: xr.Dataset) -> None:
-    shares = scores.sel(score=["previous_token", "duplicate_token", "induction", "current_token", "first_token", "local"])
+    names = ["previous_token", "duplicate_token", "induction", "current_token", "first_token", "local"]
+    shares = scores.sel(score=names)
     assert bool((shares.low >= 0).all() and (shares.high <= 1).all() and shares.low.notnull().all())
     copying = scores.sel(score="copying")
     assert bool((copying.low >= -1).all() and (copying.high <= 1).all())
