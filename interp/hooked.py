@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from interp import families, zoo
 from interp.core.boundary import Device, Precision, as_dtype, nearest, public
 from interp.core.factored import FactoredMatrix
+from interp.core.stats import narrowed
 from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Prompts, Side, Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
@@ -208,7 +209,13 @@ class HookedTransformer(Shown):
 
     @public()
     def to(self, target: torch.device | str | torch.dtype) -> HookedTransformer:
-        """Move or cast the parameters in place; returns self."""
+        """Move or cast the parameters in place; returns self.
+
+        Errors: ValueError, before any is cast, for a parameter that is too large for the dtype.
+        """
+        if isinstance(target, torch.dtype):
+            for name, weight in self.transformer.named_parameters():
+                narrowed(weight.detach(), target, name)
         self.transformer.to(target)
         return self
 

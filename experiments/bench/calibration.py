@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -24,7 +24,6 @@ import interp
 from interp.core.stats import wilson
 from interp.model.transformer import Transformer
 from interp.tasks import SHORT_SENTENCES, RepeatedTokens
-from interp.weights.composition import Kind, Null
 from interp.weights.copying import random_copying
 from interp.weights.head_circuits import HeadCircuits
 
@@ -78,16 +77,6 @@ def of_copying(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
     return interp.copying(
         model, previous=xr.DataArray(previous.numpy(), dims=("layer", "head")), random=RANDOM, sample=64
     )
-
-
-def of_composition(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
-    """All kinds and both nulls."""
-    found = [
-        interp.composition(model, kind, null=null).p.expand_dims(score=[f"{kind}, {null}"])
-        for kind in get_args(Kind)
-        for null in get_args(Null)
-    ]
-    return xr.concat(found, "score").to_dataset(name="p")
 
 
 def of_late_layers(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
@@ -154,7 +143,7 @@ def of_steering(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
 
 
 SUBJECTS: Mapping[str, Callable[[interp.HookedTransformer, int], xr.Dataset]] = {
-    "heads": of_heads, "copying": of_copying, "composition": of_composition, "late_layers": of_late_layers,
+    "heads": of_heads, "copying": of_copying, "late_layers": of_late_layers,
     "probe_neurons": of_probes, "recovery": of_recovery,
     "steering_curve": of_steering,
 }  # fmt: skip

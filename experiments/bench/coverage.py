@@ -3,8 +3,7 @@
 The rows of a pool (prompts of demo-4l, pairs of them, rows of random tokens) are taken for the whole world: their mean
 is the truth. From them n rows are drawn with replacement, a thousand times; every draw is reduced and labelled as the
 analysis itself does it, and it is counted in how many cells `low` and `high` hold the truth. Cells in which the pool
-does not vary are left out. `composition` prints no interval but a law of chance: there it is counted how often the
-ratio of two matrices of so many directions in random frames lies in the middle 95 % of it. One JSON line per analysis
+does not vary are left out. One JSON line per analysis
 and score; null where the analysis prints no interval of so few rows. The mean of a few rows of a very skewed number is
 covered less often by any interval that knows nothing else: such scores have none below as many rows as hold it, which
 `--unbound --rows 32 64 128 256 512 1024` shows.
@@ -29,7 +28,6 @@ from interp.attention.heads import head_scores
 from interp.causal.alignment import estimates, metrics_of
 from interp.causal.contrast import paired
 from interp.core import stats
-from interp.core.haar import Nakagami, haar_frames, overlap_null
 from interp.core.named import Several
 from interp.core.results import Score, scored
 from interp.core.stats import FEWEST_MASSES, Means, Moments, Partial, Rows
@@ -420,27 +418,6 @@ def nothing(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     raise NotImplementedError
 
 
-def composition_law(repetitions: int, seed: int, cells: int = 20, d: int = 64) -> dict[int, float]:
-    """How often a pair of matrices in random frames has a ratio in the middle 95 % of its law, by their rank.
-
-    Each cell is a pair of products of Gaussian matrices, whose singular values are kept.
-    """
-    generator, found = torch.Generator().manual_seed(seed), {}
-    for n in ROWS:
-        factors = torch.randn(4, cells, d, n, generator=generator, dtype=torch.float64)
-        first, second = (torch.linalg.svdvals(a @ b.mT)[:, :n] for a, b in (factors[:2], factors[2:]))
-        first, second = (s / s.norm(dim=1, keepdim=True) for s in (first, second))
-        law = overlap_null(first.pow(4).sum(1), second.pow(4).sum(1), d)
-        held = 0.0
-        for cell, (one, other) in enumerate(zip(first, second, strict=True)):
-            written, read = haar_frames(2 * repetitions, d, n, generator).split(repetitions)
-            ratio = (one[:, None] * (written.mT @ read) * other).flatten(1).norm(dim=1)
-            tail = Nakagami(law.shape[cell], law.mean_square[cell]).upper(ratio)
-            held += float(((tail >= 0.025) & (tail <= 0.975)).double().mean())
-        found[n] = held / cells
-    return found
-
-
 def separation(shares: Sequence[float] = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)) -> dict[int, float]:
     """How often Newcombe's interval of a balanced accuracy holds the mean of both shares, by the prompts of both kinds.
 
@@ -526,10 +503,6 @@ def main(
             cells = max(found[n].get(score, (None, 0))[1] for n in rows)
             print(json.dumps({"bench": "coverage", "analysis": name, "score": score, "cells": cells,
                               "repetitions": repetitions, "coverage": line}), flush=True)  # fmt: skip
-    if not names or "composition" in names:
-        law = {str(n): round(share, 3) for n, share in composition_law(repetitions, seed).items()}
-        print(json.dumps({"bench": "coverage", "analysis": "composition", "score": "value", "cells": 20,
-                          "repetitions": repetitions, "coverage": law}), flush=True)  # fmt: skip
     if not names or "steering" in names:
         law = {str(n): round(share, 3) for n, share in separation().items()}
         print(json.dumps({"bench": "coverage", "analysis": "steering", "score": "value", "cells": 49,

@@ -25,7 +25,7 @@ from interp.attention.heads import head_names
 from interp.core.boundary import public
 from interp.core.patterns import entropy
 from interp.core.results import Score, scored
-from interp.core.stats import FEWEST, FEWEST_MASSES, MaskedMeans, Moments, Partial, over, wide
+from interp.core.stats import FEWEST, FEWEST_MASSES, POSITIVE, MaskedMeans, Moments, Partial, over, wide
 from interp.core.temperature import log_n_factor
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -300,9 +300,14 @@ def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy)
     assert isinstance(merged, MaskedMeans)
     nulls = {"relative": 1.0}
     scores = {
-        name: _known(Score.of(moments, UNITS.get(name, "attention mass"), nulls.get(name, torch.nan)))
+        name: _known(
+            Score.of(
+                moments, UNITS.get(name, "attention mass"), nulls.get(name, torch.nan),
+                share=name != "entropy" and "signed" not in weights_of(config), within=POSITIVE,
+            )
+        )
         for name, moments in merged.moments.items()
-    }
+    }  # fmt: skip
     attrs = _attrs(merged, asked.train_length) | {"null": "relative: 1 for even attention"}
     return scored(asked.name, scores, HEAD, coords=_coords(config), attrs=attrs)
 
@@ -319,20 +324,24 @@ def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.
     longest = int(merged.moments["entropy"].count().amax((0, 1)).nonzero()[-1]) + 1
     n_keys = torch.arange(1, longest + 1)
     scores = {
-        name: _up_to(longest, name, moments, _even(name, n_keys)) for name, moments in merged.moments.items()
+        name: _up_to(longest, name, moments, _even(name, n_keys), shares="signed" not in weights_of(config))
+        for name, moments in merged.moments.items()
     }
     coords = {**_coords(config), "n_keys": n_keys.tolist()}
     attrs = _attrs(merged, asked.train_length) | {
         "null": "even attention: log n, no gap, 1 / n",
-        "interval": f"{over('texts')}, of entropy and max_weight from {FEWEST_MASSES} on",
+        "interval": f"{over('texts')}, of entropy from {FEWEST_MASSES} on",
     }
     return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
 
 
-def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"]) -> Score:
+def _up_to(longest: int, name: str, moments: Moments, null: Float[Tensor, "n"], *, shares: bool) -> Score:
     """One number by keys, NaN where no text has a query that sees so many."""
     fewest = FEWEST if name == "gap" else FEWEST_MASSES
-    low, high = (end[..., :longest] for end in moments.interval(fewest=fewest))
+    ends = moments.interval(share=name == "max_weight" and shares, fewest=fewest, within=POSITIVE)
+    low, high = (end[..., :longest] for end in ends)
+    if name == "entropy":
+        high = high.clamp_max(null)
     if name in BOUNDS:
         low = high = torch.full_like(low, torch.nan)
     count = moments.count()[..., :longest]

@@ -23,6 +23,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.attention.labels import confidences, labels
+from interp.attention.shares import (
+    NO_SHARES,
+    in_every_layer,
+    signed_shares,
+    with_pattern,
+    without_pattern,
+    without_shares,
+)
 from interp.core.boundary import public, shape_text
 from interp.core.patterns import (
     SCORES,
@@ -34,7 +42,7 @@ from interp.core.patterns import (
     pattern_scores,
 )
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import MaskedMeans, Means, Moments, Partial, Rows, two_sided_p, wide
+from interp.core.stats import SIGNED, MaskedMeans, Means, Moments, Partial, Rows, two_sided_p
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.stream import prompt_source
@@ -66,45 +74,6 @@ from interp.weights.successor import known_sequences, successor_hits
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-NO_SHARES = "weights that are no shares count as a_ij / sum_j |a_ij|"
-"""What results say of `without_shares`."""
-
-
-def signed_shares(rows: Float[Tensor, "*b k"]) -> Float[Tensor, "*b k"]:
-    """a_ij / sum_j |a_ij|: the part of all that a query weighs, negative where it is subtracted; in [-1, 1].
-
-    Shares stay what they are (but attention of a row with a sink is brought to sum 1). A row of zeros stays that.
-    """
-    values = wide(rows)
-    total = values.abs().sum(-1, keepdim=True)
-    return values / total.masked_fill(total == 0, 1)
-
-
-def without_shares(config: ModelConfig) -> tuple[int, ...]:
-    """The layers whose weights may be negative or sum to anything."""
-    return tuple(layer for layer in with_pattern(config) if not config.mixers[layer].traits.distribution)
-
-
-def with_pattern(config: ModelConfig) -> tuple[int, ...]:
-    """The layers whose heads have an attention pattern; others mix positions by a state or a convolution."""
-    return tuple(layer for layer, mixer in enumerate(config.mixers) if mixer.traits.patterned)
-
-
-def in_every_layer(found: Float[Tensor, "b k *rest"], config: ModelConfig) -> Float[Tensor, "b l *rest"]:
-    """What was found of the layers with a pattern, with zeros for the others."""
-    layers = with_pattern(config)
-    if len(layers) == config.n_layers:
-        return found
-    every = found.new_zeros(len(found), config.n_layers, *found.shape[2:])
-    every[:, list(layers)] = found
-    return every
-
-
-def without_pattern(config: ModelConfig) -> Bool[Tensor, "l 1"]:
-    """Whether a layer has no pattern, so that what is said of its attention is NaN."""
-    return torch.tensor([[not mixer.traits.patterned] for mixer in config.mixers])
 
 
 def last_attention(config: ModelConfig, layer: int) -> Read:
@@ -458,11 +427,17 @@ def _by_pattern(model: Subject, asked: Heads) -> Found:
     moments = _on_repeats(model, asked.data, asked.batch_size)
     kernel = moments.pop("kernel")
     even = _even(config, asked.data)
-    scores = {name: Score.of(moments[name], MASS, even[:, i, None]) for i, name in enumerate(SCORES)}
+    scores = {name: _mass(moments[name], config, even[:, i, None]) for i, name in enumerate(SCORES)}
     if "copying" in moments:
-        copying = Score.of(moments["copying"], "copying score", chance_copying(asked.data.sample))
+        chance = chance_copying(asked.data.sample)
+        copying = Score.of(moments["copying"], "copying score", chance, within=SIGNED)
         scores["copying"] = _without(copying, rewritten(network))
     return scores, _attrs(asked.data, kernel.n), {"peak_distance": _peak(kernel, even[:, len(SCORES) :])}
+
+
+def _mass(moments: Moments, config: ModelConfig, null: Tensor) -> Score:
+    """A score of attention: a share, but in models with layers whose weights may be negative."""
+    return Score.of(moments, MASS, null, share=not without_shares(config), within=SIGNED)
 
 
 def same_token(batch: Batch) -> Bool[Tensor, "b q k"]:
@@ -480,7 +455,9 @@ def _on_own_rows(
     total = reduced_over(analysis, model, source)
     assert isinstance(total, MaskedMeans)
     scores = {
-        name: Score.of(total.moments[name], MASS, total.moments[f"{name}_null"].mean[:, None])
+        name: _mass(
+            total.moments[name], model.transformer.config, total.moments[f"{name}_null"].mean[:, None]
+        )
         for name in SCORES
     }
     if not int(scores["induction"].n.max()):
@@ -573,7 +550,7 @@ def _kernel(model: Subject, asked: AttentionKernel) -> xr.Dataset:
     null = _even(config, data)[:, None, len(SCORES) :]
     found = labelled(
         asked.name,
-        kernel.estimate((*HEAD, "distance"), null=null),
+        kernel.estimate((*HEAD, "distance"), null=null, share=not without_shares(config), within=SIGNED),
         coords={**_coords(config), "distance": range(data.farthest + 1)},
         units=MASS,
         attrs=_attrs(data, kernel.n),
@@ -706,9 +683,10 @@ def _names(
             raise
         reasons["no_name_mover"] = f"under these edits heads are not all that writes the stream: {cause}"
         found = sentence_scores(model, batches, batch_size, direct=False)
-    units = {"name_mover": "logits"}
     scores = {
-        name: Score.of(moments, units.get(name, MASS), null.to(moments.mean))
+        name: Score.of(moments, "logits", null.to(moments.mean))
+        if name == "name_mover"
+        else _mass(moments, model.transformer.config, null.to(moments.mean))
         for name, (moments, null) in found.items()
     }
     return scores, reasons

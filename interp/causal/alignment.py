@@ -112,8 +112,8 @@ def align(
     A pair is a base prompt, a source prompt as long whose variable has another value, and `answer`, the base prompt's
     with the source's value. R [k d] is found on some pairs and scored on the others: x + (s - x) R^T R in the base run
     (Geiger et al. 2023). Scores: `iia`, the share of pairs whose most likely token then is the answer (interchange
-    intervention accuracy; Wilson's interval); `logit difference`, of answer and wrong (without wrong ones `logit`);
-    `loss`, -log p(answer). `null`: the same without an exchange; `each` [prompt, ...]: of every held-out pair.
+    intervention accuracy); `logit difference`, of answer and wrong (without wrong ones `logit`); `loss`,
+    -log p(answer). `null`: the same without an exchange; `each` [prompt, ...]: of every held-out pair.
     `swapped`, what was exchanged: "found"; "whole state", a patch, the ceiling; "random subspace"; "permuted variable",
     found with the answers permuted over the training pairs; "re-initialised model", found and scored where the numbers
     of each parameter are in random order. `directions`: R, for `Subspace.of_result(result, layer=, pos=)`.

@@ -294,7 +294,7 @@ def _posed(text: Text, answer: Answers | None, metric: Metric) -> Posed | None:
     one, other = asked.answer, own.answer
     if (1 not in (len(one), len(other)) and len(one) != len(other)) or bool((one != other).any()):
         raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return Posed(one, own.wrong)
+    return Posed(one, own.wrong, asked.spellings)
 
 
 def _with_answers(batch: Batch, posed: Posed) -> Batch:

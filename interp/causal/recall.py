@@ -23,7 +23,7 @@ from interp.causal.short_circuit import INTERVENTION, Layers, layer_groups, vari
 from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Partial, Rows
+from interp.core.stats import ANYWHERE, POSITIVE, SIGNED, Means, Partial, Rows
 from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -82,8 +82,8 @@ def recall(
 ) -> xr.Dataset:
     """How well a model recites given continuations, whole and short-circuited, the whole model as the part "none".
 
-    Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %; Wilson's for the two
-    shares), `n`, and the coordinate `unit`; `each` [prompt, part, score]. Scores are those of `MEASURES`, and of each
+    Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %), `n`, and the
+    coordinate `unit`; `each` [prompt, part, score]. Scores are those of `MEASURES`, and of each
     the change, such as `loss_change`, the number minus that of the whole model, with the interval of that difference
     over prompts:
 
@@ -140,7 +140,11 @@ def _finish(merged: Partial, name: str, parts: Sequence[str]) -> xr.Dataset:
     units |= {f"{score}_change": unit for score, unit in units.items()}
     moments = moments_of(merged)
     shares = {score for score, measure in MEASURES.items() if measure.score is hits}
-    scores = {score: Score.of(moments[score], unit, share=score in shares) for score, unit in units.items()}
+    within = {"loss": POSITIVE, "entropy": POSITIVE, **{f"{share}_change": SIGNED for share in shares}}
+    scores = {
+        score: Score.of(moments[score], unit, share=score in shares, within=within.get(score, ANYWHERE))
+        for score, unit in units.items()
+    }
     attrs = {"intervention": INTERVENTION, "effect": SIGN, "interval": "95 % over prompts"}
     others: dict[str, tuple[Sequence[str], Tensor]] = {}
     if isinstance(merged, Rows):

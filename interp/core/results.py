@@ -22,7 +22,7 @@ from interp.core import late, viewer
 from interp.core.boundary import public
 from interp.core.files import write_atomically
 from interp.core.notes import note
-from interp.core.stats import FEWEST, Moments
+from interp.core.stats import ANYWHERE, FEWEST, Moments
 from interp.core.transfers import fetched, sent
 
 if TYPE_CHECKING:
@@ -200,9 +200,10 @@ class Score(NamedTuple):
         *,
         share: bool = False,
         fewest: int = FEWEST,
+        within: tuple[float, float] = ANYWHERE,
     ) -> Score:
         """From the moments over rows; null: the chance level, NaN where there is none; others: as for `interval`."""
-        low, high = moments.interval(share=share, fewest=fewest)
+        low, high = moments.interval(share=share, fewest=fewest, within=within)
         chance = sent(torch.as_tensor(null, dtype=moments.mean.dtype), moments.mean.device)
         return cls(moments.mean, low, high, moments.count(), chance.expand_as(moments.mean), unit)
 

@@ -3,8 +3,9 @@
 A *reduction* turns the per-row values of one batch into a *partial* (`of`); partials merge. `tensors` and `load` carry
 a partial through files and between processes, bit for bit.
 
-95 % intervals are Student's t for means and Wilson's for shares; each function says from how many rows on it holds
-(`experiments/bench/coverage.py` measures how often they hold the truth, on values of trained models).
+95 % intervals are Student's t for means and Gaffke's for shares; each function says from how many rows on it holds
+(`experiments/bench/coverage.py` measures how often they hold the truth, on values of trained models;
+`experiments/bench/coverage_shares.py` on shares of known distributions, beside other intervals).
 
 A bootstrap or a permutation test over a corpus must not depend on how the rows were batched, ordered or spread over
 machines. So no generator is advanced: draw j of row r is output j of a SplitMix64 generator whose seed is output r of
@@ -16,7 +17,7 @@ only: the bits are the same on every device. Two uses of one seed on the same ro
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from math import exp, factorial
+from math import exp, factorial, inf
 from typing import ClassVar, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -50,6 +51,24 @@ def wide(x: Tensor) -> Tensor:
     return x if x.dtype in WIDE else x.to(torch.promote_types(x.dtype, torch.float32))
 
 
+def narrowed(x: Tensor, dtype: torch.dtype, what: str) -> Tensor:
+    """The tensor rounded to a dtype that holds its finite numbers; ValueError, naming it, where one is too large.
+
+    Example:
+        >>> narrowed(torch.tensor([1e5]), torch.bfloat16, "weights").isfinite().all()
+        tensor(True)
+    """
+    found = x.to(dtype)
+    if torch.finfo(dtype).max < torch.finfo(x.dtype).max and not all_finite([found]):
+        lost = found.isinf() & x.isfinite()
+        if bool(lost.any()):
+            raise ValueError(
+                f"{what}: numbers up to {torch.finfo(dtype).max:g} fit {str(dtype).removeprefix('torch.')}, got "
+                f"{float(x[lost].abs().max()):g}: take bfloat16 or float32"
+            )
+    return found
+
+
 WIDE = (torch.float32, torch.float64)
 """The dtypes that hold float32."""
 
@@ -62,6 +81,8 @@ FEWEST_LOSSES = 256
 """The same for losses, log-probabilities and divergences: most rows lie near zero, some far above."""
 FEWEST_PROBABILITIES = 512
 """The same for probabilities of one answer: they are near zero in most rows, and a few rows make the mean."""
+ANYWHERE, POSITIVE, SIGNED = (-inf, inf), (0.0, inf), (-1.0, 1.0)
+"""Ranges of numbers: any; losses, divergences, entropies and sizes; cosines, correlations and differences of shares."""
 Z95 = 1.959963984540054
 """Half-width of a 95 % interval in standard errors of a normal mean whose spread is known."""
 
@@ -112,6 +133,57 @@ def wilson(
         return (share.square() / (share + z2 / 2 + root)).masked_fill(count == 0, 0.0)
 
     return low(share), 1 - low(1 - share)
+
+
+def share_interval(
+    mean: Float[Tensor, "*n"],
+    n: Real[Tensor, "*n"] | int,
+    variance: Float[Tensor, "*n"] | None = None,
+) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
+    """A 95 % interval of a mean of `n` rows between 0 and 1, inside [0, 1], wide enough for the rows not seen.
+
+    Gaffke's bound (Gaffke 2005; Learned-Miller and Thomas 2020): the rows and one more at the far end are weighted by a
+    uniform draw from the simplex, and the end is a quantile of that mean. Its law is taken to be the Beta law of its
+    mean and variance. Of rows that are 0 or 1 that is exact, and the interval is Clopper and Pearson's: where no row is
+    1, `high` is the p at which that happens in 2.5 % of samples.
+
+    Where `low` is 0 the statement is "at most `high`", at 97.5 %. Rows that hardly differ get a wide interval too, for
+    a few of them cannot exclude a rare row far out. 0 and 1 where there are no rows, NaN where the mean is.
+
+    Args:
+        mean: of the rows.
+        n: how many rows, or clusters of them; need not be whole.
+        variance: of the rows, divided by n; None: of rows that are 0 or 1, mean (1 - mean).
+
+    Example:
+        >>> low, high = share_interval(torch.zeros(1), 8)
+        >>> float(low), round(float(high), 4), round(1 - 0.025 ** (1 / 8), 4)
+        (0.0, 0.3694, 0.3694)
+    """
+    m, count = fetched({"m": mean})["m"].double(), torch.as_tensor(n).cpu().double()
+    m, count = torch.broadcast_tensors(m.clamp(0.0, 1.0), count)
+    most = m * (1 - m)
+    spread = most if variance is None else torch.minimum(fetched({"v": variance})["v"].double(), most)
+    low, high = _lower_end(m, count, spread), 1 - _lower_end(1 - m, count, spread)
+    return torch.minimum(low, m).to(mean), torch.maximum(high, m).to(mean)
+
+
+SHARE_ROUNDING = 1e-2
+"""How far a mean of shares may be outside [0, 1] by the rounding of half precision; beyond it, they are none."""
+_FEW, _MANY = 5e-3, 1e12
+
+
+def _lower_end(m: Tensor, n: Tensor, variance: Tensor) -> Tensor:
+    """The 2.5 % quantile of the mean of n rows and one that is 0, weighted by a uniform draw from the simplex."""
+    from scipy.special import betaincinv
+
+    mu = m * n / (n + 1)
+    size = m * (1 - mu) * (n + 2) / (variance + m.square() / (n + 1)) - 1  # a + b of the Beta law
+    a, b = mu * size, (1 - mu) * size
+    # Below a = _FEW the quantile is under 1e-300; above b = _MANY only its ratio to the mean counts (a Gamma law).
+    few, bounded = a.clamp_min(_FEW), b.clamp_max(_MANY)
+    quantile = torch.as_tensor(betaincinv(few.numpy(), bounded.numpy(), 0.025))
+    return (quantile * mu * (few + bounded) / few).masked_fill((m < 1e-150) | (n == 0), 0.0)
 
 
 def upper_p(value: Float[Tensor, "*h"], chance: Float[Tensor, "*#h n"]) -> Float[Tensor, "*h"]:
@@ -333,19 +405,28 @@ class Moments:
         return self._error()[0]
 
     def interval(
-        self, *, share: bool = False, fewest: int = FEWEST
+        self,
+        *,
+        share: bool = False,
+        fewest: int = FEWEST,
+        within: tuple[float, float] = ANYWHERE,
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
         """A 95 % interval of the mean by Student's t over rows, or over clusters with replicates.
 
         fewest: NaN for fewer rows; more than `FEWEST` for skewed numbers, whose mean a few rows do not hold.
-        share: the rows are 0 or 1, or shares themselves: Wilson's interval of as many trials as there are rows
-        (clusters), which stays in [0, 1] and is no point where all are equal; conservative for shares between.
+        share: the rows are between 0 and 1: `share_interval`, from one row on, which holds the mean of skewed ones too.
+        Means that no shares can have (an edited pattern may hold anything) keep Student's t.
+        within: the range of other rows, at which the interval is cut off.
         """
         error, rows = self._error()
-        if share:
-            return wilson(self.mean, rows)
         half = t95(rows, fewest) * error
-        return self.mean - half, self.mean + half
+        low, high = (self.mean - half).clamp_min(within[0]), (self.mean + half).clamp_max(within[1])
+        if not share:
+            return low, high
+        variance = (error.square() * (rows - 1)).masked_fill(rows < 2, 0.0)  # of one row: nothing known
+        least, most = share_interval(self.mean, rows, variance)
+        apart = (self.mean < -SHARE_ROUNDING) | (self.mean > 1 + SHARE_ROUNDING)
+        return torch.where(apart, low, least), torch.where(apart, high, most)
 
     def _error(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
         """The standard error of every mean, and of how many independent rows it is; NaN for fewer than two."""
@@ -363,13 +444,14 @@ class Moments:
         null: Tensor | float | None = None,
         share: bool = False,
         fewest: int = FEWEST,
+        within: tuple[float, float] = ANYWHERE,
     ) -> "dict[str, tuple[Sequence[str], Tensor]]":
         """The variables of a result that is one estimate per cell: `value`, `low`, `high`, `n` and, if given, `null`.
 
         value: the mean; low, high: the ends of its 95 % interval (`interval`); n: its rows; null: its chance
-        level, any shape that broadcasts against the mean. share, fewest: as there.
+        level, any shape that broadcasts against the mean. share, fewest, within: as there.
         """
-        low, high = self.interval(share=share, fewest=fewest)
+        low, high = self.interval(share=share, fewest=fewest, within=within)
         found = {"value": self.mean, "low": low, "high": high, "n": self.count()}
         if null is not None:
             found["null"] = (
@@ -451,12 +533,17 @@ ROUNDING = 1e-12
 
 
 def ratio(
-    top: Moments, bottom: Moments, both: Moments, fewest: int = FEWEST
+    top: Moments,
+    bottom: Moments,
+    both: Moments,
+    fewest: int = FEWEST,
+    *,
+    within: tuple[float, float] = ANYWHERE,
 ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."], Float[Tensor, "..."]]:
     """The mean of `top` by that of `bottom`, and the ends of its 95 % interval over rows (linearised, Student's t).
 
     The variance of top - ratio * bottom needs their covariance, which `both`, the moments of their sum, holds. NaN ends
-    below `fewest` rows.
+    below `fewest` rows. within: the range at which the interval is cut off.
 
     Example:
         >>> rows = torch.tensor([1.0, 2.0, 4.0])
@@ -470,7 +557,7 @@ def ratio(
     spread = spread.masked_fill(spread < ROUNDING * whole, 0.0)
     error = (spread / max(top.n - 1, 1) / top.n).sqrt() / bottom.mean.abs()
     half = t95(top.n, fewest) * error
-    return value, value - half, value + half
+    return value, (value - half).clamp_min(within[0]), (value + half).clamp_max(within[1])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import Count, public
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Partial, wide
+from interp.core.stats import POSITIVE, SIGNED, Means, Partial, wide
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -161,7 +161,10 @@ def _finish(merged: Partial, name: str, depths: int) -> xr.Dataset:
     assert isinstance(merged, Means)
     return scored(
         name,
-        {angle: Score.of(merged.moments[angle], UNITS[angle]) for angle in ANGLES},
+        {
+            angle: Score.of(merged.moments[angle], unit, within=SIGNED if unit == "cosine" else POSITIVE)
+            for angle, unit in UNITS.items()
+        },
         ("depth",),
         coords={"depth": range(depths)},
         attrs={

@@ -18,7 +18,16 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import FEWEST, MaskedMeans, MaskedMoments, Partial, Replicates, Rows
+from interp.core.stats import (
+    ANYWHERE,
+    FEWEST,
+    POSITIVE,
+    MaskedMeans,
+    MaskedMoments,
+    Partial,
+    Replicates,
+    Rows,
+)
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -309,7 +318,10 @@ def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> 
         )
     return scored(
         name,
-        {"loss": _score(loss, n, fewest=FEWEST_TEXTS), "in_context": _score(_of(changes, which), n, 0.0)},
+        {
+            "loss": _score(loss, n, fewest=FEWEST_TEXTS, within=POSITIVE),
+            "in_context": _score(_of(changes, which), n, 0.0),
+        },
         ("index",),
         coords={"index": range(1, n + 1)},
         attrs={
@@ -329,9 +341,15 @@ def _of(moments: MaskedMoments, which: int) -> MaskedMoments:
     return MaskedMoments(moments.n, mean, spread, drawn, counts=counts)
 
 
-def _score(moments: MaskedMoments, n: int, null: float = torch.nan, fewest: int = FEWEST) -> Score:
+def _score(
+    moments: MaskedMoments,
+    n: int,
+    null: float = torch.nan,
+    fewest: int = FEWEST,
+    within: tuple[float, float] = ANYWHERE,
+) -> Score:
     """The first `n` indices; NaN where no text has one."""
-    found, absent = Score.of(moments, "nats", null, fewest=fewest), moments.counts == 0
+    found, absent = Score.of(moments, "nats", null, fewest=fewest, within=within), moments.counts == 0
     value, low, high = (x.masked_fill(absent, torch.nan)[:n] for x in (found.value, found.low, found.high))
     return Score(value, low, high, found.n[:n], found.null[:n], "nats")
 

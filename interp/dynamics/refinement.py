@@ -21,7 +21,7 @@ from torch import Tensor
 
 from interp.core.boundary import Count, public
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import FEWEST_LOSSES, Means, Partial, over, wide
+from interp.core.stats import FEWEST_LOSSES, POSITIVE, Means, Partial, over, wide
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -331,7 +331,8 @@ def _finish_split(merged: Partial, name: str, steps: Sequence[int]) -> xr.Datase
     order[:, :-1] = (mean[:, :-1] / mean[:, 1:]).log() / (cut[1:] / cut[:-1]).log()
     return labelled(
         name,
-        error.estimate(("scheme", "steps"), null=0.0, fewest=FEWEST_LOSSES) | {"order": (("scheme", "steps"), order)},
+        error.estimate(("scheme", "steps"), null=0.0, fewest=FEWEST_LOSSES, within=POSITIVE)
+        | {"order": (("scheme", "steps"), order)},
         coords={"scheme": list(SCHEMES), "steps": list(steps)},
         units={**dict.fromkeys(("value", "low", "high", "null"), "relative distance"), "order": "order"},
         attrs={

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import Count, public
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Moments, Partial, over, wide
+from interp.core.stats import POSITIVE, Means, Moments, Partial, over, wide
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -146,7 +146,9 @@ def _finish(
     moments = merged.moments
     lists = Directions(moments["difference"].mean, top=asked.top).asked(model).answer()
     lists = lists.rename(direction="depth")
-    relative = Score.of(moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS)
+    relative = Score.of(
+        moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS, within=POSITIVE
+    )
     found = scored(
         name,
         {"relative": relative, "common": _common(moments)},
@@ -154,10 +156,11 @@ def _finish(
         coords={"depth": [str(Part.of(read.site)) for read in reads]},
         attrs={
             "pos": "the last token" if asked.pos == "last" else "mean over tokens",
-            "written": lists.attrs["written"], "interval": over("prompts", FEWEST_LENGTHS),
+            "written": lists.attrs["written"], "written_factor": lists.attrs["written_factor"],
+            "interval": over("prompts", FEWEST_LENGTHS),
         },
     )  # fmt: skip
-    logits = lists.value.drop_vars("depth").assign_attrs(unit="logits")
+    logits = lists.value.drop_vars("depth").assign_attrs(unit=lists.attrs["unit"])
     return found.assign(logits=logits)
 
 

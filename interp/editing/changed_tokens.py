@@ -19,7 +19,7 @@ from interp.core.contexts import Examples, InContext, absent
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, scored
-from interp.core.stats import FEWEST_LOSSES, Means, Partial, over, ratio, wide
+from interp.core.stats import ANYWHERE, FEWEST_LOSSES, POSITIVE, Means, Partial, over, ratio, wide
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -206,5 +206,5 @@ def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
 def _mean(sums: Means, name: str) -> Score:
     """The mean per token that counts."""
     top, number, both = (sums.moments[x] for x in (f"{name} sum", f"{SCORES[name]} number", f"{name}{_BOTH}"))
-    value, low, high = ratio(top, number, both, FEWEST_LOSSES)
+    value, low, high = ratio(top, number, both, FEWEST_LOSSES, within=POSITIVE if name == "kl" else ANYWHERE)
     return Score(value, low, high, top.count(), torch.full_like(value, torch.nan), "nats per token")

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.results import labelled
-from interp.core.stats import Moments, Rows, wide, wilson
+from interp.core.stats import POSITIVE, Moments, Rows, wide
 from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
 from interp.editing.weight_edit import WeightEdit
@@ -142,7 +142,7 @@ def edit_table(
     openings, in bits, mean over texts and cases; every editor gets the same random numbers, every case its own. With
     `text`, `perplexity`: exp of the mean loss per predicted token, geometric mean over cases (one ruined edit does not
     drown the others).
-    Intervals, 95 % over cases: Wilson's for shares (conservative where a case asks several prompts), Student's t for
+    Intervals, 95 % over cases: Gaffke's for shares, Student's t for
     n-gram, and for the log of perplexity from 1 024 cases on: where few edits ruin the model no interval of fewer cases
     holds the mean, so it is NaN. `original` has the same text in every case, so its perplexity has no spread.
     Errors: ValueError for no cases, cases with different checks, an editor called `original`, and everything an
@@ -253,9 +253,10 @@ def labelled_scores(
 ) -> xr.Dataset:
     """The table of `edit_table` from the scores of every case; of perplexity, its logarithm."""
     cases, mean = values.shape[-1], values.mean(-1)
-    low, high = wilson(mean, cases)
-    normal = [i for i, name in enumerate(names) if name in UNITS]
-    low[:, normal], high[:, normal] = Moments.of(values[:, normal].movedim(-1, 0)).interval()
+    low, high = torch.empty_like(mean), torch.empty_like(mean)
+    for i, name in enumerate(names):
+        moments = Moments.of(values[:, i].mT)
+        low[:, i], high[:, i] = moments.interval(share=name not in UNITS, within=POSITIVE)
     if names[-1] == "perplexity" and cases < FEWEST_CASES:
         low[:, -1] = high[:, -1] = torch.nan
     if names[-1] == "perplexity":
@@ -273,7 +274,7 @@ def labelled_scores(
         },
         units="see the coordinate unit",
         attrs={
-            "interval": "95 % over cases: Wilson; n-gram: Student's t; perplexity: Student's t in the log, from "
+            "interval": "95 % over cases: Gaffke; n-gram: Student's t; perplexity: Student's t in the log, from "
             f"{FEWEST_CASES} cases on",
             "null": "the row `original`: no edit",
             "accuracy": "argmax is the expected token",

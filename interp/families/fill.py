@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from interp.core.boundary import shape_text
+from interp.core.stats import narrowed
 from interp.families.spec import Layout, Product, Rule, same
 from interp.families.stored import Tensors, row_slices
 from interp.model.config import ModelConfig
@@ -124,7 +125,7 @@ def _computed(made: Plan, product: Product, tensors: Tensors) -> Tensor:
         require_finite(name, _chunks(tensors, name))
     wide = torch.promote_types(made.dtype, torch.float32)
     found = product(*(tensors[name].detach().to(made.device, wide) for name in made.parts))
-    return found.to(made.dtype).contiguous()
+    return narrowed(found, made.dtype, " and ".join(made.parts)).contiguous()
 
 
 def _copied(made: Plan, tensors: Tensors) -> Tensor:
@@ -137,12 +138,12 @@ def _copied(made: Plan, tensors: Tensors) -> Tensor:
             for rows in row_slices(part):
                 chunk = tensors[name].detach()[rows]
                 require_finite(name, [chunk])
-                place[rows].copy_(chunk)
+                place[rows].copy_(narrowed(chunk, made.dtype, name))
                 tensors.release(chunk.numel() * chunk.element_size())
         else:
             require_finite(name, _chunks(tensors, name))
             part = made.layout(tensors[name].detach(), made.config)
-            _place(whole, start, part.shape).copy_(part)
+            _place(whole, start, part.shape).copy_(narrowed(part, made.dtype, name))
             tensors.release(part.numel() * part.element_size())
         start += part.numel()
     return whole

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import Device, nearest, public
 from interp.core.files import json_object, made_folder, regular, write_atomically
+from interp.core.stats import narrowed
 from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
 from interp.model.config import Json
 
@@ -158,7 +159,7 @@ def _built(
     said = str(config.get("dtype", "float32")).removeprefix("torch.")
     if said not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {said!r}")
-    tensors = {name: weight.to(dtype or DTYPES[said]) for name, weight in weights.items()}
+    tensors = {name: narrowed(weight, dtype or DTYPES[said], name) for name, weight in weights.items()}
     _fold_older(tensors, config)
     normalisation = _normalisation(config)
     sae = SAE(

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 RUNS = ("clean", "sae", "zero", "mean")
 FEWEST_TEXTS = 128
-"""Texts below which a loss, or a share of one, gets no interval."""
+"""Texts below which a loss gets no interval."""
+FEWEST_RECOVERED = 8
+"""Texts below which a recovered share of it gets none (`experiments/bench/coverage_ratio.py`)."""
 """What stands at the site: itself, its reconstruction, 0, or its mean over the reference data."""
 NO_MEAN = "no reference data to take the mean of"
 
@@ -385,6 +387,30 @@ def ratio(
     return Score(value, value - half, value + half, n, torch.full_like(value, null), unit)
 
 
+def recovered_share(
+    sums: Covariance, top: Float[Tensor, "f"], bottom: Float[Tensor, "f"], unit: str, *, fewest: int
+) -> Score:
+    """sum(x . top) / sum(x . bottom) over rows x with Fieller's 95 % interval: the ratios that no t test refutes.
+
+    Fieller 1954: r is inside if |mean of x . (top - r bottom)| is within t standard errors of it. Infinite ends where
+    the sum of x . bottom may be 0; NaN below `fewest` rows. Its null is 0.
+    """
+    n, mean = sums.n, sums.mean
+    top, bottom = top.to(mean), bottom.to(mean)
+    squared = (t95(n.double(), fewest) ** 2 / (n * (n - 1))).to(mean)
+    above, below = mean @ top, mean @ bottom
+    a = below.square() - squared * (bottom @ sums.scatter @ bottom)
+    b = above * below - squared * (top @ sums.scatter @ bottom)
+    c = above.square() - squared * (top @ sums.scatter @ top)
+    root = (b.square() - a * c).clamp_min(0.0).sqrt()
+
+    def end(sign: float) -> Tensor:
+        return torch.where(a > 0, (b + sign * root) / a, sign * torch.inf).where(~a.isnan(), torch.nan)
+
+    value = above / below
+    return Score(value, end(-1.0), end(1.0), n, torch.zeros_like(value), unit)
+
+
 def _plain(value: Float[Tensor, ""], n: int, unit: str, null: float = torch.nan) -> Score:
     """A number of which nobody knows an interval."""
     none = torch.full_like(value, torch.nan)
@@ -490,7 +516,8 @@ def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Met
     reasons = {}
     for run in runs[2:]:
         lost, held = one[run] - one["sae"], one[run] - one["clean"]
-        share = ratio(sums, lost, held, f"share of {of_what}", 0.0, fewest=fewest)
+        enough = FEWEST_RECOVERED if of_loss else max(FEWEST_RECOVERED, metric.fewest)
+        share = recovered_share(sums, lost, held, f"share of {of_what}", fewest=enough)
         cost = ratio(sums, one[run] - one["clean"], one["tokens"], unit)
         if of_loss and float(cost.value) <= 0:
             none = torch.full_like(share.value, torch.nan)
@@ -509,7 +536,7 @@ def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Met
         {
             "skipped": skipped,
             **({"predicted_tokens": tokens} if of_loss else {"metric": metric.name}),
-            "interval": f"95 % over texts, of {of_what}",
+            "interval": f"95 % over texts, of {of_what}; of what is recovered from {FEWEST_RECOVERED} texts on",
             **reasons,
             **({} if "mean" in runs else {"no_mean": NO_MEAN}),
         },

@@ -23,7 +23,7 @@ from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
-from interp.core.stats import Means, Partial, Reduction, ratio, wide
+from interp.core.stats import ANYWHERE, Means, Partial, Reduction, ratio, wide
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -367,5 +367,6 @@ def per_token(sums: Means, part: str, unit: str) -> Score:
     Shares of rare events hold their mean from `FEWEST_TEXTS` texts on, sums from `FEWEST_SUMS`; NaN below.
     """
     top, number, both = (sums.moments[name] for name in (part, "counted", f"{part}{_BOTH}"))
-    value, low, high = ratio(top, number, both, FEWEST_TEXTS if part == "active" else FEWEST_SUMS)
+    fewest, within = (FEWEST_TEXTS, (0.0, 1.0)) if part == "active" else (FEWEST_SUMS, ANYWHERE)
+    value, low, high = ratio(top, number, both, fewest, within=within)
     return Score(value, low, high, top.count(), torch.full_like(value, torch.nan), unit)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.results import Score, scored
-from interp.core.stats import FEWEST, MaskedMeans, Means, Moments, Partial, over
+from interp.core.stats import FEWEST, POSITIVE, MaskedMeans, Means, Moments, Partial, over
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -162,5 +162,6 @@ def _finish(merged: Partial, name: str, names: Sequence[str], sites: Sequence[st
 
 
 def _score(moments: Moments, name: str) -> Score:
-    found = Score.of(moments, UNITS[name], fewest=FEWEST_DIVERGENCES if name == "kl" else FEWEST)
+    fewest, share = FEWEST_DIVERGENCES if name == "kl" else FEWEST, UNITS[name] == "share of tokens"
+    found = Score.of(moments, UNITS[name], share=share, fewest=fewest, within=POSITIVE)
     return found._replace(value=found.value.masked_fill(found.n == 0, torch.nan))

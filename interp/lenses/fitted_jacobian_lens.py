@@ -22,7 +22,7 @@ from torch import Tensor
 from interp.core.boundary import Count, public, shape_text
 from interp.core.files import regular, write_atomically
 from interp.core.results import check_result
-from interp.core.stats import FEWEST, wide
+from interp.core.stats import FEWEST, narrowed, wide
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -260,7 +260,7 @@ class FittedJacobianLens:
     def to_neuronpedia(self, path: Path | str, *, dtype: torch.dtype = torch.float16) -> None:
         """Write J in the format of Neuronpedia's files, which TransformerLens reads; groups and errors are not in it.
 
-        Errors: ValueError for a lens of some tokens alone, or of the last layer only.
+        Errors: ValueError for a lens of some tokens alone, of the last layer only, or of numbers too large for `dtype`.
         """
         self._whole()
         last = as_network(self.model).config.n_layers - 1
@@ -268,7 +268,7 @@ class FittedJacobianLens:
         if not kept:
             raise ValueError("a layer before the last is required, whose J is the identity; got none")
         content = {
-            "J": {layer: self.jacobian[i].detach().cpu().to(dtype) for layer, i in kept.items()},
+            "J": {layer: narrowed(self.jacobian[i].detach().cpu(), dtype, "J") for layer, i in kept.items()},
             "n_prompts": self.prompts,
             "source_layers": list(kept),
             "d_model": self.jacobian.shape[-1],

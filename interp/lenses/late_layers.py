@@ -17,13 +17,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.heads import last_attention
+from interp.attention.shares import without_shares
 from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import (
+    ANYWHERE,
     FEWEST,
     FEWEST_LOSSES,
-    FEWEST_MASSES,
     FEWEST_PROBABILITIES,
+    SIGNED,
     Means,
     Partial,
     two_sided_p,
@@ -63,8 +65,7 @@ SCORES = {
 }  # fmt: skip
 """What is measured, each with its unit."""
 FEWEST_PROMPTS = {
-    "attribution": 32, "first_attention": FEWEST_MASSES, "log_prob_change": FEWEST_LOSSES,
-    "log_prob": FEWEST_PROBABILITIES,
+    "attribution": 32, "log_prob_change": FEWEST_LOSSES, "log_prob": FEWEST_PROBABILITIES,
 }  # fmt: skip
 """Prompts below which a score gets no interval, where they are more than usual."""
 
@@ -332,11 +333,19 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str, w
     }
     nulls = dict.fromkeys(("attribution", "log_prob_change", "rank_change"), 0.0)
     by_permutation = merged.moments["cosine_null"].mean
+    shares = config.n_layers - 1 not in without_shares(config)
     scores = {}
     for score, unit in SCORES.items():
         null = by_permutation.mean(-1) if score == "cosine" else nulls.get(score, torch.nan)
         scores[score] = _spread(
-            Score.of(merged.moments[score], unit, null, fewest=FEWEST_PROMPTS.get(score, FEWEST)),
+            Score.of(
+                merged.moments[score],
+                unit,
+                null,
+                share=score == "first_attention" and shares,
+                fewest=FEWEST_PROMPTS.get(score, FEWEST),
+                within=SIGNED if score == "cosine" else ANYWHERE,
+            ),
             whose.get(score, range(len(written))),
             len(parts),
         )

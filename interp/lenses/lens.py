@@ -22,7 +22,7 @@ from torch import Tensor
 
 from interp.core.boundary import listed, public
 from interp.core.results import Score, check_result, labelled, scored
-from interp.core.stats import FEWEST, FEWEST_PROBABILITIES, Moments, Partial, Rows, finite, wide
+from interp.core.stats import POSITIVE, Moments, Partial, Rows, finite, wide
 from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
@@ -307,8 +307,8 @@ def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ..
 def by_depth(result: xr.Dataset) -> xr.Dataset:
     """The lens of many prompts as curves over depth: the mean over each prompt's positions, then over prompts.
 
-    Returns Dataset[depth, score]: `value`, `low` and `high` (95 % over prompts; NaN for fewer than three, for
-    `target_prob` than 512) and `n` of `kl`, `entropy` (nats) and `target_prob`. Positions without the number (padding,
+    Returns Dataset[depth, score]: `value`, `low` and `high` (95 % over prompts; NaN for fewer than three, but of
+    `target_prob`, a share) and `n` of `kl`, `entropy` (nats) and `target_prob`. Positions without the number (padding,
     no target) and prompts that have none are left out.
 
     Example:
@@ -318,11 +318,9 @@ def by_depth(result: xr.Dataset) -> xr.Dataset:
     scores: dict[str, Score] = {}
     for name in ("kl", "entropy", "target_prob"):
         rows = torch.from_numpy(result[name].transpose("prompt", "depth", "pos").values).nanmean(-1)
-        fewest = FEWEST_PROBABILITIES if name == "target_prob" else FEWEST
-        moments = Moments.of(rows[~rows.isnan().any(1)])
-        scores[name] = Score.of(moments, result[name].attrs["unit"], fewest=fewest)
-    interval = f"95 % over prompts, of target_prob from {FEWEST_PROBABILITIES} on"
-    attrs = {**result.attrs, "interval": interval}
+        moments, unit = Moments.of(rows[~rows.isnan().any(1)]), result[name].attrs["unit"]
+        scores[name] = Score.of(moments, unit, share=name == "target_prob", within=POSITIVE)
+    attrs = {**result.attrs, "interval": "95 % over prompts"}
     depths = [str(depth) for depth in result.depth.values]
     return scored("lens_by_depth", scores, ("depth",), coords={"depth": depths}, attrs=attrs)
 

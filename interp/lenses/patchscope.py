@@ -19,7 +19,7 @@ from torch import Tensor
 
 from interp.core.boundary import listed, public, shape_text, shown
 from interp.core.results import labelled
-from interp.core.stats import Partial, Rows, finite, wilson
+from interp.core.stats import Partial, Rows, finite, share_interval
 from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
@@ -115,7 +115,7 @@ def patchscope(
     and `kl` = KL(the source run's own next token || these) in nats, `target_rank` (0 = most probable) and
     `target_prob` of `answer`, by default of the token that the source run finds most probable itself; and over prompts
     `value` [depth, target_depth], the share of prompts whose answer comes first, with the ends `low` and `high` of its
-    95 % interval (Wilson) and `n`. The last target depth is the final stream: the logit lens of the state, with no
+    95 % interval and `n`. The last target depth is the final stream: the logit lens of the state, with no
     target prompt in it.
     Two baselines belong beside it: that last column, and what `unpatched_prob` says: the probability of the answer in
     the target run as it is.
@@ -224,7 +224,7 @@ def _finish(
     cells, rows = ("depth", "target_depth"), dict(merged.rows)
     unpatched = rows.pop("unpatched_prob")
     agrees = (rows["target_rank"] == 0).double().mean(0)
-    low, high = wilson(agrees, len(unpatched))
+    low, high = share_interval(agrees, len(unpatched))
     values = {
         word: (("prompt", *cells, "rank") if x.ndim == 4 else ("prompt", *cells), x)
         for word, x in rows.items()
@@ -245,6 +245,10 @@ def _finish(
             "target_depth": [str(Part.of(site)) for site in targets],
         },
         units={"entropy": "nats", "kl": "nats", **probability, **dict.fromkeys(shares, "share of prompts")},
-        attrs={**attrs, "kl": "KL(the source run's own || these)", "interval": "95 % over prompts (Wilson)"},
+        attrs={
+            **attrs,
+            "kl": "KL(the source run's own || these)",
+            "interval": "95 % over prompts (`share_interval`)",
+        },
     )
     return text.of_outputs.worded(found, word="top_token")

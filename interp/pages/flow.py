@@ -195,7 +195,7 @@ def words_of_heads(model: Subject, batch: Batch) -> pd.DataFrame:
     order = table["list"].map({name: i for i, name in enumerate(LISTS)})
     table = table.iloc[np.argsort(order, kind="stable")].reset_index(drop=True)
     first = ["list", "part", "layer", "head", "token", "token_id", "rank", "word", "word_id"]
-    return table[[*first, "value", "unit"]]
+    return table[[*first, "value", "factor", "unit"]]
 
 
 def listed(config: ModelConfig, n_tokens: int) -> int:

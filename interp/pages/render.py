@@ -6,7 +6,7 @@ import json
 import math
 from typing import TYPE_CHECKING
 
-from interp.attention.heads import with_pattern
+from interp.attention.shares import with_pattern
 from interp.core.boundary import public
 from interp.lenses.backward_lens import NO_UPDATE
 from interp.model.config import ModelConfig

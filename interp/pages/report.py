@@ -16,8 +16,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.attention import heads
-from interp.attention.heads import with_pattern
 from interp.attention.score_parts import score_reads
+from interp.attention.shares import with_pattern
 from interp.causal.contrast import paired
 from interp.core.boundary import public
 from interp.core.results import frame

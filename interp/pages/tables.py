@@ -31,8 +31,7 @@ UNITS: Mapping[str, Mapping[str, str]] = {
     "heads": {**dict.fromkeys(("value", "low", "high", "null"), _SIZES), "p": "probability"},
     "circuits": {**dict.fromkeys(("value", "low", "high", "null"), _SIZES), "p": "probability"},
     "composition": {
-        **dict.fromkeys(("value", "null", "null_sd", "excess"), _RATIO),
-        "z": "standard deviations of the ratio", "p": "probability",
+        **dict.fromkeys(("value", "null", "excess"), _RATIO), "relative": "times the medians of the two layers",
     },
     "attention": {"value": "attention mass"},
     "attribution": {"value": "logits", "share": "share of the total", "running_sum": "logits"},
@@ -52,7 +51,7 @@ UNITS: Mapping[str, Mapping[str, str]] = {
     "flow_routes": {"value": "share of the sum", "attribution": "logits"},
     "flow_neurons": {"value": "share of the sum"},
     "value_norms": {"value": "norm"},
-    "head_tokens": {"value": _SIZES},
+    "head_tokens": {"value": _SIZES, "factor": "times a value, in a typical pass"},
 }  # fmt: skip
 """The unit of every column of real numbers, by table."""
 
@@ -147,7 +146,7 @@ def heads(result: xr.Dataset) -> pd.DataFrame:
 def composition(results: Mapping[str, xr.Dataset]) -> pd.DataFrame:
     """`interp.composition` by kind (Q, K, V): one row per pair of heads in different layers."""
     every = [frame(result).dropna(subset="value").assign(kind=kind) for kind, result in results.items()]
-    columns = ["kind", "src", "dst", "value", "null", "null_sd", "excess", "z", "p"]
+    columns = ["kind", "src", "dst", "value", "null", "excess", "relative"]
     if not every:
         return pd.DataFrame(columns=columns)
     return pd.concat(every)[columns].reset_index(drop=True)

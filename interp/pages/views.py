@@ -159,15 +159,16 @@ def circuit_map(table: pd.DataFrame, score: str) -> Rows:
 
 @dataclass(frozen=True)
 class Link:
-    """Two heads that compose, and how far above chance."""
+    """Two heads that compose, and how strongly."""
 
     src: str
     dst: str
     value: float
     null: float
-    z: float
+    excess: float
+    relative: float
     width: float
-    """Of the bar, in percent: z over the largest of the page."""
+    """Of the bar, in percent: the excess over the largest of the page."""
 
     @property
     def ends(self) -> tuple[Part, Part]:
@@ -176,12 +177,12 @@ class Link:
 
 
 def strongest(table: pd.DataFrame) -> dict[str, list[Link]]:
-    """By kind of composition the pairs furthest above chance, best first."""
-    known = table.dropna(subset="z").sort_values("z", ascending=False, kind="stable")
-    most = max(1.0, float(known.z.max())) if len(known) else 1.0
+    """By kind of composition the strongest pairs, best first."""
+    known = table.sort_values("excess", ascending=False, kind="stable")
+    most = max(1e-9, float(known.excess.max())) if len(known) else 1.0
     found: dict[str, list[Link]] = {}
     for kind, group in known.groupby("kind", sort=False):
-        best_of = group.head(BEST).assign(width=lambda rows: (100 * rows.z / most).clip(lower=0))
+        best_of = group.head(BEST).assign(width=lambda rows: (100 * rows.excess / most).clip(lower=0))
         found[str(kind)] = records(Link, best_of)
     return {kind: found[kind] for kind in KINDS if kind in found}
 

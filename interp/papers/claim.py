@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from interp.core.boundary import public
-from interp.core.stats import t95, wilson
+from interp.core.stats import share_interval, t95
 
 Verdict = Literal["holds", "does not hold", "not testable here"]
 
@@ -95,9 +95,9 @@ class Measured:
 
     @classmethod
     def share(cls, hits: int | float, n: int, over: str) -> Measured:
-        """A share of n independent cases with Wilson's interval."""
+        """A share of n independent cases with its interval, `share_interval`."""
         value = torch.tensor([hits / n], dtype=torch.float64)
-        low, high = wilson(value, n)
+        low, high = share_interval(value, n)
         return cls(float(value), float(low), float(high), n, over)
 
 

@@ -14,7 +14,7 @@ from interp.attention import heads
 from interp.data.batch import Batch
 from interp.hooked import HookedTransformer
 from interp.model import ModelConfig, NoPosition, Rotary, Transformer
-from interp.papers.claim import Claim, Measured, above, below, near
+from interp.papers.claim import Claim, Measured, above, near
 from interp.papers.effort import Effort
 from interp.residual import paths, term_importance
 from interp.tasks import Examples, IndirectObjects, RepeatedTokens, RepeatingChain
@@ -182,9 +182,9 @@ def _induction(model: HookedTransformer) -> Iterator[Claim]:
         "sum of eigenvalues over sum of their moduli",
     )
     yield Claim(
-        "two layers: p of that K-composition among random heads of the same singular values",
+        "two layers: that K-composition, by the ratio of random directions",
         "above random",
-        Measured.exact(float(table.p.sel(src=early, dst=late))),
-        below(0.05),
-        "p",
+        Measured.exact(float((table.value / table.null).sel(src=early, dst=late))),
+        above(1.0),
+        "times",
     )

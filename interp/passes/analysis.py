@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -18,6 +18,7 @@ from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction
 from interp.core.transfers import Checks, fetched
 from interp.data.batch import Answers, Batch, Text
+from interp.data.spellings import Spellings
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -34,6 +35,8 @@ class Posed:
 
     answer: Int[Tensor, "n"]
     wrong: Int[Tensor, "n"] | None = None
+    spellings: Spellings | None = field(default=None, compare=False, repr=False)
+    """Of answers given as texts, the single tokens that they are with or without their leading space."""
 
     @classmethod
     def of(cls, text: Text, answer: Answers | None, wrong: Answers | None = None) -> "Posed | None":
@@ -54,7 +57,7 @@ class Posed:
             raise ValueError(
                 f"as many wrong answers as answers are required, got {len(second)} for {len(first)}"
             )
-        return cls(first, second)
+        return cls(first, second, Spellings.of(text, answer, wrong))
 
     @property
     def rows(self) -> int | None:
@@ -66,6 +69,8 @@ class Posed:
         """The batch with the answers of its rows. ValueError for a row that has none."""
         answer, wrong = (None if x is None else _of_rows(x, batch) for x in (self.answer, self.wrong))
         assert answer is not None
+        if self.spellings is not None:
+            self.spellings.check(batch)
         return batch.with_answers(answer, wrong)
 
 

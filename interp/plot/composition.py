@@ -14,11 +14,10 @@ from interp.core.boundary import nearest, public
 from interp.plot.canvas import MASS, Scale, axes, heat_map, name_cells
 
 UNITS = {
-    "z": "sd above the null",
     "excess": "ratio above the null",
     "value": "ratio of Frobenius norms",
+    "relative": "times the medians of the two layers",
 }
-SIGNED = ("z", "excess")
 ABSENT = "0.88"
 """Grey of pairs that do not exist or have no number."""
 MOST_NAMED = 24
@@ -27,9 +26,14 @@ MOST_NAMED = 24
 
 @public()
 def composition(
-    result: xr.Dataset, value: str = "z", *, mark: int = 1, limit: float | None = None, ax: Axes | None = None
+    result: xr.Dataset,
+    value: str = "excess",
+    *,
+    mark: int = 1,
+    limit: float | None = None,
+    ax: Axes | None = None,
 ) -> Axes:
-    """`z`, `excess` or `value` of `composition` for every pair of heads, grouped by layer; grey where there is none.
+    """`excess`, `value` or `relative` of `composition` for every pair of heads, by layer; grey where there is none.
 
     The `mark` largest pairs are framed, and named in the title. limit: where the colours end, the same for several maps
     side by side; None = at the largest number.
@@ -59,7 +63,7 @@ def composition(
 
 
 def _scale(cells: Float[np.ndarray, "sources destinations"], value: str) -> Scale:
-    if value in SIGNED:
+    if value == "excess":
         return Scale.signed(cells, UNITS[value])
     return Scale(MASS, 0.0, float(np.nanmax(cells, initial=0.0)) or 1.0, UNITS[value])
 

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.attention.heads import same_token, signed_shares, without_shares
+from interp.attention.heads import same_token
+from interp.attention.shares import signed_shares, without_shares
 from interp.core.patterns import SCORES, copy_keys, copy_scores
 from interp.core.stats import wide
 from interp.data.batch import Batch

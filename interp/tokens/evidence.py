@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import public, shape_text
 from interp.core.results import Score, check_result, scored
-from interp.core.stats import FEWEST_MASSES, FEWEST_PROBABILITIES, Moments, over
+from interp.core.stats import FEWEST_PROBABILITIES, POSITIVE, Moments, over
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -27,12 +27,8 @@ UNITS = {
     "probes_needed": "tokens",
 }
 """What `evidence` measures, with units."""
-ROWS_FOR = {
-    "share": FEWEST_MASSES,
-    "reciprocal_rank": FEWEST_MASSES,
-    "probes_needed": FEWEST_PROBABILITIES,  # 0 in most prompts, many in a few
-}
-"""From how many prompts on each score has its interval."""
+SHARES = ("share", "reciprocal_rank")
+"""Those between 0 and 1; `probes_needed`, 0 in most prompts and many in a few, has an interval from many prompts on."""
 
 
 @public()
@@ -72,10 +68,17 @@ def evidence(
         raise ValueError("every prompt requires evidence among its tokens, some prompt has none")
     found, chance = _each(value, decides, counted), _by_chance(decides.sum(1), counted.sum(1))
     each = {
-        name: Score.of(Moments.of(x), UNITS[name], chance[name], fewest=ROWS_FOR[name])
+        name: Score.of(
+            Moments.of(x),
+            UNITS[name],
+            chance[name],
+            share=name in SHARES,
+            fewest=FEWEST_PROBABILITIES,
+            within=POSITIVE,
+        )
         for name, x in found.items()
     }
-    interval = f"{over('prompts', FEWEST_MASSES)}, of probes_needed from {FEWEST_PROBABILITIES} on"
+    interval = f"{over('prompts')}, of probes_needed from {FEWEST_PROBABILITIES} on"
     return scored(
         "evidence",
         each,

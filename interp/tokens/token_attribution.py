@@ -86,6 +86,8 @@ class Mixing:
 
 
 Method = Mixing | AltiLogit | GradientTimesInput | IntegratedGradients
+SINK = 0.9
+"""The share of the first token from which a result says so: ten others then have less than 0.01 each on average."""
 METHODS: dict[str, Method] = {
     "attention": Mixing("attention", -1),
     "values": Mixing("values", -1),
@@ -191,7 +193,8 @@ def token_attribution(
     edits: patterns and values count as the edited pass has them; a head or attention that is zeroed or scaled counts by
     what is left of it. Edits that make the stream something else than what the model's parts wrote are refused by the
     methods that follow it through the layers.
-    Caveats: attention to BOS is mostly a way to do nothing, and shares count it; mixing says nothing about the MLPs.
+    Caveats: attention to BOS is mostly a way to do nothing, and shares count it (a note says where it takes more than
+    0.9 of them); mixing says nothing about the MLPs.
     Errors: ValueError for a method without the answer it needs, for cross-attention, packed rows, ALTI-Logit before
     the last token of a bidirectional model, and edits that a method cannot see; IndexError for a position or layer that
     does not exist; IncompleteSumError where ALTI-Logit does not sum.
@@ -358,7 +361,10 @@ def _finish(
         coords={"pos": range(token.shape[1]), "token": text.token_words(token)},
         units={**units, "error": "share of the total" if steps else "share of the largest term"},
         attrs={**attrs, **error, "unit": unit},
-        notes=_unconverged(rows["error"], steps) if steps else (),
+        notes=[
+            *(_unconverged(rows["error"], steps) if steps else ()),
+            *(_of_sinks(rows["value"]) if unit == "share" and attrs["pos"] != 0 else ()),
+        ],
     )
 
 
@@ -371,6 +377,19 @@ def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
         f"integrated gradients did not converge on {off} of {len(error)} prompts: after {steps} gradients the scores "
         f"may miss the logit's change by {float(error.max()):.2g} of it ({ACCEPTED} is accepted); more "
         "(IntegratedGradients(steps=...)) come closer, unless the logit jumps or its numbers are in half precision",
+    )
+
+
+def _of_sinks(shares: Float[Tensor, "n p"]) -> tuple[str, ...]:
+    """What is said of prompts whose first token takes nearly everything."""
+    known = ~shares.isnan()
+    first = shares.gather(1, known.int().argmax(1, keepdim=True))[:, 0]
+    taken, several = int((first > SINK).sum()), known.sum(1) > 1
+    if not bool(((first > SINK) & several).any()):
+        return ()
+    return (
+        f"in {taken} of {len(first)} prompts the first token has more than {SINK} of all shares, as an attention sink "
+        "does: what the others have is what it leaves",
     )
 
 

@@ -1,8 +1,13 @@
-"""Which heads read what earlier heads write: Q-, K- and V-composition of all pairs, from the weights, against a null.
+"""Which heads read what earlier heads write: Q-, K- and V-composition of all pairs, from the weights, as effect sizes.
 
 Elhage et al. 2021, "Composition of attention heads": a pair's score is ||W1 W2|| / (||W1|| ||W2||), Frobenius norms, in
 row convention with W1 = OV of the source and W2 = QK (Q), QK^T (K) or OV (V) of the destination. A ratio says little by
-itself: random heads have 1/sqrt(d), most trained ones less (Elhage et al.). So it comes with the law it has by chance.
+itself: random heads have 1/sqrt(d), and where the dimensions of the stream differ in scale all pairs have more. So it
+comes with that level, and with the factor by which it exceeds what its two heads have with the others of their layers.
+
+There is no p: of eight kinds of random weights in which nothing composes, no law of chance that we tried held
+(`experiments/bench/composition_nulls.py`): that of the spectra called every pair significant where dimensions differ
+in scale.
 """
 
 from __future__ import annotations
@@ -18,10 +23,8 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
-from interp.core.haar import Nakagami, concentration, gaussian_concentration, overlap_null
 from interp.core.results import labelled
 from interp.core.stats import wide
-from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.model.config import Rotary
 from interp.model.parts import Named, Part, as_part
@@ -34,12 +37,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 Kind = Literal["Q", "K", "V"]
-Null = Literal["spectrum", "shape"]
-NULLS = {
-    "spectrum": "independent random frames, the heads' own singular values",
-    "shape": "Gaussian factors of the heads' shapes",
-}
 RATIO = "ratio of Frobenius norms"
+NULL = "1 / sqrt(d_model): heads in random directions"
+FACTOR = "times the medians of the two layers"
+"""The unit of `relative`."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,6 @@ class Composition(Question):
     """What the destination reads the source with: its queries, keys or values."""
     folded: bool = True
     """Whether norms are part of the heads, as in `HeadCircuits`."""
-    null: Null = "spectrum"
-    """What chance is: the heads' own singular values in random frames, or Gaussian heads of the shape."""
     offset: int | None = None
     """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
     of_weights: ClassVar[bool] = True
@@ -61,7 +60,7 @@ class Composition(Question):
         circuits = HeadCircuits(model, folded=self.folded)
         if circuits.config.n_layers < 2:
             raise ValueError(f"composition requires at least two layers, got {circuits.config.n_layers}")
-        _check(circuits, self.kind, self.offset, self.null)
+        _check(circuits, self.kind, self.offset)
         return Alone(self.name, partial(_pairs, circuits, self))
 
 
@@ -71,47 +70,44 @@ def composition(
     kind: Kind = "K",
     *,
     folded: bool = True,
-    null: Null = "spectrum",
     offset: int | None = None,
 ) -> xr.Dataset:
-    """How strongly every head composes with every head of a later layer, and how far that is from chance.
+    """How strongly every head composes with every head of a later layer, beside other heads of the same two layers.
 
     Two heads compose if one reads what the other writes; the weights alone say how well that fits.
 
     Returns Dataset[src, dst], heads by name, with the coordinates `src_layer` and `dst_layer`; NaN where the source is
     not in an earlier layer:
     `value` in [0, 1], ||W1 W2|| / (||W1|| ||W2||), as in `composition_scores`;
-    `null` and `null_sd`, its mean and standard deviation under the null; `excess` = value - null (the paper's baseline
-    subtraction under null="shape"); `z` = excess / null_sd, of the ratio and not of its square; `p`, one-sided, the
-    chance of a ratio at least as large, 0 below 1e-308.
+    `null` = 1 / sqrt(d_model), the root mean square of that ratio between random directions, exact whatever the heads'
+    singular values; `excess` = value - null;
+    `relative`, value times the median of its two layers, by the medians of both heads in them (what medians of rows and
+    columns leave, as in Tukey 1977, *median polish*): 1 for a pair as its heads are with the others of these layers.
 
-    null="spectrum" keeps each head's singular values and draws their frames at random (Haar); "shape" draws heads with
-    Gaussian W_Q, W_K, W_V, W_O. Mean and variance of ratio^2 are exact in closed form (`interp.core.haar`), those of
-    the ratio and p are of the Gamma law with them: p is good to a tenth at 0.05, and an order of magnitude far out
-    (`interp.core.haar.Nakagami`). Trained heads differ from either in bulk: rank pairs, and read z as a distance, since
-    thousands of pairs are tested at once.
+    All are sizes, none is a test. Above the null is every pair of a model whose stream has a few large dimensions, for
+    all heads write and read those; `relative` leaves out what is common to the heads of a layer, and cannot see a head
+    that composes with more than half of them, nor anything with one head a layer: read both.
 
     folded: norms are part of the heads, as in `HeadCircuits`. offset: under rotary positions QK, and with it Q- and
     K-composition, holds for a key that many tokens before the query (None: 0). A previous-token head's is 1; an
     induction head's distance is that between repeats, so look at several. Grouped queries: every query head counts,
     with the key and value weights of its group.
 
-    Caveats: it says what can be read, not what is: attention may never look there. A pair below its null (z far below
-    0) can still be the mechanism, where the directions that matter are a small part of both norms: look at the circuit
-    between tokens. Only self-attention within one stack
-    composes here; of an encoder-decoder, ask about one side. In post-norm models the stream also passes norms between
-    the layers, which belong to no head and are left out. z and p are NaN for a head that is a multiple of an orthogonal
-    matrix (it composes alike with all), everything is NaN for a head of zeros.
-    Errors: ValueError for an unknown kind or null, a single layer, and an offset for V, outside the context, or under
+    Caveats: it says what can be read, not what is: attention may never look there. A pair below the null can
+    still be the mechanism, where the directions that matter are a small part of both norms: look at the circuit between
+    tokens. Only self-attention within one stack composes here; of an encoder-decoder, ask about one side. In post-norm
+    models the stream also passes norms between the layers, which belong to no head and are left out. Everything is NaN
+    for a head of zeros.
+    Errors: ValueError for an unknown kind, a single layer, and an offset for V, outside the context, or under
     other positions; AttributeError for a layer whose heads have no such circuit.
 
     Example:
         >>> scores = interp.composition(model, "K")
-        >>> float(scores.z.sel(src="L0H1", dst="L1H2")) < 10
+        >>> 0 < float(scores.value.sel(src="L0H1", dst="L1H2")) < 1
         True
-        >>> interp.frame(scores).nlargest(3, "z")[["src", "dst", "value", "z"]]
+        >>> interp.frame(scores).nlargest(3, "excess")[["src", "dst", "value", "relative"]]
     """
-    return answered(Composition(kind, folded, null, offset), model)
+    return answered(Composition(kind, folded, offset), model)
 
 
 @public()
@@ -136,24 +132,23 @@ def composition_scores(
     return _ratios(*_halves(circuits, kind, offset))
 
 
-def against_null(
-    circuits: HeadCircuits, kind: Kind, *, null: Null = "spectrum", offset: int | None = None
-) -> tuple[Float[Tensor, "l h l h"], Nakagami]:
-    """The scores of every pair in float64 on the host, and the law of each under the null; see `composition`."""
-    _check(circuits, kind, offset, null)
-    sources, destinations = _halves(circuits, kind, offset)
-    config = circuits.config
-    found = {"ratio": _ratios(sources, destinations)}
-    if null == "spectrum":
-        halves = {"source": sources, "destination": destinations}
-        found |= {name: torch.stack([concentration(half) for half in each]) for name, each in halves.items()}
-    here = fetched(found)
-    if null == "shape":
-        a = b = gaussian_concentration(config.d_model, config.head_width)
-    else:
-        a, b = here["source"][:, :, None, None], here["destination"]
-    ratios = here["ratio"].double()
-    return ratios, overlap_null(a, b, config.d_model)
+def relative_scores(ratio: Float[Tensor, "l h m g"]) -> Float[Tensor, "l h m g"]:
+    """Every ratio by what the medians of its two heads in their two layers give: ratio x median / (median x median).
+
+    The medians are of logarithms, for each head over those of the other layer, for the layers over the heads' (the mean
+    of those of both). So it is 1 throughout where every ratio is a factor of its source times one of its destination.
+    NaN where a ratio is, and where a median is 0.
+
+    Example:
+        >>> alike = torch.tensor([0.1, 0.2, 0.4])[:, None] * torch.tensor([1.0, 2.0])
+        >>> relative_scores(alike[None, :, None]).unique()
+        tensor([1.])
+    """
+    size = ratio.double().log()
+    source, target = (size.nanquantile(0.5, dim=dim, keepdim=True) for dim in (3, 1))
+    layers = (source.nanquantile(0.5, dim=1, keepdim=True) + target.nanquantile(0.5, dim=3, keepdim=True)) / 2
+    expected = source + target - layers
+    return (size - expected.masked_fill(expected.isinf(), torch.nan)).exp().to(ratio)
 
 
 @public()
@@ -224,13 +219,10 @@ def composition_directions(
 
 
 def _pairs(circuits: HeadCircuits, asked: Composition) -> xr.Dataset:
-    """The ratio of every pair against its null, heads by name."""
-    ratio, law = against_null(circuits, asked.kind, null=asked.null, offset=asked.offset)
-    mean, sd = law.mean(), law.sd()
-    values = {
-        "value": ratio, "null": mean, "null_sd": sd, "excess": ratio - mean, "z": (ratio - mean) / sd,
-        "p": law.upper(ratio),
-    }  # fmt: skip
+    """The ratio of every pair and the others of its layers, heads by name."""
+    ratio = composition_scores(circuits, asked.kind, offset=asked.offset).double()
+    null = torch.full_like(ratio, circuits.config.d_model**-0.5)
+    values = {"value": ratio, "null": null, "excess": ratio - null, "relative": relative_scores(ratio)}
     heads = head_names(circuits.config)
     layers = [Part.of(head).layer for head in heads]
     n = len(heads)
@@ -242,9 +234,8 @@ def _pairs(circuits: HeadCircuits, asked: Composition) -> xr.Dataset:
         {name: (("src", "dst"), each) for name, each in cells.items()},
         coords={"src": heads, "dst": heads, "src_layer": ("src", layers), "dst_layer": ("dst", layers)},
         units={
-            **dict.fromkeys(("value", "null", "null_sd", "excess"), RATIO),
-            "z": "standard deviations of the ratio",
-            "p": "probability",
+            **dict.fromkeys(("value", "null", "excess"), RATIO),
+            "relative": FACTOR,
         },
         attrs=_attrs(circuits, asked),
     )
@@ -253,7 +244,7 @@ def _pairs(circuits: HeadCircuits, asked: Composition) -> xr.Dataset:
 def _attrs(circuits: HeadCircuits, asked: Composition) -> dict[str, str | int]:
     config = circuits.config
     attrs: dict[str, str | int] = {
-        "kind": asked.kind, "null": NULLS[asked.null], "folded": int(asked.folded), "d_model": config.d_model,
+        "kind": asked.kind, "null": NULL, "folded": int(asked.folded), "d_model": config.d_model,
         "unit": RATIO,
     }  # fmt: skip
     if isinstance(config.position, Rotary) and asked.kind != "V":
@@ -261,12 +252,10 @@ def _attrs(circuits: HeadCircuits, asked: Composition) -> dict[str, str | int]:
     return attrs
 
 
-def _check(circuits: HeadCircuits, kind: Kind, offset: int | None, null: Null = "spectrum") -> None:
+def _check(circuits: HeadCircuits, kind: Kind, offset: int | None) -> None:
     """Refuse what no composition is of."""
     if kind not in get_args(Kind):
         raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
-    if null not in NULLS:
-        raise ValueError(f"null must be one of {', '.join(NULLS)}, got {null!r}")
     if circuits.biases:
         raise ValueError("composition requires circuits without biases: their last row is no direction")
     if kind == "V" and offset is not None:

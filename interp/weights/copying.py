@@ -178,7 +178,7 @@ def copying(
     Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
     `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
     `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
-    none exceeds in their row of the full OV circuit (Wilson's interval); `mean_rank`, how many exceed it (0 =
+    none exceeds in their row of the full OV circuit (with its interval); `mean_rank`, how many exceed it (0 =
     copies; no interval: a few tokens far down decide such a mean).
     `previous` adds `matching` (see `matching_scores`; exact).
     NaN: the circuit is zero.
@@ -507,7 +507,7 @@ def _copying(circuits: HeadCircuits, asked: Copying) -> xr.Dataset:
         others={"p": (("layer", "head", "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
         attrs={
             "folded": int(asked.folded), "embedding": asked.embedding,
-            "interval": "95 % over tokens of the vocabulary: Wilson",
+            "interval": "95 % over tokens of the vocabulary",
             "null": f"eigenvalues: the mean of {len(random.scores)} random heads in these embeddings; ranks: uniform",
             "p": "two-sided; eigenvalues: against the same random heads; ranks: against those of the same layer",
         },

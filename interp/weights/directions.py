@@ -35,6 +35,7 @@ from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
 from interp.weights.head_circuits import HeadCircuits
 from interp.weights.token_pairs import worded
+from interp.weights.typical_scales import ABOUT, logits_unit, typical_factors
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -43,12 +44,12 @@ Matrix = Literal["OV", "QK", "W_in", "W_gate", "W_out"]
 Side = Literal["read", "written"]
 ENDS = ("top", "bottom")
 """The two ends of a list: the largest scores and the smallest, rank 0 the most extreme."""
-UNITS: Mapping[str, str] = {"written": "logits", "read": "W_E . direction"}
-"""What a token's number is; queries and keys are read."""
+READ = "W_E . direction"
+"""What a token's number is for a direction that is read; queries and keys are."""
 SEE_UNIT = "see the coordinate unit"
 _CONVENTIONS = {
     "read": "W_E . direction, the norm before it at scale 1",
-    "written": "logits, final norm at scale 1, centred over the vocabulary",
+    "written": "final norm at scale 1, centred over the vocabulary",
     "inverse": "W_E^T stands for the right inverse of W_E (Dar et al. 2022)",
 }
 
@@ -216,7 +217,7 @@ def neurons(model: Model, parts: Named | Sequence[Named], *, top: int | None = N
 
 @torch.no_grad()
 def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> xr.Dataset:
-    embedded, unit = circuits.embedded, UNITS[asked.side]
+    embedded, unit = circuits.embedded, _unit(circuits, asked.side)
     rows = asked.vectors.detach().reshape(-1, circuits.config.d_model)
     rows = rows.to(embedded.device, wide(embedded[:0]).dtype)
     told = text.of_outputs if asked.side == "written" else text
@@ -226,7 +227,7 @@ def _directions(circuits: HeadCircuits, text: Text, asked: Directions) -> xr.Dat
         {"value": value, "norm": (("direction",), rows.norm(dim=-1))},
         coords={"direction": range(len(rows)), **coords},
         units={"value": unit, "norm": "length"},
-        attrs={"unit": unit, "side": asked.side, **_CONVENTIONS},
+        attrs={"unit": unit, "side": asked.side, **_conventions(circuits)},
     )
 
 
@@ -243,11 +244,11 @@ def _singular_directions(
         {"value": value, "singular_value": (("direction",), s[: asked.count])},
         coords={
             "direction": range(asked.count), "side": list(vectors), **coords,
-            "unit": ("side", [UNITS.get(side, UNITS["read"]) for side in vectors]),
+            "unit": ("side", [_unit(circuits, side) for side in vectors]),
         },
         units={"value": SEE_UNIT, "singular_value": "singular value"},
         attrs={
-            **_CONVENTIONS, "matrix": asked.matrix, "part": str(part),
+            **_conventions(circuits), "matrix": asked.matrix, "part": str(part),
             "sign": "the largest absolute score of the last side is positive",
         },
     )  # fmt: skip
@@ -271,11 +272,21 @@ def _neurons(circuits: HeadCircuits, text: Text, chosen: Sequence[Part], asked: 
         {"value": value, "norm": (("part", "matrix"), torch.stack(norms, 1))},
         coords={
             "part": list(map(str, chosen)), "matrix": names, **coords,
-            "unit": ("matrix", [UNITS[side] for side in sides]),
+            "unit": ("matrix", [_unit(circuits, side) for side in sides]),
         },
         units={"value": SEE_UNIT, "norm": "length"},
-        attrs=_CONVENTIONS,
+        attrs=_conventions(circuits),
     )  # fmt: skip
+
+
+def _unit(circuits: HeadCircuits, side: str) -> str:
+    """What a token's number is."""
+    return logits_unit(circuits.config) if side == "written" else READ
+
+
+def _conventions(circuits: HeadCircuits) -> dict[str, str | float]:
+    """How numbers are to be taken, and what those of written directions are multiplied by in a typical pass."""
+    return {**_CONVENTIONS, "written_factor": typical_factors(circuits).written, "factor": ABOUT}
 
 
 def _check_mlp(config: ModelConfig) -> None:

@@ -27,7 +27,8 @@ from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
 from interp.weights.head_circuits import Embedding, HeadCircuits, by_layer
-from interp.weights.token_pairs import UNITS, worded
+from interp.weights.token_pairs import worded
+from interp.weights.typical_scales import ABOUT, typical_factors, units
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -54,7 +55,7 @@ class HeadTokens(Question):
     of_weights: ClassVar[bool] = True
 
     def asked(self, model: Subject) -> Alone:
-        """Products with some rows of the embedding, no pass."""
+        """Products with some rows of the embedding, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         ids = _distinct(model.text, self.tokens)
         asked = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
@@ -76,9 +77,10 @@ def head_tokens(
     Returns Dataset[layer, head, token, list, rank]: `value`, and `word` and `word_id`, the text and id of the token
     listed; the coordinates `token` and `token_id` are the given tokens, `part` the heads' names. `list`:
     `raises` and `lowers`, the largest and smallest entries of the token's row of the full OV circuit minus the row's
-    mean (logits, the final norm at scale 1); `seeks`, the largest entries of its row of the full QK circuit among the
-    given tokens, minus their mean (attention scores, the norms at scale 1): which of them the token, as a query,
-    prefers. The coordinate `unit` says which. Rank 0 is the most extreme; where there are fewer tokens to seek than
+    mean (logits before the final norm); `seeks`, the largest entries of its row of the full QK circuit among the given
+    tokens, minus their mean (attention scores before the norms): which of them the token, as a query, prefers. The
+    coordinate `unit` says which. All norms have the scale 1; `factor`[layer, list] is what an entry is multiplied by in
+    a typical pass, where they divide by more. Rank 0 is the most extreme; where there are fewer tokens to seek than
     `top`, `value` is NaN and `word_id` -1.
     tokens: single tokens, as text or ids. folded, scaled, embedding: the conventions, as in `HeadCircuits`; positions
     are ignored (rotary: offset 0).
@@ -113,17 +115,20 @@ def _head_tokens(circuits: HeadCircuits, text: Text, ids: Int[Tensor, "n"], aske
         values.append(torch.cat((written, sought[:, :, None]), 2))
         words.append(torch.cat((outputs, keys[:, :, None]), 2))
     found = fetched({"value": torch.stack(values), "word_id": torch.stack(words)})
-    units = [UNITS["OV"], UNITS["OV"], UNITS["QK"]]
+    factors, unit = typical_factors(circuits), units(config)
+    factor = torch.stack((factors.moved, factors.moved, factors.sought), 1)
     table = labelled(
         asked.name,
         {name: (_CELL, each) for name, each in found.items()},
         coords={
             "layer": range(config.n_layers), "head": range(config.n_heads), "part": by_layer(config),
-            **worded(text, "token", ids, ("token",)), "list": LISTS, "unit": ("list", units), "rank": range(asked.top),
+            **worded(text, "token", ids, ("token",)), "list": LISTS,
+            "unit": ("list", [unit["OV"], unit["OV"], unit["QK"]]), "factor": (("layer", "list"), factor),
+            "rank": range(asked.top),
         },
         units="see the coordinate unit",
         attrs={
-            "raises, lowers": "logits, final norm at scale 1, centred over the vocabulary",
+            "raises, lowers": "norms at scale 1, centred over the vocabulary", "factor": ABOUT,
             "seeks": "attention scores, norms at scale 1, centred over the given tokens",
             "embedding": circuits.embedding, "folded": int(circuits.folded), "scaled": int(circuits.scaled),
         },

@@ -25,6 +25,7 @@ from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject
 from interp.runs.run import answered
 from interp.weights.head_circuits import Embedding, HeadCircuits
+from interp.weights.typical_scales import ABOUT, typical_factors, units
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 Kind = Literal["OV", "QK"]
 SIDES: Mapping[str, tuple[str, str]] = {"OV": ("source", "output"), "QK": ("query", "key")}
 """What the rows and the columns of a full circuit stand for."""
-UNITS = {"OV": "logits", "QK": "attention scores"}
-"""The unit of a full circuit's entries."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class TopPairs(Question):
     of_weights: ClassVar[bool] = True
 
     def asked(self, model: Subject) -> Alone:
-        """Products by tiles, no pass."""
+        """Products by tiles, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         heads, most = _heads(self.head, circuits), circuits.config.d_vocab
         most *= circuits.config.n_outputs if self.kind == "OV" else most
@@ -88,7 +87,7 @@ class SkipTrigrams(Question):
     of_weights: ClassVar[bool] = True
 
     def asked(self, model: Subject) -> Alone:
-        """Products by tiles, no pass."""
+        """Products by tiles, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         heads, v = _heads(self.head, circuits), circuits.config.d_vocab
         if isinstance(self.sources, list | tuple) and not self.sources:
@@ -115,8 +114,9 @@ def top_pairs(
     """The largest (or smallest) entries of heads' full circuits: source -> output (OV) or query -> key (QK).
 
     Returns Dataset[part, rank]: `value`, the entry minus the mean of its row, since a softmax over the columns does not
-    see a constant (logits; attention scores up to the norms' scale); the coordinates `source` and `output` (or `query`
-    and `key`) are the tokens' text, `source_id` and so on their ids. Rank 0 is the most extreme.
+    see a constant; the coordinate `factor`[part], what such an entry is multiplied by in a typical pass, for all norms
+    have the scale 1 here, so that entries of a real model are hundreds. The coordinates `source` and `output` (or
+    `query` and `key`) are the tokens' text, `source_id` and so on their ids. Rank 0 is the most extreme.
     Dar et al. 2022 read the uncentred forms. Caveat: QK entries of different queries have no common scale.
     head: by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
     folded, scaled, embedding: the conventions, as in `HeadCircuits`.
@@ -125,7 +125,7 @@ def top_pairs(
 
     Example:
         >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)[4:]
-        ['rank', 'source', 'source_id', 'output', 'output_id', 'value']
+        ['rank', 'factor', 'source', 'source_id', 'output', 'output_id', 'value']
     """
     return answered(TopPairs(head, kind, top, largest, folded, scaled, embedding), model)
 
@@ -147,8 +147,8 @@ def skip_trigrams(
     Which destination attends to a source is read off QK, what the source then makes likely off OV (Elhage et al. 2021,
     "Interpretation as Skip-Trigrams"): the (destination, source) pairs with the largest QK entries, and for each its
     source's largest OV entries, in that order. With `sources` (single tokens) the destinations of each of them instead.
-    Returns Dataset[part, pair, rank]: `ov`[part, pair, rank] in logits and `qk`[part, pair] in attention scores, each
-    minus the mean of its row, as in `top_pairs`, whose caveat holds here too; the coordinates `source`, `destination`
+    Returns Dataset[part, pair, rank]: `ov`[part, pair, rank] and `qk`[part, pair], each minus the mean of its row, and
+    `ov_factor`[part], as in `top_pairs`, whose caveat holds here too; the coordinates `source`, `destination`
     and `output` are the tokens' text, `source_id` and so on their ids. Every pair of a source is combined with all its
     outputs: the form cannot do otherwise (their "bugs").
     head, folded, scaled, embedding: as in `top_pairs`. top: how many pairs, with `sources` how many of each.
@@ -176,16 +176,16 @@ def _top_pairs(circuits: HeadCircuits, text: Text, heads: Sequence[Part], asked:
     ]
     value, rows, columns = (torch.stack(each) for each in zip(*found, strict=True))
     row, column = SIDES[asked.kind]
-    dims = ("part", "rank")
+    dims, unit = ("part", "rank"), units(circuits.config)[asked.kind]
     return labelled(
         asked.name,
         {"value": (dims, value)},
         coords={
-            "part": list(map(str, heads)), "rank": range(asked.top),
+            "part": list(map(str, heads)), "rank": range(asked.top), "factor": _factors(circuits, heads, asked.kind),
             **worded(text, row, rows, dims), **worded(ends, column, columns, dims),
         },
-        units=UNITS[asked.kind],
-        attrs={"kind": asked.kind, "unit": UNITS[asked.kind], **_conventions(circuits)},
+        units=unit,
+        attrs={"kind": asked.kind, "unit": unit, "factor": ABOUT, **_conventions(circuits)},
     )  # fmt: skip
 
 
@@ -206,11 +206,12 @@ def _skip_trigrams(
         {"ov": (cells, ov), "qk": (pairs, qk)},
         coords={
             "part": list(map(str, heads)), "pair": range(qk.shape[1]), "rank": range(asked.outputs),
+            "ov_factor": _factors(circuits, heads, "OV"),
             **worded(text, "source", source, pairs), **worded(text, "destination", destination, pairs),
             **worded(text.of_outputs, "output", output, cells),
         },
-        units={"ov": UNITS["OV"], "qk": UNITS["QK"]},
-        attrs=_conventions(circuits),
+        units={kind.lower(): unit for kind, unit in units(circuits.config).items()},
+        attrs={"factor": ABOUT, **_conventions(circuits)},
     )  # fmt: skip
 
 
@@ -234,6 +235,13 @@ def _centred(circuits: HeadCircuits, kind: str, head: Part) -> FactoredMatrix:
     """The full circuit, every row minus its mean."""
     full = circuits.full_ov(head) if kind == "OV" else circuits.full_qk(head)
     return FactoredMatrix(full.A, full.B - full.B.mean(-1, keepdim=True))
+
+
+def _factors(circuits: HeadCircuits, heads: Sequence[Part], kind: str) -> tuple[str, Tensor]:
+    """What the entries of these heads are multiplied by in a typical pass."""
+    found = typical_factors(circuits)
+    every = found.moved if kind == "OV" else found.sought
+    return "part", every[[head.layer or 0 for head in heads]]
 
 
 def _conventions(circuits: HeadCircuits) -> dict[str, str | int]:

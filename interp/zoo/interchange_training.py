@@ -21,7 +21,7 @@ from tqdm import trange
 
 from interp.core.boundary import Count, public
 from interp.core.results import labelled
-from interp.core.stats import wilson
+from interp.core.stats import share_interval
 from interp.model.config import MLP, LayerNorm, ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
@@ -115,7 +115,7 @@ def interchange_accuracy(compiled: Compiled, n: Count = 256, seed: int = 0) -> x
 
     Returns Dataset[part] over all heads and MLPs: `value`, the share of pairs of random sequences of the full length
     whose answers, at every position, are those of the program with the part's variables taken from the other sequence,
-    with `low` and `high` (Wilson, 95 %); `null`, the share in which the answers without any exchange are these; `n`,
+    with `low` and `high` (95 %); `null`, the share in which the answers without any exchange are these; `n`,
     how many pairs there were (pairs that the program has no answer for are left out). The coordinate `computes` names
     the variables of a part; parts without any should change nothing.
     Errors: ValueError for fewer than one pair.
@@ -135,7 +135,7 @@ def interchange_accuracy(compiled: Compiled, n: Count = 256, seed: int = 0) -> x
     still = (plain[None, :, 1:].argmax(-1) == wanted).all(-1) & valid
     count = valid.sum(1)
     share = hits.sum(1).double() / count
-    low, high = wilson(share, count)
+    low, high = share_interval(share, count)
     return labelled(
         "interchange_accuracy",
         {

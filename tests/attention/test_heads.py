@@ -15,9 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import interp
 from interp import Edit, HookedTransformer
 from interp.attention import AttentionKernel, Heads, attention_kernel
-from interp.attention.heads import BY_PATTERN, _reduced, same_token, with_pattern
+from interp.attention.heads import BY_PATTERN, _reduced, same_token
 from interp.attention.labels import RULES
+from interp.attention.shares import with_pattern
 from interp.core.patterns import SCORES, copy_keys, copy_scores, distance_kernel, even_attention
+from interp.core.stats import share_interval
 from interp.data.batch import Batch
 from interp.edits import Add, Scale, Set, Zero
 from interp.model import Transformer
@@ -34,7 +36,7 @@ from tests.configs import CAUSAL, CONFIGS, build, perturbed
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tables import PART_COLUMNS
-from tests.tolerances import assert_close, student95
+from tests.tolerances import assert_close
 
 SMALL = RepeatedTokens(period=6, repeats=3, rows=7)
 
@@ -51,10 +53,10 @@ def test_the_table_is_the_mean_over_rows_of_the_models_own_patterns(name: str) -
             for score in SCORES:
                 values = torch.tensor([row[score] for row in rows]).double()
                 cell = table.sel(layer=layer, head=head, score=score)
-                half = student95(7) * values.std() / 7**0.5
+                low, high = share_interval(values.mean(), 7, values.var(correction=0))
                 assert float(cell.value) == pytest.approx(float(values.mean()), rel=1e-5)
-                assert float(cell.high) == pytest.approx(float(values.mean() + half), rel=1e-4)
-                assert float(cell.low) == pytest.approx(float(values.mean() - half), rel=1e-4)
+                assert float(cell.high) == pytest.approx(float(high), rel=1e-4)
+                assert float(cell.low) == pytest.approx(float(low), rel=1e-4)
                 assert int(cell.n) == 7 and cell.part == f"L{layer}H{head}"
 
 
@@ -111,8 +113,10 @@ def test_the_kernel_is_its_own_table_and_its_peak_is_in_the_table_of_heads() -> 
     rows = torch.stack([distance_kernel(cache["pattern", layer], SMALL.farthest) for layer in range(2)], 1)
     assert kernel.value.dims == ("layer", "head", "distance") and kernel.sizes["distance"] == 5
     assert_close(torch.tensor(kernel.value.values), rows.mean(0))
-    half = student95(7) * rows.std(0) / 7**0.5
-    assert_close(torch.tensor(kernel.high.values), rows.mean(0) + half)
+    rows = rows.double()
+    assert_close(
+        torch.tensor(kernel.high.values), share_interval(rows.mean(0), 7, rows.var(0, correction=0))[1]
+    )
     peak = table.value.sel(score="peak_distance")
     np.testing.assert_array_equal(peak, kernel.value.argmax("distance"))
     np.testing.assert_array_equal(table.null.sel(score="peak_distance"), kernel.null.argmax("distance"))

@@ -7,7 +7,8 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.attention import attention_kernel
-from interp.attention.heads import MENTIONS, mention_masks, name_attention, signed_shares
+from interp.attention.heads import MENTIONS, mention_masks, name_attention
+from interp.attention.shares import signed_shares
 from interp.data.batch import Batch
 from interp.lenses import late_layers
 from interp.model import Read, Tap

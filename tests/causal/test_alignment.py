@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interp.causal import Descent, Subspace, align
 from interp.causal.alignment import NULLS, Cells, Runs, pairs_of, shuffled
-from interp.core.stats import wilson
+from interp.core.stats import share_interval
 from interp.model.config import ModelConfig, NoNorm, NoPosition
 from interp.model.edits import Edit, Set, Swap
 from interp.model.tap import Read
@@ -205,7 +205,7 @@ def test_given_directions_are_scored_as_they_are_on_all_pairs() -> None:
     assert int(result.n.max()) == len(base) and result.attrs["method"] == "given"
     assert list(result.swapped.values) == ["found", "whole state", "random subspace"]
     assert result.value.sel(score="iia", swapped="found").item() == 1.0
-    low, _ = wilson(torch.tensor(1.0).double(), len(base))
+    low, _ = share_interval(torch.tensor(1.0).double(), len(base))
     assert result.low.sel(score="iia", swapped="found").item() == pytest.approx(float(low))
     assert list(result.score.values) == ["iia", "logit", "loss"]
 

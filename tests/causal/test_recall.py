@@ -79,8 +79,8 @@ def test_values_and_changes_are_means_over_prompts_with_intervals() -> None:
         assert str(mine.unit.values) == str(moved.unit.values) == MEASURES[name].unit
     for part in PARTS:
         exact = found.sel(score="exact_match", part=part)
-        wilson = binomtest(int(exact["each"].sum()), 4).proportion_ci(method="wilson")
-        np.testing.assert_allclose((exact.low, exact.high), (wilson.low, wilson.high), atol=1e-9)
+        known = binomtest(int(exact["each"].sum()), 4).proportion_ci(method="exact")
+        np.testing.assert_allclose((exact.low, exact.high), (known.low, known.high), atol=1e-9)
     assert (found.n == 4).all() and interp.frame(found).shape == (4 * 8, 11)
 
 

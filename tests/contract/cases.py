@@ -241,7 +241,7 @@ _WEIGHTS: dict[str, Case] = {
     "BigramTable": Case(
         BigramTable(), of("value", "null", "n", over="token score") | of("overall", "null_overall", over="score")
     ),
-    "Composition": Case(Composition(), of("value", "null", "null_sd", "excess", "z", "p", over="src dst")),
+    "Composition": Case(Composition(), of("value", "null", "excess", "relative", over="src dst")),
     "Copying": Case(Copying(), of(*_SCORE, "p", over="layer head score")),
     "Directions": Case(
         Directions(torch.eye(24)[:2].double(), top=3),

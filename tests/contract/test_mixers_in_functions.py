@@ -9,7 +9,7 @@ from markupsafe import escape
 
 import interp
 from interp import HookedTransformer
-from interp.attention.heads import with_pattern
+from interp.attention.shares import with_pattern
 from interp.causal import CausalTrace
 from interp.causal.graph import EdgeGraph, reads_by_qkv
 from interp.circuits import Circuit, evaluate_circuit, interchange

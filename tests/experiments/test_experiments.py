@@ -25,7 +25,6 @@ SMALL = {
     "causal_tracing": "facts=3 samples=2 dtype=float64",
     "circuit_benchmark": ("model=demo-attn-2l tasks=copy pairs=2 draws=1 resamples=10"),
     "circuit_stability": "model=demo-attn-2l sentences=4 edges=6 draws=1 dtype=float64",
-    "composition_null": "",
     "depth_diagnostics": "model=demo-attn-2l rows=2 length=12 repeats=2 steps=1",
     "copy_reverse": (
         "d_vocab=6 low=2 high=3 d_model=16 n_heads=2 n_layers=1 test_rows=4 training.steps=4 training.log_every=2"

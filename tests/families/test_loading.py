@@ -69,6 +69,19 @@ def test_the_dtype_is_the_checkpoints_unless_another_is_asked_for(tmp_path: Path
     assert torch.equal(cast.embed.weight.bfloat16(), loaded(tmp_path).embed.weight)
 
 
+def test_weights_that_a_dtype_cannot_hold_are_refused_at_opening_and_at_casting(tmp_path: Path) -> None:
+    theirs = new_hf_model("gpt2")
+    with torch.no_grad():
+        theirs.transformer.wte.weight[3, 5] = 7e4
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"wte.weight: numbers up to 65504 fit float16, got 70000"):
+        HookedTransformer.from_pretrained(tmp_path, dtype=torch.float16)
+    wide = HookedTransformer.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="numbers up to 65504 fit float16"):
+        wide.to(torch.float16)
+    assert wide.transformer.dtype == torch.bfloat16, "nothing was cast"
+
+
 def test_a_live_model_is_not_aliased() -> None:
     for name in ("gpt2", "llama-mlp-bias"):
         theirs = new_hf_model(name)

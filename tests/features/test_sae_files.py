@@ -242,3 +242,12 @@ def test_damaged_folders_are_refused(tmp_path: Path) -> None:
     (tmp_path / "cfg.json").write_text("{")
     with pytest.raises(ValueError, match="not a readable SAELens folder"):
         load_sae(tmp_path)
+
+
+def test_weights_too_large_for_the_dtype_asked_for_are_refused(tmp_path: Path) -> None:
+    weights = random_weights(ReLU(), D_IN, D_SAE)
+    weights["b_dec"][0] = 7e4
+    path = folder(tmp_path, config("standard"), weights)
+    with pytest.raises(ValueError, match="b_dec: numbers up to 65504 fit float16, got 70000"):
+        load_sae(path, dtype=torch.float16)
+    assert bool(load_sae(path, dtype=torch.bfloat16).b_dec.isfinite().all())

@@ -3,10 +3,12 @@
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
 import interp
 from interp import HookedTransformer, plot
+from interp.core.stats import share_interval
 from interp.lenses import CompareLenses, TunedLens, compare_lenses, jacobian_lens
 from interp.lenses.lens import Translators
 from tests.configs import build, some_tokens
@@ -65,8 +67,12 @@ def test_every_score_is_that_of_the_lenses_one_by_one(
             if score == "kl" and n < 16:
                 assert bool(cells.low.isnull().all())
                 continue
-            half = student95(n) * rows.std(0, ddof=1) / n**0.5
-            np.testing.assert_allclose(cells.high - cells.value, half, rtol=1e-3, atol=1e-6)
+            high = rows.mean(0) + student95(n) * rows.std(0, ddof=1) / n**0.5
+            if score in ("top_agreement", "stability"):
+                high = share_interval(
+                    *(torch.from_numpy(x) for x in (rows.mean(0), np.array(n), rows.var(0)))
+                )[1]
+            np.testing.assert_allclose(cells.high, high, rtol=1e-3, atol=1e-6)
     assert bool(found.value.sel(lens="logit lens", score="stability").isnull().all())
     assert found.depth.values.tolist() == ["L0.resid_post", "L1.resid_post"]
 

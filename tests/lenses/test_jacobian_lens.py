@@ -457,6 +457,9 @@ def test_neuronpedias_files_are_written_and_read(tmp_path: Path) -> None:
     model, path = deep(), tmp_path / "lens.pt"
     lens = fitted(model, some_tokens(), layers=[0, 1, 2])
     lens.to_neuronpedia(path, dtype=torch.float64)
+    large = replace(lens, jacobian=lens.jacobian * 1e7)
+    with pytest.raises(ValueError, match="J: numbers up to 65504 fit float16"):
+        large.to_neuronpedia(tmp_path / "large.pt")
     again = FittedJacobianLens.from_neuronpedia(path, model)
     assert again.layers == (0, 1) and again.prompts == 3 and again.by_group is None
     assert torch.equal(again.jacobian, lens.jacobian[:2])

@@ -272,7 +272,7 @@ def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
     }  # fmt: skip
     assert ((found.n == 3) == found.value.notnull()).all()
     few = found.low.notnull().any("part")
-    assert found.score.values[few.values].tolist() == ["cosine"], (
+    assert found.score.values[few.values].tolist() == ["cosine", "first_attention"], (
         "three prompts hold no other mean, and ranks none"
     )
     many = late_layers(model, some_tokens().repeat(11, 1), 3, frequencies=FREQUENCIES)

@@ -184,7 +184,8 @@ def test_the_curve_is_the_mean_over_positions_then_over_prompts() -> None:
     means = [interp.logit_lens(model, torch.tensor(row)).kl.mean(("prompt", "pos")).values for row in rows]
     kl = curve.sel(score="kl")
     assert_close(of(kl.value.values), of((means[0] + means[1]) / 2))
-    assert curve.low.isnull().all() and curve.high.isnull().all(), "two prompts carry no interval"
+    two = curve.sel(score=["kl", "entropy"])
+    assert two.low.isnull().all() and two.high.isnull().all(), "two prompts carry no interval, but of a share"
     assert (curve.n == 2).all() and curve.unit.values.tolist() == ["nats", "nats", "probability"]
 
 

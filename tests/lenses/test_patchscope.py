@@ -77,14 +77,14 @@ def test_batches_and_padding_change_no_number() -> None:
             assert_close(torch.tensor(whole[name].values[i]), torch.tensor(one[name].values))
 
 
-def test_agreement_is_the_share_of_prompts_with_wilsons_interval() -> None:
+def test_agreement_is_the_share_of_prompts_with_its_interval() -> None:
     model, tokens = HookedTransformer(build("gpt2")), some_tokens(12)
     found = patchscope(model, tokens, TARGET, top=1)
     share = (found.target_rank == 0).mean("prompt")
     assert float(abs(found.value - share).max()) < 1e-12
     last = found.isel(depth=-1, target_depth=-1)
     assert float(last.value) == 1 and float(last.high) == 1
-    assert float(last.low) == pytest.approx(12 / (12 + 1.959964**2), rel=1e-5)
+    assert float(last.low) == pytest.approx(0.025 ** (1 / 12)), "all of 12: exact"
 
 
 def test_states_of_a_wider_model_need_a_mapping() -> None:

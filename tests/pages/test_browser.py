@@ -144,14 +144,14 @@ def test_choosing_a_token_shows_what_the_model_expected_next(seen: Visit) -> Non
 
 
 @over("kind", "QKV")
-def test_the_composition_switch_shows_the_pairs_furthest_above_chance_alone(seen: Visit, kind: str) -> None:
+def test_the_composition_switch_shows_the_strongest_pairs_alone(seen: Visit, kind: str) -> None:
     seen.page.locator("#circuits .switch").get_by_text(f"{kind}-composition").click()
-    best = seen.table("composition").query("kind == @kind").sort_values("z", ascending=False).head(8)
+    best = seen.table("composition").query("kind == @kind").sort_values("excess", ascending=False).head(8)
     shown = seen.texts("#circuits tbody tr:visible:has(.bar)")
     pairs = [f"{x.src} {x.dst}" for x in best.itertuples()]
     assert [" ".join(row.split()[:2]) for row in shown] == pairs
     assert numbers(seen.texts("#circuits .numbers:visible td:nth-child(5)")) == pytest.approx(
-        best.z.tolist(), abs=0.051
+        best.relative.tolist(), abs=0.051
     )
 
 

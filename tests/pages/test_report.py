@@ -162,10 +162,10 @@ def test_circuits_and_composition_are_those_of_the_functions(
     assert found.matching.loc[0].isna().all() and found.matching.loc[1].idxmax() == 2
     pairs = planted.tables["composition"]
     assert pairs.kind.value_counts().to_dict() == {"Q": 16, "K": 16, "V": 16}
-    best = pairs.loc[pairs.z.idxmax()]
+    best = pairs.loc[pairs.excess.idxmax()]
     assert tuple(best[["kind", "src", "dst"]]) == ("K", "L0H1", "L1H2")
     cell = interp.composition(planted_model, "K").sel(src="L0H1", dst="L1H2")
-    assert best.z == pytest.approx(float(cell.z))
+    assert best.relative == pytest.approx(float(cell.relative))
 
 
 def test_a_single_layer_composes_with_nothing_and_says_so() -> None:

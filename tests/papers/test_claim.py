@@ -44,13 +44,13 @@ def test_a_region_says_itself_and_is_not_empty() -> None:
         Region(1.0, 1.0)
 
 
-def test_means_have_students_interval_and_shares_wilsons() -> None:
+def test_means_have_students_interval_and_shares_clopper_and_pearsons() -> None:
     values = [0.3, 0.5, 0.1, 0.9]
     found = Measured.mean(values, "seeds")
     ends = stats.t.interval(0.95, 3, loc=np.mean(values), scale=stats.sem(values))
     np.testing.assert_allclose((found.low, found.high), ends, rtol=1e-9)
     share = Measured.share(7, 20, "rows")
-    known = stats.binomtest(7, 20).proportion_ci(method="wilson")
+    known = stats.binomtest(7, 20).proportion_ci(method="exact")
     np.testing.assert_allclose((share.low, share.high), (known.low, known.high), rtol=1e-6)
     assert math.isnan(Measured.mean([1.0, 2.0], "seeds").low)
     exact = Measured.exact(2.0)

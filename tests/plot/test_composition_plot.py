@@ -33,7 +33,7 @@ def names(labels: list) -> list[str]:  # type: ignore[type-arg]
     return [label.get_text() for label in labels]
 
 
-@pytest.mark.parametrize("value", ["z", "excess", "value"])
+@pytest.mark.parametrize("value", ["excess", "value", "relative"])
 def test_every_pair_has_its_cell(value: str) -> None:
     result = scores(3, 4)
     ax = plot.composition(result, value)
@@ -52,9 +52,11 @@ def test_the_planted_pair_is_framed_and_named(planted: xr.Dataset) -> None:
     ax = plot.composition(planted)
     (frame,) = ax.patches
     assert (frame.get_x(), frame.get_y()) == (1.5, 0.5)  # type: ignore[attr-defined]
-    assert ax.get_title() == "K-composition of heads: z\nL0H1 → L1H2"
-    assert drawn(ax)[1, 2] == float(planted.z.max())
-    other = planted.assign(z=planted.z.fillna(0).where(planted.z.notnull()).transpose("dst", ...))
+    assert ax.get_title() == "K-composition of heads: excess\nL0H1 → L1H2"
+    assert drawn(ax)[1, 2] == float(planted.excess.max())
+    other = planted.assign(
+        excess=planted.excess.fillna(0).where(planted.excess.notnull()).transpose("dst", ...)
+    )
     np.testing.assert_array_equal(drawn(plot.composition(other)), drawn(ax))
 
 
@@ -74,11 +76,10 @@ def test_frames_are_those_of_the_largest_numbers() -> None:
 
 
 def test_signed_colours_are_centred_and_the_bar_names_the_unit(planted: xr.Dataset) -> None:
-    for value, unit in (("z", "sd above the null"), ("excess", "ratio above the null")):
-        image = plot.composition(planted, value).images[0]
-        low, high = image.get_clim()
-        assert low == -high == -float(np.abs(planted[value]).max())
-        assert image.colorbar is not None and image.colorbar.ax.get_ylabel() == unit
+    image = plot.composition(planted, "excess").images[0]
+    low, high = image.get_clim()
+    assert low == -high == -float(np.abs(planted.excess).max())
+    assert image.colorbar is not None and image.colorbar.ax.get_ylabel() == "ratio above the null"
     assert plot.composition(planted, "value").images[0].get_clim() == (0, float(planted.value.max()))
 
 
@@ -101,7 +102,7 @@ def test_it_draws_on_given_axes_and_changes_no_global_state(planted: xr.Dataset)
 
 def test_errors_say_what_was_required(planted: xr.Dataset) -> None:
     with pytest.raises(
-        KeyError, match=r"value must be one of z, excess, value, got 'exces'; nearest: excess"
+        KeyError, match=r"value must be one of excess, value, relative, got 'exces'; nearest: excess"
     ):
         plot.composition(planted, "exces")
     with pytest.raises(ValueError, match="at least 0 marked pairs are required, got -1"):

@@ -213,3 +213,36 @@ def test_without_the_induction_heads_repeated_tokens_are_no_longer_foreseen(
     assert whole[1] == pytest.approx(3.16, abs=0.5) and without[1] == pytest.approx(12.21, abs=1)
     assert control[1] - whole[1] < 1
     assert whole[0] == pytest.approx(13.86, abs=1) and without[0] == pytest.approx(whole[0], abs=0.2)
+
+
+def test_the_known_pairs_compose_by_keys_first_and_far_above_all_others(model: HookedTransformer) -> None:
+    """L16H0 and L17H8 look at the previous token, L17H3-5 and L18H6-8 repeat: nine pairs of 39 150."""
+    known = {("L16H0", f"L17H{head}") for head in (3, 4, 5)}
+    known |= {(source, f"L18H{head}") for source in ("L16H0", "L17H8") for head in (6, 7, 8)}
+    table = interp.frame(interp.composition(model, "K")).dropna(subset="value")
+    first = table.nlargest(10, "relative")
+    assert {(row.src, row.dst) for row in first.head(9).itertuples()} == known
+    assert first.relative.iloc[8] > 6 > 3 > first.relative.iloc[9]
+    assert len(known & {(row.src, row.dst) for row in table.nlargest(10, "value").itertuples()}) == 9
+
+
+def test_intervals_of_shares_lie_between_0_and_1(scores: xr.Dataset) -> None:
+    names = ["previous_token", "duplicate_token", "induction", "current_token", "first_token", "local"]
+    shares = scores.sel(score=names)
+    assert bool((shares.low >= 0).all() and (shares.high <= 1).all() and shares.low.notnull().all())
+    copying = scores.sel(score="copying")
+    assert bool((copying.low >= -1).all() and (copying.high <= 1).all())
+
+
+def test_a_typical_pass_makes_a_logit_or_two_of_entries_of_hundreds(model: HookedTransformer) -> None:
+    found = interp.weights.head_tokens(model, [" Mary", " John"], top=1).sel(list=["raises", "lowers"])
+    assert set(found.unit.values.tolist()) == {"logits before the final norm"}
+    largest, in_a_pass = float(abs(found.value).max()), float(abs(found.value * found.factor).max())
+    assert largest > 300 and in_a_pass < 10
+    assert 0 < float(found.factor.min()) < 0.002 < 0.1 < float(found.factor.max()) < 1
+
+
+def test_an_answer_without_its_space_is_pointed_out(model: HookedTransformer) -> None:
+    interp.core.notes.note.cache_clear()
+    with pytest.warns(interp.Note, match="'Mary' has no leading space.*' Mary' is another token"):
+        interp.attribute(model, PROMPT, "Mary", "John")

@@ -40,7 +40,7 @@ def test_scores_are_those_of_a_slow_walk_padding_and_ties_included() -> None:
         expected = slow(value[row, :n].tolist(), known[row, :n].tolist())
         np.testing.assert_allclose(found.each[row], expected)
     np.testing.assert_allclose(found.value, found.each.mean("prompt"))
-    assert found.n.values.tolist() == [40] * 3 and found.low.isnull().all()
+    assert found.n.values.tolist() == [40] * 3 and found.low.isnull().values.tolist() == [False, False, True]
     some = evidence(result(value), known, among=torch.arange(9).expand(40, 9) > 0)
     np.testing.assert_allclose(some.each[1], slow(value[1, 1:].tolist(), known[1, 1:].tolist()))
 
@@ -53,11 +53,11 @@ def test_chance_is_the_mean_over_all_orders(n: int, m: int) -> None:
     np.testing.assert_allclose(found.value, found.null, rtol=1e-12)
 
 
-@pytest.mark.parametrize("rows", [63, 64, 511, 512])
+@pytest.mark.parametrize("rows", [4, 511, 512])
 def test_counts_of_probes_ask_for_more_prompts_before_they_have_an_interval(rows: int) -> None:
     value = torch.randn(rows, 6, generator=torch.Generator().manual_seed(0))
     found = evidence(result(value), (torch.arange(6) < 1).expand(rows, 6))
-    assert found.low.notnull().values.tolist() == [rows >= 64, rows >= 64, rows >= 512]
+    assert found.low.notnull().values.tolist() == [True, True, rows >= 512], "of shares always"
 
 
 def test_what_has_no_evidence_is_refused() -> None:

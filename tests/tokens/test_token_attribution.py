@@ -373,3 +373,20 @@ def test_alti_logit_does_not_move_the_columns_that_edits_name() -> None:
 def test_values_that_nobody_looked_up_are_refused() -> None:
     with pytest.raises(ValueError, match="stands for values"):
         token_attribution(model(), some_tokens(), edits=[Edit("L0H1", Resample())])
+
+
+def test_a_first_token_that_takes_nearly_all_shares_is_said_with_its_share_of_prompts() -> None:
+    """Patterns are set to look at the first token alone: each of two blocks moves half of what is left there."""
+    rows, first = some_tokens(), torch.zeros(9, 9, dtype=torch.float64)
+    first[:, 0] = 1
+    sink = [
+        Edit(f"blocks.{i}.attn.hook_pattern", lambda x: first.to(x).expand_as(x).clone()) for i in range(2)
+    ]
+    found = interp.token_attribution(model(), rows, method="attention", edits=sink)
+    assert float(found.value[:, 0].min()) == 1.0
+    n = len(rows)
+    (note,) = found.attrs["notes"]
+    assert note.startswith(f"in {n} of {n} prompts the first token has more than 0.9 of all shares")
+    half = interp.token_attribution(model(), rows, method="rollout", edits=sink)
+    np.testing.assert_allclose(half.value[:, 0], 0.75)
+    assert "notes" not in half.attrs

@@ -25,8 +25,7 @@ from interp.weights import (
     composition_scores,
     virtual_heads,
 )
-from interp.weights.composition import NULLS, Kind
-from interp.zoo.groundtruth import INDUCTION, PREVIOUS
+from interp.weights.composition import Kind, relative_scores
 from tests.configs import CONFIGS, build, perturbed
 from tests.families.oracle import hf_model, new_hf_model
 from tests.loops import over
@@ -178,56 +177,57 @@ def test_gaussian_heads_have_one_over_the_root_of_the_width(kind: Kind) -> None:
     assert float(found.nanmean()) == pytest.approx(1 / math.sqrt(128), rel=0.02)
 
 
-@pytest.mark.parametrize("null", NULLS)
-def test_gaussian_heads_are_at_chance(null: str) -> None:
-    """192 pairs of each kind: z has mean 0 and sd 1 within four standard errors (heads are shared: within six)."""
+def test_the_null_is_the_root_mean_square_of_heads_in_random_directions() -> None:
+    """192 pairs of each kind, 1/128 on average; their squares have a variance of at most 2 (1/16 + 2/128)^2 / 128^2."""
     model = gaussian_heads().network
     for kind in KINDS:
-        result = composition(model, kind, null=null)
-        z = result.z.values[np.isfinite(result.z.values)]
-        assert len(z) == 3 * 64
-        assert abs(z.mean()) < 6 / math.sqrt(len(z))
-        assert abs(z.std() - 1) < 6 / math.sqrt(2 * len(z))
-        p = result.p.values[np.isfinite(result.p.values)]
-        assert 0.35 < p.mean() < 0.65
-        assert np.abs(z).max() < 5
-
-
-def test_the_shape_null_is_the_mean_over_random_models_of_the_shape() -> None:
-    """The baseline of Elhage et al.; oracle: the same ratio in 30 models of Gaussian weights."""
-    found = torch.stack(
-        [composition_scores(HeadCircuits(gaussian_model(LINEAR, seed)), "V")[0, :, 1] for seed in range(30)]
-    )
-    null = composition(gaussian_model(LINEAR), "V", null="shape").null.values
-    assert np.nanmin(null) == np.nanmax(null)
-    assert float(found.mean()) == pytest.approx(float(np.nanmax(null)), rel=0.01)
-
-
-def test_excess_and_z_are_measured_from_the_null() -> None:
-    model = gaussian_heads().network
-    for null in NULLS:
-        result = composition(model, "Q", null=null)
+        result = composition(model, kind)
+        squares = result.value.values[np.isfinite(result.value.values)] ** 2
+        assert len(squares) == 3 * 64
+        error = (
+            math.sqrt(2) * (1 / 16 + 2 / 128) / 128 / math.sqrt(3 * 8)
+        )  # heads are shared: 24 of a side count
+        assert abs(squares.mean() - float(result.null.max()) ** 2) < 4 * error
         np.testing.assert_allclose(result.excess, result.value - result.null)
-        np.testing.assert_allclose(result.z, result.excess / result.null_sd)
-        np.testing.assert_array_equal(np.sign(result.z), np.sign(result.excess))
-        assert (
-            0 < float(np.nanmax(result.null)) < 1 / math.sqrt(128)
-        )  # the mean of a root is below that of the mean
-        order = np.argsort(result.z.values, axis=None)[: 3 * 64]
-        assert (np.diff(result.p.values.ravel()[order]) < 0.05).all()
 
 
-@pytest.mark.parametrize("null", NULLS)
-def test_the_planted_induction_circuit_stands_out_and_nothing_else_does(null: str) -> None:
+def test_relative_is_a_slow_walk_over_the_heads_of_two_layers() -> None:
+    model = gaussian_heads().network
+    result = composition(model, "Q")
+    value, names = result.value.to_pandas(), result.src.values
+    for source, target in (("L0H1", "L1H2"), ("L0H7", "L2H0"), ("L1H3", "L2H5")):
+        rows, columns = ([x for x in names if x[:2] == head[:2]] for head in (source, target))
+        block = np.log(value.loc[rows, columns])
+        layers = (np.median(np.median(block, 1)) + np.median(np.median(block, 0))) / 2
+        expected = np.median(block.loc[source]) + np.median(block[target]) - layers
+        found = float(result.relative.sel(src=source, dst=target))
+        assert math.log(found) == pytest.approx(block.loc[source, target] - expected, rel=1e-9)
+
+
+def test_what_all_heads_of_a_layer_share_is_not_in_relative() -> None:
+    """Dimensions of other scales, and any factors of rows and columns, lift every pair above the null alike."""
+    draw = torch.Generator().manual_seed(0)
+    rows, columns = torch.rand(2, 8, generator=draw, dtype=torch.float64) + 0.5
+    assert_close(relative_scores((rows[:, None] * columns)[None, :, None]), torch.ones(1, 8, 1, 8).double())
+    model = gaussian_model(replace(LINEAR, n_layers=2, d_model=128, n_heads=8, d_head=16))
+    for layer in (Weights(model).layer(i) for i in range(2)):
+        for matrix in (layer.W_Q, layer.W_K, layer.W_V):
+            matrix[:, :6] *= 12
+        layer.W_O[..., :6] *= 12
+    result = composition(model, "K")
+    known = result.relative.values[np.isfinite(result.relative.values)]
+    assert float((result.value / result.null).min()) > 2.5, "all of 64 pairs far above the null"
+    assert known.min() > 0.6 and known.max() < 1.6 and np.median(known) == pytest.approx(1, abs=0.02)
+
+
+def test_the_planted_induction_circuit_stands_out_and_nothing_else_does() -> None:
     model = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-    result = composition(model, "K", null=null)
-    z = cells(result, "z")[0, :, 1]
-    where = (PREVIOUS[1], INDUCTION[1])
-    assert z[where] > 10
-    assert float(result.z.sel(src="L0H1", dst="L1H2")) == z[where]
-    assert cells(result, "p")[0, :, 1][where] < 1e-100
-    others = np.delete(z.ravel(), where[0] * 4 + where[1])
-    assert np.abs(others).max() < 4
+    result = composition(model, "K")
+    where = {"src": "L0H1", "dst": "L1H2"}
+    for name, least, others in (("value", 0.12, 0.07), ("relative", 1.9, 1.1)):
+        cells_ = result[name].values[np.isfinite(result[name].values)]
+        assert float(result[name].sel(where)) == cells_.max() > least
+        assert np.sort(cells_)[-2] < others
 
 
 def test_a_planted_pair_scores_in_its_kind_only_and_transposed_keys_move_it() -> None:
@@ -235,19 +235,20 @@ def test_a_planted_pair_scores_in_its_kind_only_and_transposed_keys_move_it() ->
     w.W_K[DST[1]].copy_(basis)  # QK is supported on P on the key's side
     circuits = HeadCircuits(model)
     assert float(composition_scores(circuits, "K")[SRC + DST]) == pytest.approx(1 / math.sqrt(8), rel=1e-12)
-    z = {kind: cells(composition(model, kind), "z")[SRC + DST] for kind in KINDS}
-    assert z["K"] > 10 > 5 > max(abs(z["Q"]), abs(z["V"]))
+    before = {kind: composition_scores(model, kind)[SRC + DST] for kind in KINDS}
+    factor = {kind: cells(composition(model, kind), "relative")[SRC + DST] for kind in KINDS}
+    assert factor["K"] > 1.5 > 1.3 > max(factor["Q"], factor["V"])
     key, query = w.W_K[DST[1]].clone(), w.W_Q[DST[1]].clone()
     w.W_K[DST[1]].copy_(query)
     w.W_Q[DST[1]].copy_(key)
-    swapped = {kind: cells(composition(model, kind), "z")[SRC + DST] for kind in KINDS}
-    assert swapped["Q"] == pytest.approx(z["K"], rel=1e-9)
-    assert swapped["K"] == pytest.approx(z["Q"], rel=1e-9)
+    swapped = {kind: composition_scores(model, kind)[SRC + DST] for kind in KINDS}
+    assert float(swapped["Q"]) == pytest.approx(float(before["K"]), rel=1e-9)
+    assert float(swapped["K"]) == pytest.approx(float(before["Q"]), rel=1e-9)
     w.W_V[DST[1]].copy_(basis)
-    assert cells(composition(model, "V"), "z")[SRC + DST] > 10
+    assert cells(composition(model, "V"), "relative")[SRC + DST] > 1.5
 
 
-def test_a_head_of_zeros_has_no_number_and_an_orthogonal_one_no_z() -> None:
+def test_a_head_of_zeros_has_no_number_and_an_orthogonal_one_that_of_chance() -> None:
     model = gaussian_model(replace(LINEAR, d_model=8, d_head=8))
     first, second = Weights(model).layer(0), Weights(model).layer(1)
     first.W_O[1].zero_()
@@ -260,21 +261,20 @@ def test_a_head_of_zeros_has_no_number_and_an_orthogonal_one_no_z() -> None:
     others = ["L0H0", "L0H2", "L0H3"]
     alike = result.sel(dst="L1H3", src=others)
     np.testing.assert_allclose(alike.value, 1 / math.sqrt(8))
-    assert bool(alike.z.isnull().all())
-    assert bool(result.z.sel(src=others, dst=["L1H0", "L1H1", "L1H2"]).notnull().all())
+    assert bool(result.sel(src=others).notnull().to_dataarray().all())
 
 
 def test_the_result_says_what_it_is() -> None:
     result = composition(hooked("llama-gqa"), "K", offset=2)
     assert result.value.dims == ("src", "dst")
-    assert set(result) == {"value", "null", "null_sd", "excess", "z", "p"}
+    assert set(result) == {"value", "null", "excess", "relative"}
     assert all(each.attrs["unit"] for each in result.values())
     assert list(interp.frame(result)) == [
-        "src", "dst", "src_layer", "dst_layer", "value", "null", "null_sd", "excess", "z", "p",
+        "src", "dst", "src_layer", "dst_layer", "value", "null", "excess", "relative",
     ]  # fmt: skip
     assert result.attrs["kind"] == "K"
     assert result.attrs["offset"] == 2
-    assert result.attrs["null"] == "independent random frames, the heads' own singular values"
+    assert result.attrs["null"] == "1 / sqrt(d_model): heads in random directions"
     assert "offset" not in composition(hooked("llama-gqa"), "V").attrs
     assert "offset" not in composition(hooked("gpt2"), "K").attrs
     exists = result.src_layer < result.dst_layer
@@ -284,10 +284,8 @@ def test_the_result_says_what_it_is() -> None:
 
 def test_the_function_is_the_record_asked_and_a_bare_network_will_do() -> None:
     model = hooked("llama-gqa")
-    for question in (Composition("K", offset=2), Composition("V", folded=False, null="shape")):
-        expected = composition(
-            model, question.kind, folded=question.folded, null=question.null, offset=question.offset
-        )
+    for question in (Composition("K", offset=2), Composition("V", folded=False)):
+        expected = composition(model, question.kind, folded=question.folded, offset=question.offset)
         for given in (model, model.transformer):
             xr.testing.assert_identical(interp.run([question], given)["composition"], expected)
 
@@ -382,8 +380,6 @@ def test_names_and_streams_that_do_not_exist_are_refused() -> None:
     door = inspect.unwrap(composition)
     with pytest.raises((ValueError, TypeCheckError), match="kind"):
         door(hooked("gpt2"), "W")
-    with pytest.raises((ValueError, TypeCheckError), match="null"):
-        door(hooked("gpt2"), "K", null="uniform")
     with pytest.raises(
         ValueError,
         match=r"model must be a HookedTransformer or a Transformer, got .*HookedEncoderDecoder",

@@ -200,10 +200,10 @@ def test_the_table_holds_the_means_over_tokens_and_their_intervals() -> None:
         ranks = circuits.full_ov((layer, head)).diagonal_ranks().double()
         n = len(ranks)
         share, mean = (table.sel(layer=layer, head=head, score=name) for name in ("top1", "mean_rank"))
-        wilson = binomtest(int((ranks == 0).sum()), n).proportion_ci(method="wilson")
+        known = binomtest(int((ranks == 0).sum()), n).proportion_ci(method="exact")
         assert_close(
             torch.tensor([float(share.low), float(share.high)]).double(),
-            torch.tensor([wilson.low, wilson.high]).double(),
+            torch.tensor([known.low, known.high]).double(),
         )
         assert bool(mean.low.isnull() and mean.high.isnull()), "a few tokens decide the mean of ranks"
         assert float(share.value) == float((ranks == 0).double().mean())

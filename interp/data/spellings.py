@@ -1,0 +1,55 @@
+"""Answers with and without their leading space: " Mary" and "Mary" can be two tokens, and one of them is meant."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from interp.core.notes import note
+from interp.data.batch import Answers, Batch, Text
+
+
+@dataclass(frozen=True)
+class Spellings:
+    """Answers given as texts that are one token with a leading space and another without it."""
+
+    text: Text
+    bare: tuple[str, ...]
+    """Those given without the space."""
+    spaced: tuple[str, ...]
+    """Those given with it."""
+
+    @classmethod
+    def of(cls, text: Text, *answers: Answers | None) -> Spellings | None:
+        """Of the answers that are texts; None where no text has two spellings."""
+        given = [each for some in answers for each in (some if isinstance(some, list | tuple) else [some])]
+        words = dict.fromkeys(each for each in given if isinstance(each, str) and each.strip())
+        bare = [word for word in words if not word[0].isspace() and _is_token(text, f" {word}")]
+        spaced = [word for word in words if word[0] == " " and _is_token(text, word[1:])]
+        return cls(text, tuple(bare), tuple(spaced)) if bare or spaced else None
+
+    def check(self, batch: Batch) -> None:
+        """A `Note` for an answer without space after a prompt that ends in a word, or with one after a space.
+
+        By the spelling alone: it is not asked which of the two tokens is the more probable.
+        """
+        columns = batch.last().to(batch.tokens.device)[:, None]
+        last = batch.tokens.gather(1, columns)[:, 0].unique().tolist()
+        ends = [piece[-1] for piece in self.text.pieces(last) if piece]
+        if any(end.isalpha() or end in ",;" for end in ends):
+            _say(self.bare, "has no leading space, and the prompt ends in a word", " {}".format)
+        if " " in ends:
+            _say(self.spaced, "has a leading space, and the prompt ends in one", "{}".format)
+
+
+def _say(words: Sequence[str], how: str, other: Callable[[str], str]) -> None:
+    for word in words:
+        note(f"the answer {word!r} {how}: {other(word.strip())!r} is another token; which is meant?")
+
+
+def _is_token(text: Text, word: str) -> bool:
+    try:
+        text.single(word)
+    except ValueError:
+        return False
+    return True

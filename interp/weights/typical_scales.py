@@ -1,0 +1,88 @@
+"""What entries of weights-only circuits are worth in a pass: the scales of the norms that the circuits take as 1."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.transfers import fetched
+from interp.data.batch import Batch
+from interp.model.config import ModelConfig, NoNorm
+from interp.model.tap import Read
+from interp.passes.frozen import input_norm, output_scale
+from interp.passes.observe import observe
+from interp.weights.head_circuits import HeadCircuits
+
+TOKENS = 32
+"""Random tokens of the pass; its first is left out, for many models put a stream of its own there."""
+ABOUT = f"median over {TOKENS - 1} random tokens of 1 / the scales of the norms between, which the entries take as 1"
+
+
+@dataclass(frozen=True)
+class TypicalFactors:
+    """What an entry is multiplied by in a typical pass; NaN where circuits have no norms, or norms come after sums."""
+
+    moved: Float[Tensor, "l"]
+    """An entry of each layer's full OV circuit, and the logits that a head adds per unit of attention."""
+    sought: Float[Tensor, "l"]
+    """An entry of each layer's full QK circuit, and the attention score; NaN where queries or keys are normed too."""
+    written: float
+    """What a vector of the final stream gives through the unembedding, and the logits that it adds."""
+
+
+def logits_unit(config: ModelConfig) -> str:
+    """The unit of what ends in the unembedding: logits only where no norm stands before them."""
+    return (
+        "logits"
+        if isinstance(config.norm, NoNorm) or not config.final_norm
+        else "logits before the final norm"
+    )
+
+
+def scores_unit(config: ModelConfig) -> str:
+    """The unit of what a query and a key give: attention scores only where no norm stands before the heads."""
+    return "attention scores" if isinstance(config.norm, NoNorm) else "attention scores before the norms"
+
+
+def units(config: ModelConfig) -> dict[str, str]:
+    """The units of the entries of full OV and QK circuits."""
+    return {"OV": logits_unit(config), "QK": scores_unit(config)}
+
+
+@torch.no_grad()
+def typical_factors(circuits: HeadCircuits) -> TypicalFactors:
+    """One pass over a row of random tokens, the same at every call.
+
+    Example:
+        >>> len(typical_factors(HeadCircuits(model, folded=True)).moved) == model.cfg.n_layers
+        True
+    """
+    network, config = circuits.network, circuits.config
+    unknown = torch.full((config.n_layers,), torch.nan, dtype=torch.float64)
+    if isinstance(config.norm, NoNorm):
+        return TypicalFactors(torch.ones_like(unknown), torch.ones_like(unknown), 1.0)
+    if not circuits.folded or config.norm_place == "post" or config.cross_attention:
+        return TypicalFactors(unknown, unknown, torch.nan)
+    layers = range(config.n_layers)
+    before = [input_norm(network, layer, "attn_out").sites for layer in layers]
+    after = [output_scale(config, layer, "attn_out") for layer in layers]
+    last = ("ln_final.hook_scale",) if config.final_norm else ()
+    sites = dict.fromkeys(site for each in (*before, *after, last) for site in each)
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randint(config.d_vocab, (1, min(TOKENS, config.n_ctx)), generator=draw)
+    trace = observe(network, Batch(tokens), [Read(site) for site in sites]).trace
+    seen = fetched({site: trace[Read(site)] for site in sites})
+    inverse = {site: float(scale[:, 1:].double().median()) ** -1 for site, scale in seen.items()}
+
+    def through(each: tuple[str, ...]) -> float:
+        return inverse[each[0]] if each else 1.0
+
+    read, added = (
+        torch.tensor([through(x) for x in sites], dtype=torch.float64) for sites in (before, after)
+    )
+    return TypicalFactors(
+        read * added * through(last), unknown if config.qk_norms else read.square(), through(last)
+    )
