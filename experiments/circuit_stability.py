@@ -112,7 +112,9 @@ def searched(
     circuit = circuit_of(
         model, record.step(f"{name}-circuit", lambda: edges(model, pairs, METHODS[name], job))
     )
-    judge = partial(evaluate_circuit, metric=other.metric, subsets=8, draws=job.draws, nodes=None, seed=job.seed)
+    judge = partial(
+        evaluate_circuit, metric=other.metric, subsets=8, draws=job.draws, nodes=None, seed=job.seed
+    )
     judged = record.step(f"{name}-judged", partial(judge, *judging, circuit))
     curve = partial(circuit_curve, *judging, scores, metric=other.metric, fractions=MIB_FRACTIONS)
     return Found(
