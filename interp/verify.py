@@ -28,7 +28,7 @@ from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, as_network, observe
-from interp.residual.decomposition import TOLERANCE, IncompleteSumError, by_sublayer, head_parts
+from interp.residual.decomposition import Decomposition, IncompleteSumError, by_sublayer, head_parts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -334,12 +334,18 @@ def _everything(model: Transformer, batch: Batch) -> dict[str, Tensor]:
     return {read.site: value for read, value in seen.trace.items()} | {"output": seen.output}
 
 
-def _measured(error: Callable[[], float | None]) -> float | None:
-    """The error of a sum that the accessors check themselves, also where it is too large for them."""
-    try:
-        return error()
-    except IncompleteSumError as broken:
-        return broken.error
+def _summed(claim: str, sums: Iterable[Callable[[], Decomposition]]) -> Line:
+    """The sum that is nearest to what rounding explains, or beyond it; the accessors check them themselves."""
+    worst = (0.0, 0.0)
+    for made in sums:
+        try:
+            missed = made().missed
+            found = (0.0, 0.0) if missed is None else (float(missed.error), float(missed.allowed))
+        except IncompleteSumError as broken:
+            return Line(claim, broken.error, broken.allowed)
+        if not found[0] * worst[1] <= worst[0] * found[1] or worst[1] == 0:
+            worst = found
+    return Line(claim, *worst)
 
 
 def _parts(model: Transformer, seen: dict[str, Tensor]) -> Line:
@@ -349,21 +355,18 @@ def _parts(model: Transformer, seen: dict[str, Tensor]) -> Line:
         block = model.config.block
         why = next(iter(lacks.values()), block.why_not("blocks.0.hook_attn_out") or block.why_not("blocks"))
         return Line("residual parts sum", None, note=why)
-    error = _measured(lambda: by_sublayer(seen, model).error)
-    return Line("residual parts sum", error, TOLERANCE[model.dtype])
+    return _summed("residual parts sum", [lambda: by_sublayer(seen, model)])
 
 
 def _heads(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
-    cross = mixer == "cross_attn"
-
-    def worst() -> float:
-        layers = (i for i in range(model.config.n_layers) if i not in lacks)
-        return _worst(head_parts(seen, model, i, cross=cross).error or 0.0 for i in layers)
-
     lacks = _lacking(model.config, f"{mixer}.hook_z")
     if len(lacks) == model.config.n_layers:
         return Line(f"heads + bias = {mixer}_out", None, note=lacks[0])
-    return Line(f"heads + bias = {mixer}_out", _measured(worst), TOLERANCE[model.dtype])
+    layers = [i for i in range(model.config.n_layers) if i not in lacks]
+    cross = mixer == "cross_attn"
+    return _summed(
+        f"heads + bias = {mixer}_out", [partial(head_parts, seen, model, i, cross=cross) for i in layers]
+    )
 
 
 def _splitting(model: Transformer, mixer: str) -> list[int]:

@@ -90,9 +90,9 @@ def attention_attribution(
 
     Returns Dataset[prompt, query_part, key_part] with `value`, in units of the score (`attn.hook_attn_scores`, what the
     softmax gets); `total`[prompt], the model's own score; `position`[prompt], what ALiBi or relative buckets add to it
-    (0 under other positions). `value` summed over the pairs, plus `position`, is `total`: checked at every call, and
-    `attrs["completeness_error"]` is by how much it misses, relative to the longest query part times the longest key
-    part. Marginals are sums: `value.sum("key_part")` is what each part at the query adds.
+    (0 under other positions); `rounding`[prompt], what the pass rounded off. `value` summed over the pairs, plus
+    `position` and `rounding`, is `total`. Rounding is checked to be that at every call (in float32 at least), and
+    `attrs["completeness_error"]` is how large it is, relative to the longest query part times the longest key part. Marginals are sums: `value.sum("key_part")` is what each part at the query adds.
     Parts: those of `attribute`, as far as they were written before the head's layer reads: `embed`, `pos_embed`,
     `L0.attn`, `L0.mlp`; with `by="head"` heads `L0H3` and their bias `L0.attn_bias`. Last come `L1.q_bias` and
     `L1.k_bias`: what queries and keys of the layer have whatever the stream is (b_Q, and beta of norms, carried on).
@@ -121,7 +121,8 @@ def _compute(
     trace: Trace, batch: Batch, model: Transformer, head: tuple[int, int], asked: AttentionAttribution
 ) -> Mapping[str, Tensor]:
     found = score_parts(model, batch, head, asked.query, asked.key, asked.by)
-    values = {"pairs": found.pairs, "total": found.total, "position": found.position, "error": found.error}
+    values = {"pairs": found.pairs, "total": found.total, "position": found.position}
+    values |= {"rounding": found.rounding, "error": found.error}
     for name, side in (("by_query_source", QUERY), ("by_key_source", KEY)):
         values |= {f"{name}_{layer}": x for layer, x in found.of_sources(side).items()}
     return values | where(found, batch)
@@ -157,6 +158,7 @@ def _finish(
         "value": (("prompt", "query_part", "key_part"), rows["pairs"]),
         "total": (("prompt",), rows["total"]),
         "position": (("prompt",), rows["position"]),
+        "rounding": (("prompt",), rows["rounding"]),
     }
     for name in ("by_query_source", "by_key_source") if asked.by == "source" else ():
         found = [rows.get(f"{name}_{i}") for i in range(layer)]

@@ -35,12 +35,13 @@ from interp.passes.frozen import embedding_scale, input_norm, sum_norm, sum_scal
 from interp.passes.observe import observe
 from interp.residual.attribution import places_of
 from interp.residual.decomposition import (
-    TOLERANCE,
     Decomposition,
     IncompleteSumError,
     as_wholes,
     before_attention,
+    bound,
     by_source,
+    in_half,
     into_heads,
     places_before_attention,
 )
@@ -102,6 +103,52 @@ class _Side:
         )
         return _placed(read * self.scale[..., None, None], self.rotation)
 
+    def lengths(self, parts: Float[Tensor, "c b d"]) -> Float[Tensor, "h b c"]:
+        """How long what parts become would be if nothing in the products cancelled: what their rounding is relative to.
+
+        The root of the sum of (x_d W_de)^2 over d and e, which is also the length expected of random signs.
+        """
+        rows = self.matrix.square().sum(-1)
+        found = einsum(parts.square(), rows, "c b d, h d -> h b c").sqrt()
+        return found * self.scale.abs()[..., None]
+
+
+@dataclass(frozen=True, eq=False)
+class _End:
+    """The queries, or the keys, of some heads: as sums of parts, and of the stream that the parts sum to."""
+
+    parts: Float[Tensor, "h b c e"]
+    """What every part becomes, the constant last."""
+    rounding: Float[Tensor, "h b e"]
+    """What becomes of the stream that no part explains."""
+    whole: Float[Tensor, "h b e"]
+    """What becomes of the stream itself."""
+    size: Float[Tensor, "h b"]
+    """The sum of the parts' lengths."""
+    length: Float[Tensor, "h b"]
+    """That of the whole before anything cancelled."""
+
+    @classmethod
+    def of(cls, side: _Side, parts: Decomposition, stream: Float[Tensor, "b d"], at: int) -> _End:
+        """From the parts of the stream at one end of the scores."""
+        assert parts.rounding is not None
+        values, rounding = parts.values[:, :, at], parts.rounding[None, :, at]
+        rows = len(stream)
+        constant = side.constant.expand(len(side.matrix), rows, 1, -1)
+        bias = constant.norm(dim=-1)[..., 0]
+        return cls(
+            torch.cat((side.of(values), constant), 2),
+            side.of(rounding)[:, :, 0],
+            (side.of(stream[None]) + constant)[:, :, 0],
+            side.lengths(values).sum(-1) + side.lengths(rounding)[..., 0] + bias,
+            side.lengths(stream[None])[..., 0] + bias,
+        )
+
+    def at(self, heads: Int[Tensor, "h 1"], rows: Int[Tensor, "n"]) -> _End:
+        """That of some heads at some rows."""
+        every = (self.parts, self.rounding, self.whole, self.size, self.length)
+        return _End(*(x[heads, rows] for x in every))
+
 
 @dataclass(frozen=True, eq=False)
 class ScoreParts:
@@ -115,8 +162,10 @@ class ScoreParts:
     """What positions add to the score (ALiBi, relative buckets); 0 under others."""
     total: Float[Tensor, "b"]
     """The score of the pass, before any soft cap."""
+    rounding: Float[Tensor, "b"]
+    """What the score has beyond `position` and the pairs: what the pass rounded off."""
     error: Float[Tensor, "b"]
-    """By how much the pairs miss it, relative to the longest query part times the longest key part."""
+    """How large that is, relative to the longest query part times the longest key part."""
     places: Int[Tensor, "b 2"]
     """Of query and key, among the real tokens of the row."""
     sources: Mapping[int, Float[Tensor, "2 b h k e"]]
@@ -195,7 +244,7 @@ def _of_layer(
     factor = _attention(model, layer).score_factor((scores > -torch.inf).sum(-1), scores)
     both = torch.arange(scores.shape[-1], device=scores.device)[:, None].expand(-1, 2)
     rows = batch.rows(torch.zeros(len(both), dtype=torch.long))
-    queries, keys, _ = _taken(model, rows, layer, slice(None), both, seen, parts, factor)
+    queries, keys = (end for end, _ in _taken(model, rows, layer, slice(None), both, seen, parts, factor))
     alike: dict[bytes, list[int]] = {}
     for head, mask in enumerate(masks):
         alike.setdefault(mask.numpy().tobytes(), []).append(head)
@@ -205,13 +254,13 @@ def _of_layer(
         query, key = places.T
         recorded = scores[which, query, key]
         position = _position(model, which[:, 0], places, recorded)
-        q, k, total = queries[which, query], keys[which, key], recorded
+        q, k, total = queries.at(which, query), keys.at(which, key), recorded
         if model.config.attn_softcap is not None:
             total = _content(model, layer, which, (query, key), seen, factor) + position
-        error = _checked(model, [(layer, head) for head in heads], (q, k), position, total, recorded)
+        found = _checked(model, [(layer, head) for head in heads], (q, k), position, total, recorded)
         each = places.expand(len(heads), -1, -1)
-        q, k, position, total, error, each = (x.flatten(0, 1) for x in (q, k, position, total, error, each))
-        yield heads, ScoreParts(parts.parts, q, k, position, total, error, each, {})
+        flat = (x.flatten(0, 1) for x in (q.parts, k.parts, position, total, *found, each))
+        yield heads, ScoreParts(parts.parts, *flat, {})
 
 
 def _seen(
@@ -241,16 +290,17 @@ def _split(
     _check_visible(recorded, places, head)
     factor = _attention(model, layer).score_factor((scores[:, QUERY] > -torch.inf).sum(-1)[:, None], recorded)
     parts = before_attention(seen, model, layer, as_wholes(seen) if by == "part" else into_heads(seen, model))
-    queries, keys, sides = _taken(
+    (queries, one), (keys, other) = _taken(
         model, batch, layer, slice(index, index + 1), columns, seen, parts, factor.T
     )
     own, rows = torch.full_like(places[:1, :1], index), torch.arange(len(batch), device=places.device)
     position, total = _position(model, own[:, 0], places, recorded[None]), recorded[None]
     if model.config.attn_softcap is not None:
         total = _content(model, layer, own, (rows, rows), seen, factor.T) + position
-    error = _checked(model, [head], (queries, keys), position, total, recorded[None])
-    sources = _sources(model, layer, seen, batch, sides) if by == "source" else {}
-    return ScoreParts(parts.parts, queries[0], keys[0], position[0], total[0], error[0], places, sources)
+    rounding, error = _checked(model, [head], (queries, keys), position, total, recorded[None])
+    sources = _sources(model, layer, seen, batch, (one, other)) if by == "source" else {}
+    q, k = queries.parts[0], keys.parts[0]
+    return ScoreParts(parts.parts, q, k, position[0], total[0], rounding[0], error[0], places, sources)
 
 
 def _taken(
@@ -262,17 +312,15 @@ def _taken(
     seen: Mapping[str, Tensor],
     parts: Decomposition,
     factor: Float[Tensor, "#h #b"],
-) -> tuple[Float[Tensor, "h b c e"], Float[Tensor, "h b c e"], list[_Side]]:
-    """What each part of the stream becomes in queries and keys of these heads at these columns, and how."""
+) -> tuple[tuple[_End, _Side], tuple[_End, _Side]]:
+    """The queries and the keys of these heads at these columns, and how they were made of the stream."""
     like = seen[attention_input(model.config, layer)]
-    sides = [
+    query, key = (
         _side(model, layer, heads, seen, at, _rotation(model, layer, batch, columns[:, at], like), times)
         for at, times in ((QUERY, factor), (KEY, torch.ones_like(factor)))
-    ]
-    queries, keys = [
-        torch.cat((side.of(parts.values[:, :, at]), side.constant), 2) for at, side in enumerate(sides)
-    ]
-    return queries, keys, sides
+    )
+    ends = (_End.of(side, parts, like[:, at], at) for at, side in ((QUERY, query), (KEY, key)))
+    return (next(ends), query), (next(ends), key)
 
 
 def _of_rows(pos: Position, batch: Batch) -> int | list[int]:
@@ -365,7 +413,9 @@ def _side(
     stream = seen[attention_input(model.config, layer)]
     reading = HeadCircuits(model, folded=True, biases=True).reading(layer, part)[heads].to(stream)
     matrix, bias = reading[:, :-1], reading[:, -1:]
-    norm = input_norm(model, layer, "attn_out").recorded(seen)
+    norm = input_norm(model, layer, "attn_out")
+    # Half precision records a scale that is off by up to 1/256: there it is made of the stream.
+    norm = norm.of(stream) if in_half(model) else norm.recorded(seen)
     scale = torch.ones_like(stream[:, at, 0]) if norm.scale is None else norm.scale[:, at, 0]
     after, beta = torch.ones_like(scale)[None], torch.zeros_like(bias)
     if (head_norm := _head_norm(model, layer, part)) is not None:
@@ -441,37 +491,60 @@ def _check_visible(scores: Float[Tensor, "b"], places: Int[Tensor, "b 2"], head:
 def _checked(
     model: Transformer,
     heads: Sequence[tuple[int, int]],
-    sides: tuple[Float[Tensor, "h b c e"], Float[Tensor, "h b c e"]],
+    ends: tuple[_End, _End],
     position: Float[Tensor, "h b"],
     total: Float[Tensor, "h b"],
     recorded: Float[Tensor, "h b"],
-) -> Float[Tensor, "h b"]:
-    """The error of each row's sum relative to its largest term. IncompleteSumError if it is beyond rounding.
+) -> tuple[Float[Tensor, "h b"], Float[Tensor, "h b"]]:
+    """What each row's score has beyond its pairs, and that relative to its largest term. IncompleteSumError if the
+    parts, or the score, are beyond rounding.
 
-    A term is a product of vectors and carries the rounding of their lengths, however small it is itself.
+    Two sums are checked. The pairs, those with what the pass rounded off in the stream among them, against the product
+    of query and key of the whole stream: in float32 at least, whatever the model's dtype. And that product against the
+    score of the pass, where half precision rounded the normed stream, query, key and score. A term is a product of
+    vectors and carries the rounding of their lengths, however small it is itself.
     """
-    queries, keys = sides
-    found, cap = (queries @ keys.mT).sum((-2, -1)) + position, model.config.attn_softcap
-    lengths = queries.norm(dim=-1).amax(-1) * keys.norm(dim=-1).amax(-1)
-    size = torch.stack((lengths, position.abs(), total.abs())).amax(0)
-    miss = (found - total).abs()
+    query, key = ends
+    pairs = (query.parts @ key.parts.mT).sum((-2, -1))
+    every = torch.cat((query.parts, query.rounding[..., None, :]), -2)
+    others = torch.cat((key.parts, key.rounding[..., None, :]), -2)
+    whole = (query.whole * key.whole).sum(-1)
+    n, most = every.shape[-2] + others.shape[-2], query.length * key.length
+    beside = position.abs() + total.abs()
+    tiny = torch.finfo(whole.dtype).tiny
+    exact = bound(n, query.size * key.size, whole.dtype).clamp_min(tiny)
+    linear = ((every @ others.mT).sum((-2, -1)) - whole).abs() / exact
+    miss, cap = (whole + position - total).abs(), model.config.attn_softcap
     if cap is not None:
-        capped = cap * ((found - position) / cap).tanh() + position
+        capped = cap * (whole / cap).tanh() + position
         miss = torch.maximum(miss, (capped - recorded).abs())
-    error = miss / size.clamp_min(torch.finfo(size.dtype).tiny)
+    allowed = bound(model.config.d_model, most + beside, whole.dtype) + in_half(model) * (most + beside)
+    over = torch.maximum(linear, miss / allowed.clamp_min(tiny))
+    lengths = query.parts.norm(dim=-1).amax(-1) * key.parts.norm(dim=-1).amax(-1)
+    size = torch.stack((lengths, position.abs(), total.abs())).amax(0).clamp_min(tiny)
+    rounding = total - position - pairs
+    failure = partial(_beyond, model, heads, over, rounding.abs() / size, allowed / size)
+    check((over <= 1).all(), failure)
+    return rounding, rounding.abs() / size
 
-    def failure() -> IncompleteSumError:
-        edited = ", ".join(edit.name for edit in model.edits)
-        worst = error.amax(1)
-        return IncompleteSumError(
-            f"the score of {Part('head', *heads[int(worst.argmax())])}: parts miss it by {float(worst.max()):.2e} of "
-            f"the largest, allowed {TOLERANCE[model.dtype]:.0e} in {model.dtype}"
-            + (f"; under the edits of {edited} it is not what the stream makes of it" if edited else ""),
-            float(worst.max()),
-        )
 
-    check((error <= TOLERANCE[model.dtype]).all(), failure)
-    return error
+def _beyond(
+    model: Transformer,
+    heads: Sequence[tuple[int, int]],
+    over: Float[Tensor, "h b"],
+    error: Float[Tensor, "h b"],
+    allowed: Float[Tensor, "h b"],
+) -> IncompleteSumError:
+    """The failure of the score that is furthest beyond rounding."""
+    edited, worst = ", ".join(edit.name for edit in model.edits), int(over.argmax())
+    missed, explained = (float(x.flatten()[worst]) for x in (error, allowed))
+    return IncompleteSumError(
+        f"the score of {Part('head', *heads[worst // over.shape[1]])}: parts miss it by {missed:.2e} of the largest, "
+        f"rounding explains {explained:.0e} in {model.dtype}"
+        + (f"; under the edits of {edited} it is not what the stream makes of it" if edited else ""),
+        missed,
+        explained,
+    )
 
 
 # --- where heads took it from ---------------------------------------------------------------------------------------

@@ -76,6 +76,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "logits": Kind("logits", "unembed.hook_out"),
         "embed_bias": Kind("embed_bias", None),
         "final_bias": Kind("final_bias", None),
+        "rounding": Kind("rounding", None),
         **{
             name: Kind(name, None)
             for name in ("ln_embed", "score_bias", "ln_final", "mlm_head", "unembed", "output")

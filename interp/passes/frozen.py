@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.stats import wide
-from interp.model.config import ModelConfig, NoNorm
+from interp.model.config import LayerNorm, ModelConfig, NoNorm
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
 
@@ -52,6 +52,19 @@ class FrozenNorm:
         if self.norm is not None:
             part = self.norm.frozen(part, part.new_ones(1) if self.scale is None else self.scale)
         return part if self.factor == 1 else part * self.factor
+
+    def size(self, terms: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
+        """The sum of absolute terms after the map, from that before: what rounding there is relative to.
+
+        LayerNorm takes the mean off, whose rounding every number then carries.
+        """
+        norm = self.norm
+        if norm is not None and not isinstance(norm.kind, NoNorm):
+            terms = terms + terms.mean(-1, keepdim=True) if isinstance(norm.kind, LayerNorm) else terms
+            terms = terms if self.scale is None else terms / self.scale
+            terms = terms if norm.gamma is None else terms * norm.gamma.abs().to(terms)
+        terms = terms * abs(self.factor)
+        return terms if self.beta is None else terms + self.beta.abs().to(terms)
 
     def back(self, direction: Float[Tensor, "*n d"]) -> Float[Tensor, "*n d"]:
         """The transpose of `through`: `part . back(u)` equals `through(part) . u`."""

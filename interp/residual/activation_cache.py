@@ -123,8 +123,9 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
     ) -> Decomposition:
         """Each part's contribution to the logit (or logit difference) at `pos`, `[part + 1, batch]`.
 
-        The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum is checked against the logits that
-        the final residual gives (before a soft cap). Computed in float32 at least.
+        The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum, with what the pass rounded off (the
+        result's `rounding`), is checked against the logits that the final residual gives (before a soft cap). Computed
+        in float32 at least.
         """
         model = self.model
         wide = torch.promote_types(model.dtype, torch.float32)
@@ -133,12 +134,18 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         pulled = final_norm(model).of(final.to(wide)).back(direction.to(wide))
         values = einsum(stack.values[:, :, pos].to(wide), pulled, "c b d, b d -> c b")
         whole_stack = torch.cat((values, bias[None].to(wide)))
-        if stack.complete:
-            tokens = answer[None] if wrong is None else torch.stack((answer, wrong))
-            terms = model.uncapped(final.to(wide)).gather(1, tokens.mT)
-            whole = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
-            decomposition.check_sum(whole_stack, whole, "logit attribution", model.dtype, terms=terms)
-        return Decomposition(whole_stack, (*stack.parts, str(Part("final_bias"))), complete=stack.complete)
+        names = (*stack.parts, str(Part("final_bias")))
+        if not stack.complete or stack.rounding is None:
+            return Decomposition(whole_stack, names)
+        tokens = answer[None] if wrong is None else torch.stack((answer, wrong))
+        terms = model.uncapped(final.to(wide)).gather(1, tokens.mT)
+        whole = terms[:, 0] if wrong is None else terms[:, 0] - terms[:, 1]
+        rounding = (stack.rounding[:, pos] * pulled).sum(-1)
+        every = torch.cat((whole_stack, rounding[None]))
+        lengths = (stack.values[:, :, pos].to(wide) * pulled).norm(dim=-1).sum(0)
+        size = every.abs().sum(0) + terms.abs().sum(1) + lengths
+        missed = decomposition.check_sum(every, whole, "logit attribution", size=size)
+        return Decomposition(whole_stack, names, complete=True, rounding=rounding, missed=missed)
 
     def _rows(self) -> Mapping[str, Tensor]:
         return self if self.batched else {name: value[None] for name, value in self._values.items()}

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interp.core.boundary import public, shape_text
 from interp.core.results import labelled
-from interp.core.stats import Partial, Rows
+from interp.core.stats import WIDE, Partial, Rows, wide
 from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
@@ -46,12 +46,15 @@ from interp.passes.frozen import (
 )
 from interp.passes.observe import Model, Subject, observe
 from interp.residual.decomposition import (
-    TOLERANCE,
+    EPS,
     IncompleteSumError,
+    bound,
     check_sum,
+    in_half,
     logit_direction,
     not_linear,
     places_before_attention,
+    rounded_off,
 )
 from interp.residual.edited_sums import head_shares
 from interp.runs.run import answered
@@ -161,7 +164,9 @@ def attribute(
     The answer's logit is a sum over everything that was added to the stream; this is the sum, written out.
 
     Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
-    `attrs["completeness_error"]` is the largest relative difference between the sum over parts and that. With
+    the last part, `rounding`, is what the pass rounded off where it added the others up, so `value` over `part` sums to
+    `total`; it is checked to be rounding, and `attrs["completeness_error"]` is the largest, relative to the largest
+    part. With
     `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the token it moved
     from, numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN in layers that keep a
     state of the past instead of moving tokens.
@@ -332,7 +337,7 @@ def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
         whole = [Part("block", layer)]
         each = (part for s in config.sublayers for part in _of_sublayer(config, parts, layer, s))
         found += whole if parts == "layer" else each
-    return (*map(str, found), "final_bias")
+    return (*map(str, found), "final_bias", "rounding")
 
 
 def labels_before_attention(config: ModelConfig, layer: int, parts: Grain) -> tuple[str, ...]:
@@ -392,8 +397,7 @@ def _layer_reads(config: ModelConfig, parts: Grain, layer: int) -> Iterable[Read
                 yield Read(f"blocks.{layer}.{mixer}.hook_v")
         elif sublayer in MLPS and parts == "neuron":
             yield Read(f"blocks.{layer}.{mixer}.hook_post", _last)
-        else:
-            yield Read(f"blocks.{layer}.hook_{sublayer}", _last)
+        yield Read(f"blocks.{layer}.hook_{sublayer}", _last)
         yield from (Read(scale, _last) for scale in sum_scale(config, layer, sublayer))
 
 
@@ -419,32 +423,43 @@ def _compute(
         )
     if batch.keep is not None and not bool(batch.host().real[:, -1].all()):
         raise ValueError("attribution requires rows that end in the last column (padding on the left)")
-    wide = torch.promote_types(model.dtype, torch.float32)
-    last = {read.site: trace[read].to(wide) for read in _reads(model.config, parts)}
+    last = {read.site: wide(trace[read]) for read in _reads(model.config, parts)}
     target = (
         _of_logits(model, batch, last) if directions is None else _of_rows(model, batch, last, directions)
     )
-    folded = Folded(model, last, target.direction.to(wide))
+    folded = Folded(model, last, wide(target.direction), checked=summed)
     columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
+    left = torch.zeros_like(target.total)
     for layer in range(model.config.n_layers):
         found, sources = folded.block(layer, parts)
         columns += [torch.cat(found, 1).sum(1, keepdim=True)] if parts == "layer" else found
         extra |= sources
-    values = torch.cat((*columns, target.constant[:, None].to(wide)), 1)
-    largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(wide).tiny)
-    error = (values.sum(1) - target.total).abs() / largest
+    values = torch.cat((*columns, wide(target.constant)[:, None]), 1)
+    rounding = target.total - values.sum(1)
+    size = values.abs().sum(1) + folded.size + target.size
+    allowed = bound(values.shape[1], size, values.dtype)
     if summed:
-        check((error <= TOLERANCE[model.dtype]).all(), partial(_incomplete, error, model, parts))
-    return {"logits": values, "total": target.total, "error": error, **extra}
+        known = folded.left + folded.rounded_off()
+        failure = partial(_incomplete, rounding, allowed, model, parts)
+        check(((rounding - known).abs() <= allowed).all(), failure)
+    largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(values.dtype).tiny)
+    found = {"logits": torch.cat((values, rounding[:, None]), 1), "total": target.total}
+    half = {} if model.dtype in WIDE else {"unseen": folded.unseen + allowed}
+    return {**found, "error": rounding.abs() / largest, **half, **extra}
 
 
-def _incomplete(error: Float[Tensor, "b"], model: Transformer, parts: Grain) -> IncompleteSumError:
+def _incomplete(
+    missed: Float[Tensor, "b"], allowed: Float[Tensor, "b"], model: Transformer, parts: str
+) -> IncompleteSumError:
+    worst = int((missed.abs() / allowed).argmax())
+    error, most = float(missed[worst].abs()), float(allowed[worst])
     edited = ", ".join(edit.name for edit in model.edits)
     return IncompleteSumError(
-        f"attribution by {parts}: parts miss the total by {float(error.max()):.2e} relative"
+        f"attribution by {parts}: parts miss the total by {error:.2e}, rounding explains {most:.0e}"
         + (f"; under the edits of {edited} the stream holds what none of them wrote" if edited else ""),
-        float(error.max()),
+        error,
+        most,
     )
 
 
@@ -459,7 +474,9 @@ class _Target:
     total: Float[Tensor, "b"]
     """The model's own number."""
     largest: Float[Tensor, "b"]
-    """The largest term that the model sums or subtracts to get it; the rounding it carries."""
+    """The largest term that the model sums or subtracts to get it."""
+    size: Float[Tensor, "b"]
+    """The absolute values of what it is a difference of, and the length of the products that they sum."""
 
 
 def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> _Target:
@@ -470,7 +487,9 @@ def _of_logits(model: Transformer, batch: Batch, last: Mapping[str, Tensor]) -> 
     stream = last[final_stream(model.config)]
     logits = model.uncapped(stream.to(model.device), columns=asked).to(stream.device)
     total = logits[:, 0] if batch.wrong is None else logits[:, 0] - logits[:, 1]
-    return _Target(direction, constant, total, logits.abs().amax(1))
+    normed = wide(model.ln_final(stream.to(model.device))).to(direction)
+    size = logits.abs().sum(1) + (normed * direction).norm(dim=1)
+    return _Target(direction, constant, total, logits.abs().amax(1), size)
 
 
 def _of_rows(
@@ -486,7 +505,7 @@ def _of_rows(
     normed = model.ln_final(stream.to(stream.device if gamma is None else gamma.device))
     terms = normed.to(stream) * direction
     constant = torch.zeros_like(terms[:, 0]) if beta is None else direction @ beta.to(direction)
-    return _Target(direction, constant, terms.sum(1), terms.abs().amax(1))
+    return _Target(direction, constant, terms.sum(1), terms.abs().amax(1), terms.norm(dim=1))
 
 
 class Folded:
@@ -500,12 +519,21 @@ class Folded:
     """
 
     def __init__(
-        self, model: Transformer, last: Mapping[str, Tensor], direction: Float[Tensor, "b d"]
+        self,
+        model: Transformer,
+        last: Mapping[str, Tensor],
+        direction: Float[Tensor, "b d"],
+        *,
+        checked: bool = False,
     ) -> None:
-        self.model, self.last, self.weights = model, last, Weights(model)
+        """checked: heads and neurons that do not sum to what their sublayer wrote are an error."""
+        self.model, self.last, self.weights, self.checked = model, last, Weights(model), checked
         self.at: dict[tuple[int, str], Float[Tensor, "b d"]] = {}
         self.betas: dict[tuple[int, str], Float[Tensor, "b 1"]] = {}
-        end = final_norm(model).of(last[final_stream(model.config)]).back(direction)
+        self.unseen = self.left = self.size = torch.zeros_like(direction[:, 0])
+        """How large a piece of a sublayer might be that is missing; what the pieces of all sublayers miss of them; the
+        sum of the lengths of what is summed, number by number, to each sublayer's column."""
+        end = self.final = final_norm(model).of(last[final_stream(model.config)]).back(direction)
         for layer in reversed(range(model.config.n_layers)):
             for sublayer in reversed(model.config.sublayers):
                 norm = sum_norm(model, layer, sublayer).recorded(last)
@@ -513,6 +541,36 @@ class Folded:
                     self.betas[layer, sublayer] = _dot(end, norm.beta.to(end))
                 end = self.at[layer, sublayer] = norm.back(end)
         self.end = end
+
+    def rounded_off(self) -> Float[Tensor, "b"]:
+        """What the pass rounded off along the direction where it added up the stream; checked to be rounding."""
+        config, last = self.model.config, self.last[final_stream(self.model.config)]
+        places = [(layer, sublayer) for layer in range(config.n_layers) for sublayer in config.sublayers]
+        edited = ", ".join(edit.name for edit in self.model.edits)
+        under = f"; under the edits of {edited} the stream holds what none of them wrote" if edited else ""
+        lost, _ = rounded_off(self.last, self.model, places, last, f"the final stream{under}")
+        if self.model.dtype not in WIDE:
+            seen = EPS[self.model.dtype] * (last * self.final).norm(dim=1)
+            self.unseen = torch.maximum(self.unseen, seen)
+        return _dot(lost, self.final)[:, 0]
+
+    def _weighed(self, layer: int, sublayer: str, pieces: Sequence[Float[Tensor, "b c"]]) -> None:
+        """Take in what the pieces of a sublayer miss of it; IncompleteSumError where rounding explains less.
+
+        Half precision rounds a sublayer's output number by number and independently: along a direction that makes as
+        much of the length of their products, not of the sum of their sizes.
+        """
+        out, direction = self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer]
+        size, whole = (out * direction).norm(dim=1), _dot(out, direction)[:, 0]
+        values = torch.cat(list(pieces), 1)
+        left = whole - values.sum(1)
+        half = in_half(self.model) * size
+        allowed = bound(values.shape[1], values.abs().sum(1) + size, values.dtype) + half
+        if self.checked:
+            failure = partial(_incomplete, left, allowed, self.model, f"{sublayer} of layer {layer}")
+            check((left.abs() <= allowed).all(), failure)
+        self.left, self.size = self.left + left, self.size + size
+        self.unseen = torch.maximum(self.unseen, half)
 
     def embeddings(self) -> list[Float[Tensor, "b 1"]]:
         """The embeddings' columns, and beta of the norm after them."""
@@ -528,12 +586,13 @@ class Folded:
         for sublayer in self.model.config.sublayers:
             if sublayer in WITH_HEADS and grain in ("head", "source"):
                 found, sources = self._heads(layer, sublayer, grain)
-                columns += found
                 extra |= {} if sources is None else {f"{sublayer}_{layer}": sources}
             elif sublayer in MLPS and grain == "neuron":
-                columns += self._neurons(layer, sublayer)
+                found = self._neurons(layer, sublayer)
             else:
-                columns.append(_dot(self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer]))
+                found = [_dot(self.last[f"blocks.{layer}.hook_{sublayer}"], self.at[layer, sublayer])]
+            self._weighed(layer, sublayer, found)
+            columns += found
             if (layer, sublayer) in self.betas:
                 columns.append(self.betas[layer, sublayer])
         return columns, extra
@@ -563,7 +622,9 @@ class Folded:
         sources = einsum(v, folded, "b k h e, b h e -> b h k") * pattern
         edited = [edit.name for edit in self.model.edits if layer_of(edit, self.model) == layer]
         under = f" under the edits of {', '.join(edited)}" if edited else ""
-        check_sum(sources.movedim(-1, 0), heads, f"sources of layer {layer}{under}", self.model.dtype)
+        size = einsum(pattern.abs(), v.abs(), folded.abs(), "b h k, b k h e, b h e -> b h")
+        what, more = f"sources of layer {layer}{under}", in_half(self.model) * size
+        check_sum(sources.movedim(-1, 0), heads, what, size=size, more=more)
         return columns, sources
 
     def _neurons(self, layer: int, sublayer: str) -> list[Float[Tensor, "b c"]]:
@@ -614,7 +675,19 @@ def _finish(
         coords={"part": names},
         units="projection on the direction" if projected else unit,
         attrs={"parts": parts, "completeness_error": float(rows["error"].max())},
+        notes=_of_half(rows),
     )
+
+
+def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
+    """How far half precision let the sum be checked; nothing in float32."""
+    if "unseen" not in rows:
+        return []
+    lost, unseen = (float(x.abs().max()) for x in (rows["logits"][:, -1], rows["unseen"]))
+    return [
+        f"half precision: the pass rounded off up to {lost:.2g} (the part `rounding`), and a part that wrote less than "
+        f"about {unseen:.1g} could be missing unnoticed"
+    ]
 
 
 def _top_neurons(

@@ -4,15 +4,18 @@
 depth is the embedding plus everything the heads and MLPs before it added.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.stats import wide
+from interp.core.stats import WIDE, wide
 from interp.core.transfers import check
 from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
 from interp.model.parts import Named, Part
@@ -26,16 +29,41 @@ Cache = Mapping[str, Tensor]
 Split = Callable[[int, str], dict[Part, Tensor]]
 """From layer and name of a sublayer to its parts."""
 
-TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""Largest error of a sum, relative to its largest part, by the dtype the model ran in."""
+EPS = {dtype: torch.finfo(dtype).eps for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16)}
+"""Twice what rounding moves a number by at most, relative to it, by dtype."""
+ROUNDINGS = 4
+"""What a sublayer rounds between its heads (or neurons) and the stream is this many roundings of its output at most:
+the product, the bias, the norm after it, the factor."""
 
 
 class IncompleteSumError(ArithmeticError):
     """Parts that should sum to a whole do not; the message holds the relative error, and so does `error`."""
 
-    def __init__(self, message: str, error: float) -> None:
+    def __init__(self, message: str, error: float, allowed: float = 0.0) -> None:
         super().__init__(message)
         self.error = error
+        self.allowed = allowed
+        """What rounding could have made of it, relative to the same."""
+
+
+def bound(n: int, size: Float[Tensor, "*b"], dtype: torch.dtype) -> Float[Tensor, "*b"]:
+    """What n terms may miss their sum by: eps (8 + sqrt n) times the sum of their absolute values.
+
+    n additions round by half an eps of what was summed so far, which is at most `size`; the roundings are independent,
+    so they add up to sqrt(n / 12) eps size, one standard deviation: the bound is at 3.5 of them for however many terms,
+    and the 8 is what terms carry that are products themselves (their own sums, scales, factors).
+    size: in the units of the terms. dtype: what was summed in.
+    """
+    return EPS[dtype] * (8 + n**0.5) * size
+
+
+class Missed(NamedTuple):
+    """By how much a sum misses its whole and what rounding explains of it, where the two are closest."""
+
+    error: Float[Tensor, ""]
+    """Relative to the largest part."""
+    allowed: Float[Tensor, ""]
+    """Relative to the same."""
 
 
 REMAINDER = "remainder"
@@ -55,13 +83,11 @@ class Decomposition:
     """The parts' names, in the order of the values: `embed`, `L0H3`, `L0.mlp`, `L0N17`, `L0.attn_bias`, `remainder`."""
     complete: bool = False
     """Whether they were checked to sum to the whole final residual stream."""
-    miss: Float[Tensor, ""] | None = None
-    """By how much their checked sum misses the stream, relative; None if nothing was checked."""
-
-    @property
-    def error(self) -> float | None:
-        """`miss` as a number, for which the host waits for a device."""
-        return None if self.miss is None else float(self.miss)
+    rounding: Float[Tensor, "..."] | None = None
+    """What the whole has that no part explains, in float32 at least: what the pass rounded off where it added them up.
+    The parts and this sum to the whole. None if nothing was checked."""
+    missed: Missed | None = None
+    """By how much the checked sum misses the whole; None if nothing was checked."""
 
     def __getitem__(self, part: Named) -> Float[Tensor, "..."]:
         name = REMAINDER if part == REMAINDER else str(Part.of(part))
@@ -70,51 +96,154 @@ class Decomposition:
         return self.values[self.parts.index(name)]
 
 
-def sum_error(
-    parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."], terms: Float[Tensor, "..."] | None = None
-) -> float:
+def sum_error(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> float:
     """max |sum of parts - whole| relative to the largest absolute part (or whole); sums in float32 at least.
 
     Each vector (each number, for `[c b]`) has its own scale, so a huge position hides no error elsewhere.
-    terms: what `whole` is a difference of, whose rounding it carries; the largest of them counts too.
     """
-    return float(_sum_error(parts, whole, terms))
+    error = (wide(parts).sum(0) - wide(whole)).abs()
+    scale = _largest(parts, whole)
+    error = error.amax(-1, keepdim=True) if whole.ndim > 1 else error
+    return float((error / scale).max())
 
 
-def _sum_error(
-    parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."], terms: Float[Tensor, "..."] | None
-) -> Float[Tensor, ""]:
-    dtype = torch.promote_types(parts.dtype, torch.float32)
-    error = (parts.sum(0, dtype=dtype) - whole).abs()
-    scale = torch.maximum(parts.abs().amax(0), whole.abs()).to(dtype)
-    if terms is not None:
-        scale = torch.maximum(scale, terms.to(dtype).abs().max())
-    if whole.ndim > 1:
-        error, scale = error.amax(-1), scale.amax(-1)
-    return (error / scale.clamp_min(torch.finfo(dtype).tiny)).max()
+def _largest(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """The largest number of each vector of the parts and the whole."""
+    largest = wide(torch.maximum(parts.abs().amax(0), whole.abs().to(parts)))
+    largest = largest.amax(-1, keepdim=True) if whole.ndim > 1 else largest
+    return largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
 
 def check_sum(
     parts: Float[Tensor, "c ..."],
     whole: Float[Tensor, "..."],
     what: str,
-    dtype: torch.dtype,
     *,
-    terms: Float[Tensor, "..."] | None = None,
-) -> Float[Tensor, ""]:
-    """The relative error of a sum; IncompleteSumError if it exceeds the tolerance of `dtype`, or is not a number."""
-    miss = _sum_error(parts, whole, terms)
+    size: Float[Tensor, "..."] | None = None,
+    more: Float[Tensor, "..."] | float = 0.0,
+) -> Missed:
+    """By how much parts miss their whole, number by number; IncompleteSumError where rounding explains less.
+
+    The sum is made in float32 at least, and its terms are allowed what `bound` says.
+    size: the sum of the absolute terms, for parts that are sums of products themselves, which may be small where their
+    terms are not; None = that of the parts and the whole. more: what the model rounded of the whole beyond that.
+    """
+    parts, whole = wide(parts), wide(whole)
+    of_parts = parts.abs().sum(0) + whole.abs()
+    size = of_parts if size is None else torch.maximum(wide(size), of_parts)
+    error = (parts.sum(0) - whole).abs()
+    return check_missed(error, bound(len(parts), size, parts.dtype) + more, _largest(parts, whole), what)
+
+
+def check_missed(
+    error: Float[Tensor, "..."], allowed: Float[Tensor, "..."], scale: Float[Tensor, "..."], what: str
+) -> Missed:
+    """The largest of these errors against what is allowed; IncompleteSumError if it is more, or is not a number.
+
+    scale: what both are told relative to.
+    """
+    allowed = allowed.expand_as(error)
+    worst = (error / allowed.clamp_min(torch.finfo(error.dtype).tiny)).flatten().argmax()
+    found = Missed(*((x / scale).flatten()[worst] for x in (error, allowed))) if error.numel() else _NOTHING
 
     def failure() -> IncompleteSumError:
-        error = float(miss)
+        missed, explained = float(found.error), float(found.allowed)
         return IncompleteSumError(
-            f"{what}: parts miss the whole by {error:.2e} of the largest part, allowed {TOLERANCE[dtype]:.0e}"
-            f" in {dtype} (was the pass edited, or a weight changed since?)",
-            error,
+            f"{what}: parts miss the whole by {missed:.2e} of the largest part, rounding explains {explained:.0e} "
+            "(was the pass edited, or a weight changed since?)",
+            missed,
+            explained,
         )
 
-    check(miss <= TOLERANCE[dtype], failure)
-    return miss
+    check(found.error <= found.allowed, failure)
+    return found
+
+
+_NOTHING = Missed(torch.tensor(0.0), torch.tensor(0.0))
+
+
+def rounded_off(
+    cache: Cache, model: Transformer, places: Iterable[tuple[int, str]], whole: Float[Tensor, "*b d"], what: str
+) -> tuple[Float[Tensor, "*b d"], Missed]:
+    """What a stream has that its embeddings and sublayers do not explain, in float32 at least.
+
+    It is checked to be rounding, and the check is as sharp in half precision as in float32. There every addition rounds
+    by 1/256 (bfloat16) of all that was added before, so that a bound on the sum of 60 sublayers could not fail.
+    So the additions are made once more, in the same order and the model's dtype: the same numbers, added alike, give
+    the same stream, bit by bit and at any depth. One rounding of the largest stream on the way is allowed (a fused
+    kernel may save one); 8 + 1.5 sqrt(n) where norms stand in the stream, or where a wrapped network adds n parts in
+    an order of its own. In float32 the parts are summed and `bound` is allowed, as for every other sum.
+    places: layer and name of the sublayers that wrote to the stream. Errors: IncompleteSumError.
+    """
+    replay = _Replay.of(cache, model, places)
+    whole = wide(whole)
+    if model.dtype in WIDE:
+        allowed = bound(replay.n, replay.size + whole.abs(), model.dtype)
+    else:
+        same = not replay.normed and not model.config.block.proven
+        allowed = EPS[model.dtype] * (1 if same else 8 + 1.5 * replay.n**0.5) * replay.largest
+    error = (wide(replay.stream) - whole).abs()
+    scale = replay.largest.amax(-1, keepdim=True).clamp_min(torch.finfo(whole.dtype).tiny)
+    return whole - replay.exact, check_missed(error, allowed, scale, what)
+
+
+@dataclass(frozen=True, eq=False)
+class _Replay:
+    """A stream added up once more from what was written to it."""
+
+    stream: Float[Tensor, "*b d"]
+    """In the model's dtype, every addition rounded as in the pass."""
+    exact: Float[Tensor, "*b d"]
+    """In float32 at least."""
+    size: Float[Tensor, "*b d"]
+    """The sum of the absolute terms."""
+    largest: Float[Tensor, "*b d"]
+    """The largest absolute value of a term or of the stream on the way."""
+    n: int = 1
+    """How many terms."""
+    normed: bool = False
+    """Whether a norm stands in the stream."""
+
+    @classmethod
+    def of(cls, cache: Cache, model: Transformer, places: Iterable[tuple[int, str]]) -> _Replay:
+        """From the embeddings through these sublayers."""
+        first, *others = (cache[site] for site in embedding_parts(model.config))
+        size = wide(first).abs()
+        found = cls(first.to(model.dtype), wide(first), size, size)
+        for other in others:
+            found = found.plus(other)
+        found = found.through(embedding_norm(model).recorded(cache))
+        for layer, sublayer in places:
+            found = found.plus(cache[f"blocks.{layer}.hook_{sublayer}"])
+            found = found.through(sum_norm(model, layer, sublayer).recorded(cache))
+        return found
+
+    def plus(self, term: Float[Tensor, "*b d"]) -> _Replay:
+        """The same with one more term."""
+        stream, term = self.stream + term.to(self.stream), wide(term)
+        largest = torch.maximum(torch.maximum(self.largest, term.abs()), wide(stream).abs())
+        return replace(
+            self,
+            stream=stream,
+            exact=self.exact + term,
+            size=self.size + term.abs(),
+            largest=largest,
+            n=self.n + 1,
+        )
+
+    def through(self, norm: FrozenNorm) -> _Replay:
+        """The same after a norm of the stream, if there is one."""
+        if norm.norm is None:
+            return self
+        stream = norm.norm(self.stream)
+        return _Replay(
+            stream,
+            norm.split(self.exact[None], 0)[0],
+            norm.size(self.size),
+            torch.maximum(norm.size(self.largest), wide(stream).abs()),
+            self.n + 1,
+            normed=True,
+        )
 
 
 def stream(cache: Cache, model: Transformer, layer: int | None) -> Float[Tensor, "b p d"]:
@@ -178,14 +307,36 @@ def head_results(
 def head_parts(cache: Cache, model: Transformer, layer: int, *, cross: bool = False) -> Decomposition:
     """What each head of a block adds to the stream (`L0H3`, of cross-attention `L0X3`) and, last, their bias."""
     weights = Weights(model).layer(layer, cross=cross)
-    z = cache[f"blocks.{layer}.{'cross_attn' if cross else 'attn'}.hook_z"]
-    results = einsum(z, weights.W_O.to(z), "b p h e, h e d -> h b p d")
-    bias = weights.b_O.to(z).expand_as(results[0])[None]
+    z = wide(cache[f"blocks.{layer}.{'cross_attn' if cross else 'attn'}.hook_z"])
+    W_O, b_O = weights.W_O.to(z), weights.b_O.to(z)
+    results = einsum(z, W_O, "b p h e, h e d -> h b p d")
+    size = einsum(z.abs(), W_O.abs(), "b p h e, h e d -> b p d") + b_O.abs()
     sublayer = "cross_attn_out" if cross else "attn_out"
-    values = _added(model, layer, sublayer, torch.cat((results, bias)))
+    values, size = _added(model, layer, sublayer, torch.cat((results, b_O.expand_as(results[0])[None])), size)
     whole = cache[f"blocks.{layer}.hook_{sublayer}"]
-    miss = check_sum(values, whole, f"heads of layer {layer}", model.dtype)
-    return Decomposition(values, tuple(map(str, _heads(model.config, layer, cross=cross))), miss=miss)
+    missed = check_sum(
+        values, whole, f"heads of layer {layer}", size=size, more=rounded_output(model, whole)
+    )
+    names = tuple(map(str, _heads(model.config, layer, cross=cross)))
+    return Decomposition(values, names, rounding=wide(whole) - values.sum(0), missed=missed)
+
+
+def in_half(model: Transformer) -> float:
+    """What half precision rounds of a sublayer's output or of a head's z, relative to it; 0 in float32 and float64.
+
+    There what was rounded is no more than `bound` holds. Products are summed in float32 and rounded once; so are the
+    bias, the norm and the factor after them.
+    """
+    return 0.0 if model.dtype in WIDE else ROUNDINGS * EPS[model.dtype]
+
+
+def rounded_output(model: Transformer, whole: Float[Tensor, "*b d"]) -> Float[Tensor, "*b d"] | float:
+    """What half precision rounds of each number of a sublayer's output.
+
+    What is rounded is about as large as the number, or, where that happens to be small, as the rest of its vector.
+    """
+    share = in_half(model)
+    return share and share * torch.maximum(wide(whole).abs(), wide(whole).square().mean(-1, keepdim=True).sqrt())
 
 
 def _heads(config: ModelConfig, layer: int, *, cross: bool) -> list[Part]:
@@ -207,7 +358,7 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     heads = torch.tensor(is_head, device=every.values.device)
     rest = every.values[~heads].sum(0, keepdim=True)
     values = torch.cat((every.values[heads], rest))
-    return Decomposition(values, (*names, REMAINDER), every.complete, every.miss)
+    return Decomposition(values, (*names, REMAINDER), every.complete, every.rounding, every.missed)
 
 
 def before_attention(cache: Cache, model: Transformer, layer: int, split: Split) -> Decomposition:
@@ -237,17 +388,19 @@ def by_source(cache: Cache, model: Transformer, layer: int, pos: int = -1) -> Fl
     require("additive", model.config.mixers[layer : layer + 1], "splitting heads by source")
     weights = Weights(model)
     w = weights.layer(layer)
-    pattern = cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos]
-    v = cache[f"blocks.{layer}.attn.hook_v"][:, :, weights.kv_head()]
-    moved = einsum(v, w.W_O.to(v), "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
-
-    def output() -> Tensor:
-        z = cache[f"blocks.{layer}.attn.hook_z"][:, pos]
-        return einsum(z, w.W_O.to(z), "b h e, h e d -> b d") + w.b_O.to(z)
-
-    moved = output_norm(model, layer, "attn_out").of(output).through(moved)
-    heads = head_results(cache, model, layer)[:, :, pos]
-    check_sum(rearrange(moved, "h k b d -> k h b d"), heads, f"sources of layer {layer}", model.dtype)
+    pattern = wide(cache[f"blocks.{layer}.attn.hook_pattern"][:, :, pos])
+    v = wide(cache[f"blocks.{layer}.attn.hook_v"])[:, :, weights.kv_head()]
+    W_O = w.W_O.to(v)
+    moved = einsum(v, W_O, "b k h e, h e d -> h k b d") * rearrange(pattern, "b h k -> h k b 1")
+    z = wide(cache[f"blocks.{layer}.attn.hook_z"][:, pos])
+    norm = output_norm(model, layer, "attn_out").of(
+        lambda: einsum(z, W_O, "b h e, h e d -> b d") + w.b_O.to(z)
+    )
+    size = einsum(pattern.abs(), v.abs(), W_O.abs(), "b h k, b k h e, h e d -> h b d")
+    moved, heads = norm.through(moved), head_results(cache, model, layer)[:, :, pos]
+    by_token = rearrange(moved, "h k b d -> k h b d")
+    size = norm.size(size)
+    check_sum(by_token, heads, f"sources of layer {layer}", size=size, more=in_half(model) * size)
     return moved
 
 
@@ -263,14 +416,21 @@ def by_neuron(
     if weights.W_out is None or weights.b_out is None:
         kind = model.config.mlp_in_words
         raise KeyError(f"layer {layer} has no neurons that write on their own: this model is {kind}")
-    post = cache[f"blocks.{layer}.{mlp}.hook_post"][:, pos]
+    post = wide(cache[f"blocks.{layer}.{mlp}.hook_post"][:, pos])
     out = cache[f"blocks.{layer}.hook_{mlp}_out"][:, pos]
-    neurons = einsum(post, weights.W_out, "b m, m d -> m b d")
-    stacked = _added(model, layer, f"{mlp}_out", torch.cat((neurons, weights.b_out.expand_as(out)[None])))
-    check_sum(stacked, out, f"neurons of layer {layer}", model.dtype)
+    W_out, b_out = weights.W_out.to(post), weights.b_out.to(post)
+    neurons = einsum(post, W_out, "b m, m d -> m b d")
+    size = post.abs() @ W_out.abs() + b_out.abs()
+    written = torch.cat((neurons, b_out.expand_as(neurons[0])[None]))
+    stacked, size = _added(model, layer, f"{mlp}_out", written, size)
+    missed = check_sum(
+        stacked, out, f"neurons of layer {layer}", size=size, more=rounded_output(model, out)
+    )
     kind = "neuron_before" if before else "neuron"
     parts = [*(Part(kind, layer, u) for u in range(len(neurons))), Part(f"{mlp}_bias", layer)]
-    return Decomposition(stacked, tuple(map(str, parts)))
+    return Decomposition(
+        stacked, tuple(map(str, parts)), rounding=wide(out) - stacked.sum(0), missed=missed
+    )
 
 
 def as_wholes(cache: Cache) -> Split:
@@ -278,7 +438,7 @@ def as_wholes(cache: Cache) -> Split:
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
         site = f"blocks.{i}.hook_{sublayer}"
-        return {Part.of(site): cache[site]}
+        return {Part.of(site): wide(cache[site])}
 
     return split
 
@@ -311,22 +471,61 @@ def _collected(
     """
     parts = _embedded(cache, model)
     every = [(i, sublayer) for i in range(n) for sublayer in model.config.sublayers]
-    for i, sublayer in every if before is None else before:
-        parts |= split(i, sublayer)
+    places = every if before is None else list(before)
+    left = torch.zeros_like(next(iter(parts.values())))
+    for i, sublayer in places:
+        pieces = split(i, sublayer)
+        left = left + _left(cache[f"blocks.{i}.hook_{sublayer}"], pieces, model, f"{sublayer} of layer {i}")
+        parts |= pieces
         norm = sum_norm(model, i, sublayer)
         if norm.norm is not None:
-            parts = _behind(norm.recorded(cache), parts, Part(f"{norm.norm.name}_bias", i))
+            there = norm.recorded(cache)
+            parts, left = _behind(there, parts, Part(f"{norm.norm.name}_bias", i)), there.through(left)
     stacked, whole = torch.stack(list(parts.values())), stream(cache, model, n) if whole is None else whole
-    miss = check_sum(stacked, whole, f"parts before depth {n}", model.dtype)
-    return Decomposition(stacked, tuple(map(str, parts)), n == model.config.n_layers, miss)
+    what = f"parts before depth {n}"
+    rounding, missed = rounded_off(cache, model, places, whole, what)
+    size = stacked.abs().sum(0) + wide(whole).abs()
+    size = size + size.mean(-1, keepdim=True)  # a norm in the stream takes a mean off
+    summed = check_sum(torch.cat((stacked, rounding[None], left[None])), whole, what, size=size)
+    return Decomposition(
+        stacked,
+        tuple(map(str, parts)),
+        n == model.config.n_layers,
+        wide(whole) - stacked.sum(0),
+        _worse(missed, summed),
+    )
+
+
+def _left(
+    out: Float[Tensor, "*b d"], pieces: Mapping[Part, Tensor], model: Transformer, what: str
+) -> Float[Tensor, "*b d"]:
+    """What the pieces of a sublayer do not explain of its output; IncompleteSumError where it is no rounding."""
+    each, out = torch.stack(list(pieces.values())), wide(out)
+    size = each.abs().sum(0).amax(-1, keepdim=True)  # pieces are products: one may be small where its terms are not
+    check_sum(each, out, what, size=size, more=rounded_output(model, out))
+    return out - each.sum(0)
+
+
+def _worse(one: Missed, other: Missed) -> Missed:
+    """The one that is nearer to what is allowed."""
+    tiny = torch.finfo(torch.float32).tiny
+    nearer = one.error / one.allowed.clamp_min(tiny) >= other.error / other.allowed.clamp_min(tiny)
+    return Missed(*(torch.where(nearer, x, y.to(x)) for x, y in zip(one, other, strict=True)))
 
 
 def _added(
-    model: Transformer, layer: int, sublayer: str, parts: Float[Tensor, "c *n d"]
-) -> Float[Tensor, "c *n d"]:
-    """All parts of a sublayer's output as what they add to the stream; the last, its bias, takes the norm's beta."""
-    dtype = torch.promote_types(parts.dtype, torch.float32)
-    return output_norm(model, layer, sublayer).of(lambda: parts.sum(0, dtype=dtype)).split(parts, -1)
+    model: Transformer,
+    layer: int,
+    sublayer: str,
+    parts: Float[Tensor, "c *n d"],
+    size: Float[Tensor, "*n d"],
+) -> tuple[Float[Tensor, "c *n d"], Float[Tensor, "*n d"]]:
+    """All parts of a sublayer's output as what they add to the stream, and the sum of their absolute terms there.
+
+    The last part, its bias, takes the norm's beta.
+    """
+    norm = output_norm(model, layer, sublayer).of(lambda: parts.sum(0))
+    return norm.split(parts, -1), norm.size(size)
 
 
 def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Part, Tensor]:
@@ -340,7 +539,7 @@ def _behind(norm: FrozenNorm, parts: dict[Part, Tensor], bias: Part) -> dict[Par
 
 def _embedded(cache: Cache, model: Transformer) -> dict[Part, Tensor]:
     """The parts of the stream entering the first block."""
-    parts = {Part.of(site): cache[site] for site in embedding_parts(model.config)}
+    parts = {Part.of(site): wide(cache[site]) for site in embedding_parts(model.config)}
     return _behind(embedding_norm(model).recorded(cache), parts, Part("embed_bias"))
 
 

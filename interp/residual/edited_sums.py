@@ -7,7 +7,7 @@ from torch import Tensor
 
 from interp.model.transformer import Transformer
 from interp.passes.edited import layer_of
-from interp.residual.decomposition import TOLERANCE
+from interp.residual.decomposition import bound, in_half
 
 
 def head_shares(
@@ -25,7 +25,8 @@ def head_shares(
         einsum(p, v, "b h q k, b k h e -> b q h e")
         for p, v in ((pattern, value), (pattern.abs(), value.abs()))
     )
-    return rearrange(multiple(model, layer, z, moved, size), "b q h 1 -> b h q 1")
+    found = multiple(model, layer, z, moved, size, pattern.shape[-1])
+    return rearrange(found, "b q h 1 -> b h q 1")
 
 
 def multiple(
@@ -34,13 +35,15 @@ def multiple(
     edited: Float[Tensor, "*b d"],
     whole: Float[Tensor, "*b d"],
     size: Float[Tensor, "*b d"],
+    n: int,
 ) -> Float[Tensor, "*b 1"]:
-    """The c of `edited = c whole` for every vector; size: a bound of what is summed to `whole`, for the rounding.
+    """The c of `edited = c whole` for every vector; size, n: the sum of the absolute terms of `whole` and their number.
 
     Errors: ValueError, naming the edits of the layer, where there is none.
     """
     tiny = torch.finfo(whole.dtype).tiny
-    allowed = TOLERANCE[model.dtype] * torch.maximum(size, edited.abs()).amax(-1, keepdim=True)
+    most = torch.maximum(size, edited.abs()).amax(-1, keepdim=True)
+    allowed = bound(n, most, most.dtype) + in_half(model) * most
     found = (edited * whole).sum(-1, keepdim=True) / whole.square().sum(-1, keepdim=True).clamp_min(tiny)
     found = torch.where(whole.abs().amax(-1, keepdim=True) <= allowed, torch.ones_like(found), found)
     found = torch.where((edited == 0).all(-1, keepdim=True), torch.zeros_like(found), found)

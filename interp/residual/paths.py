@@ -29,7 +29,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import Means, Partial, Rows, wide
+from interp.core.stats import WIDE, Means, Partial, Rows, wide
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -45,7 +45,15 @@ from interp.model.weights import LayerWeights, Weights
 from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.frozen import FrozenNorm, final_norm, input_norm, output_norm, sum_norm
 from interp.passes.observe import Model, Subject
-from interp.residual.decomposition import REMAINDER, check_sum, logit_direction
+from interp.residual.decomposition import (
+    EPS,
+    REMAINDER,
+    bound,
+    check_missed,
+    check_sum,
+    logit_direction,
+    sum_error,
+)
 from interp.runs.run import answered
 from interp.weights.head_circuits import HeadCircuits, as_circuits
 
@@ -266,16 +274,38 @@ def path_name(*parts: Named) -> str:
 def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     values, error = order_logits(Frozen(model, trace))
     by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
-    return {"value": by_row, "token": batch.token_ids, "error": error.to(by_row).expand(len(batch))}
+    error = torch.full_like(by_row[:, 0, 0, 0], error)
+    return {"value": by_row, "token": batch.token_ids, "error": error, **_half(model, error)}
+
+
+def _half(model: Transformer, error: Float[Tensor, "b"]) -> dict[str, Float[Tensor, "b"]]:
+    """What the notes of a result in half precision are made of; nothing in float32."""
+    return {} if model.dtype in WIDE else {"half": error}
+
+
+def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
+    """How far half precision let the sum be checked; nothing in float32."""
+    if "half" not in rows:
+        return []
+    return [
+        f"half precision: the pass rounded off {float(rows['half'].max()):.1g} of the largest term; the terms were "
+        "checked in float32, against the pass of the same patterns and scales"
+    ]
 
 
 @torch.no_grad()
-def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], Float[Tensor, ""]]:
+def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
     """Logits by order, and by how much their sum misses the model's (relative); IncompleteSumError if too much."""
+    frozen.check("logits by order")
     parts = frozen.part_logits(frozen.orders)
     parts = torch.cat((parts[:1] + frozen.constant, parts[1:]))
-    whole = frozen.model.uncapped(wide(frozen.final))
-    return parts, check_sum(parts, whole, "logits by order", frozen.model.dtype)
+    check_sum(parts, frozen.logits(frozen.again), "logits by order", size=_widest(parts))
+    return parts, sum_error(parts, frozen.model.uncapped(wide(frozen.final)))
+
+
+def _widest(parts: Float[Tensor, "c *b d"]) -> Float[Tensor, "*b 1"]:
+    """The sum of the parts' largest numbers: parts are products, and one may be small where its terms are not."""
+    return parts.abs().amax(-1).sum(0)[..., None]
 
 
 def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
@@ -286,6 +316,7 @@ def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) 
         coords={"order": range(config.n_layers + 1), "token": text.token_words(merged.rows["token"])},
         units=_unit(config),
         attrs={"frozen": _FROZEN, "completeness_error": float(merged.rows["error"].max())},
+        notes=_of_half(merged.rows),
     )
 
 
@@ -298,7 +329,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
     """Every score of every term, first those of the orders, then those of one head by layer."""
     model.config.require_next_token("a next-token loss")
     frozen = Frozen(model, trace)
-    check_sum(frozen.orders, frozen.final, "final stream by order", model.dtype)
+    frozen.check("final stream by order")
     upto, first = frozen.orders.cumsum(0), frozen.first_order
     loss = torch.stack([_row_loss(frozen, batch, stream) for stream in upto], 1)
     heads = [(upto[0] + part, upto[1] - part) for part in first]
@@ -371,12 +402,16 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
     parts[()][:, 1] += constant.to(last)
     values = torch.cat([parts[key] for key in _grid(model.config)], 1)
     logits = model.uncapped(wide(frozen.final[:, -1:]))[:, 0].to(last)
-    whole = terms = logits.gather(1, batch.answer[:, None])[:, 0]
-    if batch.wrong is not None:
-        foil = logits.gather(1, batch.wrong[:, None])[:, 0]
-        whole, terms = whole - foil, torch.maximum(whole.abs(), foil.abs())
-    error = check_sum(values.mT, whole, "paths", model.dtype, terms=terms)
-    return {"value": values, "total": whole, "error": error.to(whole).expand(len(whole))}
+    asked = batch.answer[:, None] if batch.wrong is None else torch.stack((batch.answer, batch.wrong), 1)
+    own, exact = logits.gather(1, asked), end.of(frozen.again)[:, 0] + constant.to(last)
+    whole = own[:, 0] if batch.wrong is None else own[:, 0] - own[:, 1]
+    frozen.check("paths")
+    size = values.abs().sum(1) + exact.abs() + own.abs().sum(1)
+    check_sum(values.mT, exact, "paths", size=size)
+    rounding = whole - values.sum(1)
+    largest = torch.cat((values.abs(), own.abs()), 1).amax(1).clamp_min(torch.finfo(whole.dtype).tiny)
+    error = rounding.abs() / largest
+    return {"value": values, "total": whole, "rounding": rounding, "error": error, **_half(model, error)}
 
 
 def path_logits(frozen: Frozen, end: Readings) -> dict[tuple[int, ...], Float[Tensor, "b c"]]:
@@ -442,10 +477,15 @@ def _finish_paths(merged: Partial, name: str, config: ModelConfig) -> xr.Dataset
     rows = merged.rows
     return labelled(
         name,
-        {"value": (("prompt", "path"), rows["value"]), "total": (("prompt",), rows["total"])},
+        {
+            "value": (("prompt", "path"), rows["value"]),
+            "total": (("prompt",), rows["total"]),
+            "rounding": (("prompt",), rows["rounding"]),
+        },
         coords={"path": [path for _, names in grid for path in names], "order": (("path",), order)},
         units=_unit(config),
         attrs={"frozen": _FROZEN, "completeness_error": float(rows["error"].max())},
+        notes=_of_half(rows),
     )
 
 
@@ -532,6 +572,27 @@ class Frozen:
         for layer in self.layers:
             streams.append(layer.sum.split(streams[-1][None], 0)[0])
         return tuple(streams)
+
+    @cached_property
+    def again(self) -> Float[Tensor, "b p d"]:
+        """The final stream once more: of the recorded start, patterns and scales, in float32 at least."""
+        stream = self.start
+        for layer in self.layers:
+            stream = layer.sum.split((stream + layer.added(layer.mixed(stream[None]))[0])[None], 0)[0]
+        return stream
+
+    def check(self, what: str) -> None:
+        """IncompleteSumError where the orders do not sum to the final stream, or that is not what the model left.
+
+        The first is checked in float32 whatever the model's dtype, so that a term that is missing is found. The second
+        is as sharp as the pass: between two streams a block rounds six times (normed stream, values, what they are
+        mixed to, output, its norm, sum), each time relative to its own vector.
+        """
+        size = _widest(self.orders)
+        check_sum(self.orders, self.again, what, size=size)
+        dtype, final = self.model.dtype, wide(self.final)
+        allowed = EPS[dtype] / EPS[final.dtype] * bound(6 * len(self.layers), size, final.dtype)
+        check_missed((self.again - final).abs(), allowed, size, what)
 
     @cached_property
     def orders(self) -> Float[Tensor, "order b p d"]:

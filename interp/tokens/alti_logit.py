@@ -24,7 +24,7 @@ from interp.passes.analysis import Analysis
 from interp.passes.edited import after_pattern, edits_at, of_columns
 from interp.passes.observe import observe
 from interp.residual.attribution import attribution, labels
-from interp.residual.decomposition import TOLERANCE, IncompleteSumError
+from interp.residual.decomposition import IncompleteSumError, bound, in_half
 from interp.tokens.mixing import check_stream, contributions, layers_read
 
 _KINDS = {
@@ -59,8 +59,8 @@ def check_alti_logit(model: Transformer) -> None:
 def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
     """ALTI-Logit of rows with answers, at one column of each: `value` [row, pos], and what belongs to no token.
 
-    `initial` (the stream that the token at this column starts with), `mlp` and `bias` (b_O, betas, b_U); all together
-    they are `total`, the logit (difference) before a soft cap, which they miss by `error`, relative. Delta is the
+    `initial` (the stream that the token at this column starts with), `mlp` and `bias` (b_O, betas, b_U, and what the
+    pass rounded off); all together they are `total`, the logit (difference) before a soft cap, which they miss by `error`, relative. Delta is the
     affine variant: b_V counts, spread over the sources by attention; it goes through the later norms at their frozen
     scales. The rows are cut after their column, run by themselves, and put back.
     Errors: ValueError for a column before the last token of a bidirectional model, and for edits of positions where the
@@ -91,7 +91,8 @@ def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Analysis
     """The numbers of `alti_logit` for rows that end in the last column, from what was recorded of them."""
     parts = by_source.compute(trace, batch, model)
     n = model.config.n_layers
-    moved = [parts[f"attn_out_{layer}"].sum(1) for layer in range(n)]
+    by_head = [parts[f"attn_out_{layer}"] for layer in range(n)]
+    moved = [x.sum(1) for x in by_head]
     mixing = [contributions(model, layer, trace, "alti")[0] for layer in range(n - 1)]
     columns = parts["logits"]
     rest = {
@@ -100,14 +101,23 @@ def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Analysis
     }
     score, total = rolled_back(moved, mixing), parts["total"]
     missed = (score.sum(1) + torch.stack(list(rest.values())).sum(0) - total).abs()
-    error = missed / torch.maximum(columns.abs().amax(1), total.abs()) + parts["error"]
-    check((error <= 2 * TOLERANCE[model.dtype]).all(), partial(_incomplete, error))
-    return {"value": score, **rest, "total": total, "error": error}
+    largest = torch.maximum(columns.abs().amax(1), total.abs())
+    size = torch.stack([x.abs().sum((1, 2)) for x in by_head]).sum(0) + columns.abs().sum(1) + total.abs()
+    # In half precision what heads moved from each token was rounded, independently, in their sum over the tokens.
+    lengths = torch.stack([x.flatten(1).norm(dim=1) for x in by_head]).norm(dim=0)
+    allowed = bound(n + columns.shape[1], size, size.dtype) + in_half(model) * lengths
+    check((missed <= allowed).all(), partial(_incomplete, missed / largest, allowed / largest))
+    return {"value": score, **rest, "total": total, "error": missed / largest + parts["error"]}
 
 
-def _incomplete(error: Float[Tensor, "b"]) -> IncompleteSumError:
-    worst = float(error.max())
-    return IncompleteSumError(f"ALTI-Logit: the parts miss the logits by {worst:.2e} relative", worst)
+def _incomplete(error: Float[Tensor, "b"], allowed: Float[Tensor, "b"]) -> IncompleteSumError:
+    worst = int((error / allowed).argmax())
+    missed, explained = float(error[worst]), float(allowed[worst])
+    return IncompleteSumError(
+        f"ALTI-Logit: the parts miss the logits by {missed:.2e} of the largest, rounding explains {explained:.0e}",
+        missed,
+        explained,
+    )
 
 
 def rolled_back(

@@ -117,7 +117,7 @@ class SourceSplit:
         z = einsum(self.pattern.abs(), self.value.abs(), "b h q k, b k h e -> b q h e")
         size = einsum(z, self.out.abs(), "b q h e, h e d -> b q d") / self.scale
         size = size + self.stream.abs() + self.constant.abs()
-        share = multiple(model, layer, edited, self.output, size)
+        share = multiple(model, layer, edited, self.output, size, self.pattern.shape[-1])
         return replace(
             self,
             pattern=self.pattern * rearrange(share, "b q 1 -> b 1 q 1"),

@@ -159,7 +159,7 @@ def test_a_changed_activation_is_caught_by_the_sum(site: str, call) -> None:  # 
 def test_nan_never_passes_for_a_sum() -> None:
     parts: Tensor = torch.tensor([[1.0], [torch.nan]])
     with pytest.raises(IncompleteSumError):
-        residual.check_sum(parts, torch.tensor([1.0]), "a sum", torch.float32)
+        residual.check_sum(parts, torch.tensor([1.0]), "a sum")
 
 
 def test_accumulated_states_are_the_cached_stream_with_and_without_middles() -> None:
