@@ -1,5 +1,12 @@
-"""Which tables a page lacks of a model, and why: what its mixers, its blocks or a wrapped network do not offer."""
+"""Which tables a page lacks, and why: what the model's mixers or blocks do not offer, and what failed on the way."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+
+from interp.core.notes import note
 from interp.lenses.factors import WRITERS, present
 from interp.model.config import MLP, ModelConfig
 from interp.model.sites import names
@@ -15,6 +22,15 @@ OF_LAYERS = (
 )  # fmt: skip
 """The tables that a model without layers lacks."""
 NO_LAYERS = "this model has no layers"
+FAILURES = (ValueError, ArithmeticError, MemoryError, torch.OutOfMemoryError)
+"""What one section may fail by without the page: numbers that do not hold, and memory. Everything else is a bug."""
+NEEDS = {
+    "attribution_sources": ("attribution",), "ablation": ("attribution",), "attention": ("heads",),
+    "flow_routes": ("attribution", "logit_lens"), "flow_neurons": ("flow_routes",),
+}  # fmt: skip
+"""By table, those without which the page cannot show it."""
+
+T = TypeVar("T")
 
 LACKS = {
     "bilinear": "QK circuit",
@@ -32,6 +48,40 @@ SITES = {
     "patterned": "attn.hook_pattern",
 }
 """By trait, what a wrapped network would have to offer."""
+
+
+@dataclass
+class Absences:
+    """Why tables are left out, by their names: what the model lacks from the start, what failed as it comes."""
+
+    why: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    """A sentence for each section that failed."""
+
+    def tried(self, name: str, make: Callable[[], T]) -> T | None:
+        """What a section makes; None where it fails, or what it needs did, and then it is left out and said to be."""
+        if missing := [need for need in NEEDS.get(name, ()) if need in self.why]:
+            self._fails(name, f"it requires {' and '.join(missing)}, which is left out")
+            return None
+        try:
+            return make()
+        except FAILURES as cause:
+            said = " ".join(str(cause).split()) or "no reason given"
+            self._fails(name, f"it failed ({type(cause).__name__}: {said})")
+            return None
+
+    def tables(self, work: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+        """What can be made of this, by name: what others need comes before them, and order is kept otherwise."""
+        found: dict[str, T] = {}
+        for name in sorted(work, key=lambda name: name in NEEDS):
+            if (made := None if name in self.why else self.tried(name, work[name])) is not None:
+                found[name] = made
+        return {name: found[name] for name in work if name in found}
+
+    def _fails(self, name: str, why: str) -> None:
+        self.why[name] = why
+        self.notes.append(f"{name} is left out of the page: {why}")
+        note(f"report: {self.notes[-1]}")
 
 
 def why_absent(config: ModelConfig) -> dict[str, str]:

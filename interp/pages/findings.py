@@ -71,6 +71,7 @@ def in_words(part: str) -> str:
     outside = {
         "embed": "the token embedding", "pos_embed": "the position embedding", "type_embed": "the type embedding",
         "embed_bias": "the bias of the embeddings' norm", "final_bias": "the bias of norm and unembedding",
+        "rounding": "what the pass rounded off",
         "L0.resid": "the embedding", "logits": "the logits",
     }  # fmt: skip
     if part in outside:
@@ -138,7 +139,9 @@ def _by(logits: float) -> str:
 def _writer(report: Report, contrast: Contrast) -> Finding | None:
     """The part that adds most to the logits by itself; in doubt where the model does as well without it."""
     token, sign = _favoured(contrast)
-    parts = report.tables["attribution"]
+    parts = report.tables.get("attribution")
+    if parts is None:
+        return None
     best = _largest(parts, sign * parts.value)
     direct = sign * float(best.value)
     if direct <= 0:
@@ -362,7 +365,9 @@ def enough(table: pd.DataFrame) -> int:
 
 def _lens(report: Report, contrast: Contrast) -> Finding | None:
     """From which depth on the logit lens reads the answer at the last token."""
-    table = report.tables["logit_lens"]
+    table = report.tables.get("logit_lens")
+    if table is None:
+        return None
     rows = table[(table.pos == table.pos.max()) & (table["rank"] == 0)]
     ranks: Sequence[int] = rows.answer_rank.tolist()
     if ranks[-1] != 0:

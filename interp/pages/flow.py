@@ -45,15 +45,15 @@ def about_flow(
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables of this file.
 
-    trace: a pass over the prompt that read `flow_reads`; found: the prompt's `attribution`, and its flow `routes` if
-    the model has them.
+    trace: a pass over the prompt that read `flow_reads`; found: the prompt's `attribution` and its `flow_routes`, unless
+    they are absent.
     """
     network = model.transformer
     return {
         "value_norms": lambda: value_norms(network, trace, names),
         "head_tokens": lambda: words_of_heads(model, batch),
-        "flow_routes": lambda: shares(found["routes"], found["attribution"], names),
-        "flow_neurons": lambda: neurons(network, trace, found["routes"], names),
+        "flow_routes": lambda: shares(found["flow_routes"], found["attribution"], names),
+        "flow_neurons": lambda: neurons(network, trace, found["flow_routes"], names),
     }
 
 

@@ -90,8 +90,8 @@ def _ready(report: Report) -> dict[str, object]:
         "absent": report.absent,
         "patterned": with_pattern(report.config),
         "kinds": views.KINDS,
-        "links": {} if "composition" in report.absent else views.strongest(tables["composition"]),
-        **({} if heads is None else _looked(heads, tables.get("attribution"))),
+        "links": views.strongest(tables["composition"]) if "composition" in tables else {},
+        **_looked(report, heads, tables.get("attribution")),
         "no_logits": wording.NO_LOGITS,
         "no_corrupted": wording.NO_CORRUPTED,
         "corrupted": report.corrupted,
@@ -109,8 +109,10 @@ def _ready(report: Report) -> dict[str, object]:
     }
 
 
-def _looked(heads: pd.DataFrame, parts: pd.DataFrame | None) -> dict[str, object]:
+def _looked(report: Report, heads: pd.DataFrame | None, parts: pd.DataFrame | None) -> dict[str, object]:
     """What there is to show of where heads look."""
+    if heads is None:
+        return {"profiles": [[""] * report.config.n_heads] * report.config.n_layers}
     return {
         "head_maps": {score: views.head_map(heads, score) for score in views.SCORES},
         "best": {score: views.best(heads, score) for score in views.SCORES},
@@ -122,29 +124,30 @@ def _looked(heads: pd.DataFrame, parts: pd.DataFrame | None) -> dict[str, object
 def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], dict[str, object]]:
     """What only a model with logits has to show, and what the script needs of it."""
     tables, token = report.tables, contrast.answer.token
-    attribution = view_attribution.attribution(tables["attribution"])
+    parts = tables.get("attribution")
+    attribution = None if parts is None else view_attribution.attribution(parts)
     nexts = views.next_tokens(tables["next_tokens"])
     shown = {
         "mean_loss": float(tables["tokens"].loss_nats.mean()),
         "loss_scale": math.log(report.config.d_vocab),
         "nexts": nexts,
         "circuit_scores": views.CIRCUITS,
-        "circuit_maps": {}
-        if "circuits" in report.absent
-        else {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS},
+        "circuit_maps": {score: views.circuit_map(tables["circuits"], score) for score in views.CIRCUITS}
+        if "circuits" in tables
+        else {},
         "attribution": attribution,
         "grains": view_attribution.GRAINS,
-        "ablation": {} if "ablation" in report.absent else view_ablation.ablation(tables["ablation"]),
+        "ablation": view_ablation.ablation(tables["ablation"]) if "ablation" in tables else {},
         "ablation_unchanged": view_ablation.UNCHANGED,
         "ablation_side": view_ablation.SIDE,
         "ablation_room": view_ablation.ROOM,
         "lenses": {
-            "Logit lens": view_lens.lens(tables["logit_lens"], token),
+            **({"Logit lens": view_lens.lens(tables["logit_lens"], token)} if "logit_lens" in tables else {}),
             **(view_lens.fitted(tables["fitted_lenses"], token) if "fitted_lenses" in tables else {}),
         },
-        "panels": []
-        if "backward_lens" in report.absent
-        else view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab),
+        "panels": view_lens.backward_lens(tables["backward_lens"], token, report.config.d_vocab)
+        if "backward_lens" in tables
+        else [],
         "no_update": NO_UPDATE,
         "idle": view_lens.IDLE,
         "why_these": view_lens.why_these(report.config),
@@ -155,8 +158,8 @@ def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], di
         "nexts": nexts,
         "answer": wording.visible(token),
         "ranks": [*tables["tokens"]["rank"].tolist()[1:], contrast.answer.rank],
-        "first": view_attribution.speaker(tables["attribution"]),
-        "reach": attribution.reach,
+        "first": [0, 0] if parts is None else view_attribution.speaker(parts),
+        "reach": 0.0 if attribution is None else attribution.reach,
     }
     if "attribution_sources" in tables:
         linked["moved"] = view_attribution.moved(tables["attribution_sources"])
@@ -179,15 +182,15 @@ def _compared(report: Report) -> dict[str, object]:
     tables = report.tables
     if report.corrupted is None:
         return {}
-    edges = tables.get("edges")
+    edges, faithfulness, patching = (tables.get(name) for name in ("edges", "faithfulness", "patching"))
     return {
         "directions": view_patching.DIRECTIONS,
         "sites": view_patching.SITES,
         "unchanged": view_patching.UNCHANGED,
-        "patching": view_patching.patching(tables["patching"]),
+        "patching": None if patching is None else view_patching.patching(patching),
         "circuit": None
-        if edges is None
-        else view_circuit.drawing(edges, tables["faithfulness"], report.config),
+        if edges is None or faithfulness is None
+        else view_circuit.drawing(edges, faithfulness, report.config),
         "together": view_circuit.TOGETHER,
         **_faithful(report, report.contrast, report.corrupted),
     }

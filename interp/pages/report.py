@@ -34,7 +34,7 @@ from interp.model.sites import names as sites
 from interp.model.tap import Read, Trace
 from interp.pages import stages, tables
 from interp.pages.ablated import ablation, ablations
-from interp.pages.absent import why_absent, why_unsplit
+from interp.pages.absent import FAILURES, Absences, why_absent, why_unsplit
 from interp.pages.corrupted import Pair, check_aligned, patches
 from interp.pages.flow import about_flow, flow_reads
 from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
@@ -111,7 +111,7 @@ class Contrast:
     total: float
     """The answer's logit, minus the wrong answer's where there is one."""
     completeness_error: float
-    """Largest relative difference between the sum over components and `total`."""
+    """What the pass rounded off of `total`, relative to the largest part; not a number without an attribution."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ class Report(Brief):
     """What the head scores were measured on."""
     tables: Mapping[str, pd.DataFrame]
     absent: Mapping[str, str]
-    """Why the model has no such table, by the table's name."""
+    """Why there is no such table, by the table's name: what the model lacks, or how it failed."""
     provenance: Json
     reasons: Sequence[Reasons] = ()
     """What heads' scores on the prompt are made of; only on the page, which has no room for all of it."""
@@ -150,6 +150,8 @@ class Report(Brief):
     """Why no scores are split."""
     stages: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """The same heads from q . k to their weighted values, as the script of the page reads them."""
+    notes: tuple[str, ...] = ()
+    """A sentence for each section that failed and is left out; each was given as an `interp.Note` too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,12 +162,15 @@ class _Answered:
     answer: int
     wrong: int | None
     found: Mapping[str, xr.Dataset]
-    """`attribution`, and flow `routes` unless they are absent."""
+    """`attribution` and flow `routes`, unless they are absent."""
 
     @property
-    def attributed(self) -> xr.Dataset:
-        """What the parts add."""
-        return self.found["attribution"]
+    def total(self) -> float:
+        """The answer's logit, minus the wrong answer's where there is one."""
+        if "attribution" in self.found:
+            return float(self.found["attribution"].total[0])
+        last = self.logits_pv[-1].float()
+        return float(last[self.answer] - (0.0 if self.wrong is None else last[self.wrong]))
 
 
 @public()
@@ -183,7 +188,9 @@ def report_of(
     A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
     a corrupted prompt has no tables of patching and edges. `absent` says of every other table that this model lacks
     why: a wrapped network has no circuits, layers that keep a state have no attention. Heads whose scores do not come
-    from q . k have no composition into queries and keys.
+    from q . k have no composition into queries and keys. A table that fails (ValueError, ArithmeticError such as parts
+    that miss their sum, MemoryError) is left out too: `absent` has the reason, and `notes` a sentence, which is given
+    as an `interp.Note`. The pass itself, the tokens and the next tokens are no section: without them there is no page.
     Errors: ValueError for what is no model, for a prompt or an answer the model cannot take, for a prompt too long for
     the page, for a corrupted prompt that does not align with the prompt or that the model answers alike, for a model
     that is not causal, whose heads do not write, whose patterns are no shares, or whose logits are not linear in the
@@ -209,10 +216,10 @@ def _made(
 ) -> Report:
     """The report of a question that was checked; data: what the head scores are measured on."""
     config = model.transformer.config
-    absent = why_absent(config)
-    output_p, pattern_lhqk, trace = _pass(model, batch, absent)
+    absent = Absences(why_absent(config))
+    output_p, pattern_lhqk, trace = _pass(model, batch, absent.why)
     answered = _answered(model, question, batch, output_p, absent)
-    scored = None if "heads" in absent else heads(model, data)
+    scored = None if "heads" in absent.why else absent.tried("heads", lambda: heads(model, data))
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
     work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)
@@ -224,8 +231,7 @@ def _made(
         work["circuits"] = lambda: frame(copying(model, ranks=False, previous=previous))
         work |= _about_interventions(model, question, answered, names)
         work |= _about_corrupted(model, question, answered)
-    work = {name: make for name, make in work.items() if name not in absent}
-    found = {name: make() for name, make in tqdm(work.items(), desc="report", delay=1, leave=False)}
+    found = absent.tables(_announced(work))
     contrast = None if answered is None else _contrast(model, question, answered)
     other = None if answered is None else _corrupted(model, question, answered, batch)
     asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
@@ -235,12 +241,41 @@ def _made(
     digest = once(model, "SHA-256 of the weights", partial(model_hash, model.transformer))
     record = provenance(model.transformer, about.name, seed=data.seed, parameters=parameters, digest=digest)
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
-    record["absent"] = absent
-    written = None if answered is None else answered.attributed
-    why = [] if why_unsplit(config) else reasons(model.transformer, batch, written, trace)
-    unsplit = why_unsplit(config) or (None if why else TOO_LONG)
-    steps = stages.payload(model.transformer, batch, [each.part for each in why], trace)
-    return Report(about, config, question, contrast, other, data, found, absent, record, why, unsplit, steps)
+    record["absent"] = absent.why
+    written = None if answered is None else answered.found.get("attribution")
+    why, unsplit = _reasons(model, batch, written, trace, absent)
+    named = [each.part for each in why]
+    steps = absent.tried("stages", lambda: stages.payload(model.transformer, batch, named, trace)) or {}
+    record["notes"] = absent.notes
+    return Report(
+        about, config, question, contrast, other, data, found, absent.why, record, why, unsplit, steps,
+        tuple(absent.notes),
+    )  # fmt: skip
+
+
+def _reasons(
+    model: Subject, batch: Batch, written: xr.Dataset | None, trace: Trace, absent: Absences
+) -> tuple[list[Reasons], str | None]:
+    """What heads' scores are made of, and why there is nothing of it."""
+    if why := why_unsplit(model.transformer.config):
+        return [], why
+    found = absent.tried("reasons", lambda: reasons(model.transformer, batch, written, trace))
+    return found or [], absent.why.get("reasons") or (None if found else TOO_LONG)
+
+
+def _announced(
+    work: Mapping[str, Callable[[], pd.DataFrame]],
+) -> dict[str, Callable[[], pd.DataFrame]]:
+    """The same under one bar that moves with every table."""
+    bar = tqdm(total=len(work), desc="report", delay=1, leave=False)
+
+    def moved(make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        try:
+            return make()
+        finally:
+            bar.update()
+
+    return {name: partial(moved, make) for name, make in work.items()}
 
 
 def _about_model(
@@ -255,14 +290,15 @@ def _about_model(
             {kind: composition(model, kind) for kind in _kinds(config)}
         ),
     }
-    if scored is not None and pattern is not None:
+    if scored is not None:
         work["heads"] = lambda: tables.heads(scored)
+    if pattern is not None:
         work["attention"] = lambda: tables.attention(pattern, with_pattern(config), names)
     return work
 
 
 def _answered(
-    model: Subject, question: Question, batch: Batch, output_p: Tensor, absent: Collection[str]
+    model: Subject, question: Question, batch: Batch, output_p: Tensor, absent: Absences
 ) -> _Answered | None:
     """What the model answers; None if it ends in its residual stream, ValueError if an answer was asked of that."""
     if not model.transformer.config.unembed:
@@ -275,20 +311,28 @@ def _answered(
     splits = any(mixer.traits.additive for mixer in model.transformer.config.mixers)
     parts: Grain = "source" if splits else "head"
     asked: dict[str, Askable] = {"attribution": Attribute(answer, wrong, parts)}
-    if "flow_routes" not in absent:
-        asked["routes"] = FlowRoutes()
-    return _Answered(output_p, answer, wrong, run(asked, model, _source(model, batch)).datasets)
+    if "flow_routes" not in absent.why:
+        asked["flow_routes"] = FlowRoutes()
+
+    def found(names: Collection[str]) -> Mapping[str, xr.Dataset]:
+        return run({name: asked[name] for name in names}, model, _source(model, batch)).datasets
+
+    try:
+        return _Answered(output_p, answer, wrong, found(asked))
+    except FAILURES:  # each by itself, to know which
+        each = {name: absent.tried(name, partial(found, [name])) for name in asked}
+    return _Answered(output_p, answer, wrong, {name: x[name] for name, x in each.items() if x is not None})
 
 
 def _about_logits(
     model: Subject, batch: Batch, trace: Trace, answered: _Answered, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables that only a model with logits has."""
-    pieces, attributed, found = model.text.pieces, answered.attributed, answered.found
+    pieces, found = model.text.pieces, answered.found
     return {
         "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
-        "attribution": lambda: tables.attribution(attributed),
-        "attribution_sources": lambda: tables.attribution_sources(attributed, names),
+        "attribution": lambda: tables.attribution(found["attribution"]),
+        "attribution_sources": lambda: tables.attribution_sources(found["attribution"], names),
         "logit_lens": lambda: _lens(model, batch, answered.answer),
         "backward_lens": lambda: _backward_lens(model, batch, answered.answer),
         **about_flow(model, batch, trace, found, names),
@@ -310,7 +354,7 @@ def _about_interventions(
         return run({**replaced, **patched}, model, _source(model, data))
 
     def ablated() -> pd.DataFrame:
-        here = answered.attributed
+        here = answered.found["attribution"]
         there = (
             None
             if corrupt is None
@@ -355,12 +399,13 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
 
 def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:
     answer, wrong = _candidates(answered, answered.logits_pv[-1], model)
+    attributed = answered.found.get("attribution")
     return Contrast(
         answer=answer,
         wrong=wrong,
         chosen_by_model=question.answer is None,
-        total=float(answered.attributed.total[0]),
-        completeness_error=float(answered.attributed.attrs["completeness_error"]),
+        total=answered.total,
+        completeness_error=float("nan" if attributed is None else attributed.attrs["completeness_error"]),
     )
 
 

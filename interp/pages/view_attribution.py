@@ -18,6 +18,7 @@ MEANINGS = {
     "type_embed": "token type embedding",
     "embed_bias": "bias of the embeddings' norm",
     "final_bias": "β·W_U + b_U",
+    "rounding": "what the pass rounded off where it added the parts up",
 }
 """The parts outside the layers, in words."""
 MLPS = ("mlp", "mlp_before")
