@@ -106,7 +106,7 @@ def test_values_arithmetic_and_memory_cost_a_section(
 ) -> None:
     monkeypatch.setattr(*PLACES["composition"], failing(cause))
     found, _ = made()
-    assert f"it failed ({type(cause).__name__}: {cause or 'no reason given'})" in found.absent["composition"]
+    assert f"it failed ({type(cause).__name__}: {str(cause) or 'no reason given'})" in found.absent["composition"]
     assert "circuits" in found.tables
 
 
@@ -124,7 +124,7 @@ def test_the_command_writes_the_page_and_is_strict_where_asked(
     fails = failing(IncompleteSumError(f"a planted sum: {MISSED}", 1.1e-5))
     monkeypatch.setattr(*PLACES["logit_lens"], fails)
     out = tmp_path / "page"
-    asked = ["report", "groundtruth-induction", "--prompt", "abcdefabcdefabc", "--out", str(out), *more]
+    asked = ["report", "--model", "groundtruth-induction", "--prompt", "abcdefabcdefabc", "--out", str(out), *more]
     report_module.Absences._fails.__globals__["note"].cache_clear()
     assert main(asked) == code
     assert MISSED in (out / "index.html").read_text(encoding="utf-8")
