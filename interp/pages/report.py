@@ -166,10 +166,14 @@ class _Answered:
 
     @property
     def total(self) -> float:
-        """The answer's logit, minus the wrong answer's where there is one."""
+        """The answer's logit, minus the wrong answer's where there is one: before a soft cap, if it was attributed."""
         if "attribution" in self.found:
             return float(self.found["attribution"].total[0])
-        last = self.logits_pv[-1].float()
+        return self.asked_of(self.logits_pv[-1])
+
+    def asked_of(self, logits: Float[Tensor, "v"]) -> float:
+        """The same of any logits."""
+        last = logits.float()
         return float(last[self.answer] - (0.0 if self.wrong is None else last[self.wrong]))
 
 
@@ -202,6 +206,8 @@ def report_of(
     config = model.transformer.config
     _check_model(config, question)
     _check_size(config, batch.tokens.shape[1])
+    for lens in lenses.values():
+        lens.check(model.transformer, lens.sites)
     with unchanged(model.transformer):
         return _made(model, question, about, batch, fitting_repeats(config, seed), lenses)
 
@@ -219,6 +225,7 @@ def _made(
     absent = Absences(why_absent(config))
     output_p, pattern_lhqk, trace = _pass(model, batch, absent.why)
     answered = _answered(model, question, batch, output_p, absent)
+    other = None if answered is None else _corrupted(model, question, answered, batch)
     scored = None if "heads" in absent.why else absent.tried("heads", lambda: heads(model, data))
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
@@ -233,7 +240,6 @@ def _made(
         work |= _about_corrupted(model, question, answered)
     found = absent.tables(_announced(work))
     contrast = None if answered is None else _contrast(model, question, answered)
-    other = None if answered is None else _corrupted(model, question, answered, batch)
     asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
     parameters: Json = {
         **asdict(question), "contrast": asked, "corrupted": compared, "head_scores": asdict(data),
@@ -389,12 +395,16 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
     other = model.text.batch(question.corrupt)
     last = fetched({"last": observe(model.transformer, other, []).output[0, -1]})["last"]
     answer, wrong = _candidates(answered, last, model)
-    logits = last.float()
-    total = logits[answered.answer] - (0.0 if answered.wrong is None else logits[answered.wrong])
+    total = answered.asked_of(last)
+    if total == answered.asked_of(answered.logits_pv[-1]):
+        raise ValueError(
+            f"a corrupted prompt that changes the answer is required: the logits asked about are {total:.4g} for clean "
+            f"and corrupted runs alike, after {question.prompt!r} and {question.corrupt!r}"
+        )
     places = (batch.tokens[0] != other.tokens[0]).nonzero().flatten().tolist()
     ours, theirs = (model.text.pieces(each.tokens[0, places].tolist()) for each in (batch, other))
     changes = tuple(zip(places, ours, theirs, strict=True))
-    return Corrupted(question.corrupt, answer, wrong, float(total), changes)
+    return Corrupted(question.corrupt, answer, wrong, total, changes)
 
 
 def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:

@@ -85,10 +85,12 @@ def test_the_page_works_inside_a_notebooks_frame(
     seen.page.close()
 
 
-def test_an_edit_that_an_analysis_of_the_page_cannot_follow_is_refused_by_name() -> None:
+def test_an_edit_that_an_analysis_of_the_page_cannot_follow_is_named_where_its_section_would_be() -> None:
     edited = hooked("gpt2").edited(interp.Edit("L0.mlp", interp.edits.Zero()))
-    with pytest.raises(ValueError, match=r"the edit of L0\.mlp \(Zero\) changes that"):
-        interp.report(edited, PROMPT, ANSWER, WRONG)
+    shown = interp.report(edited, PROMPT, ANSWER, WRONG)
+    why = "the edit of L0.mlp (Zero) changes that"
+    assert any(why in note for note in shown.report.notes) and why in shown.html
+    assert "attribution" in shown.tables
 
 
 def test_what_is_no_model_is_refused_by_name() -> None:

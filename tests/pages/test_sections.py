@@ -93,7 +93,7 @@ def test_layers_are_bands_between_what_stands_before_and_after_them() -> None:
     falls = view_attribution.attribution(report("gpt2").tables["attribution"]).waterfalls
     assert [band.name for band in falls["sublayer"].bands] == ["embed", "L0", "L1", "final"]
     assert [[step.part for step in band.steps] for band in falls["sublayer"].bands] == [
-        ["embed", "pos_embed"], ["L0.attn", "L0.mlp"], ["L1.attn", "L1.mlp"], ["final_bias"],
+        ["embed", "pos_embed"], ["L0.attn", "L0.mlp"], ["L1.attn", "L1.mlp"], ["final_bias", "rounding"],
     ]  # fmt: skip
     heads = [(step.layer, step.head) for step in steps_of(falls["head"]) if step.head is not None]
     assert heads == [(layer, head) for layer in range(2) for head in range(4)]
