@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from interp.data.batch import Batch
+from interp.families.reference import exported
 from interp.model import KVCache, attention
 from interp.model.attention import Attention
 from interp.model.block import Block
@@ -217,6 +218,37 @@ def test_a_model_that_loses_more_precision_than_the_reference_is_found() -> None
     assert found.error is not None and 0.04 < found.error < found.allowed
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_model_in_half_precision_is_compared_in_float32_where_a_small_mistake_shows(dtype: torch.dtype) -> None:
+    """A thousandth of the logits: less than either model's own rounding in bfloat16."""
+
+    class Wrong(Suspect):
+        def forward(self, tokens: Tensor, tap: object = None, **options: object) -> Tensor:
+            return super().forward(tokens, tap, **options) * 1.001
+
+    model = copy.deepcopy(build("gpt2")).to(dtype)
+    theirs = exported(model)
+    found = contract(model, theirs)
+    assert found.passed and line(found, LOGITS).note == "both in float32"
+    assert line(found, LOGITS).error <= 1e-6 and line(found, LOGITS).allowed == 1e-4  # type: ignore[operator]
+    lost = line(found, f"drift in {dtype}".replace("torch.", ""))
+    assert lost.error is not None and 1e-4 < lost.error <= lost.allowed
+    wrong = copy.deepcopy(model)
+    wrong.__class__ = Wrong
+    assert LOGITS in red(contract(wrong, theirs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_sublayer_that_writes_beside_its_site_is_found_in_half_precision_too(dtype: torch.dtype) -> None:
+    class Writes(Block):
+        def forward(self, *args: object) -> Tensor:
+            return super().forward(*args) * 1.02  # type: ignore[arg-type]
+
+    model = copy.deepcopy(build("gpt2")).to(dtype)
+    model.block(0).__class__ = Writes
+    assert PARTS in red(contract(model, "nothing to compare with"))
+
+
 def test_a_write_to_the_stream_that_is_no_part_is_found() -> None:
     class Writes(Block):
         def forward(self, *args: object) -> Tensor:
@@ -331,7 +363,6 @@ def test_lines_that_do_not_apply_say_why_and_do_not_count() -> None:
     assert notes == {
         "logits = reference": "nothing to compare with",
         "gradients = autograd on the reference": "nothing to compare with",
-        DRIFT: "the model is in bfloat16",
         STEPS: "not causal",
     }
     assert all(line(found, claim).passed is None for claim in notes)

@@ -20,10 +20,16 @@ precision that of the median token, since rounding may send a token to another e
 
 
 class HuggingFaceReference:
-    """A live Hugging Face model with the weights of ours; its state is left as it was."""
+    """A live Hugging Face model with the weights of ours; its state is left as it was.
+
+    One in half precision answers in float32, from a copy with the same weights: half precision cannot tell a wrong
+    model from a rounded one. `half_logits` are its own.
+    """
 
     def __init__(self, model: nn.Module, name: str = NAME) -> None:
-        self._model, self.name = model, name
+        half = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
+        self._half, self.name = (model if half else None), name
+        self._model = copied(model).float() if half else model
 
     def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
         """What it gives for these tokens: logits, or the last hidden states where it has no head."""
@@ -31,9 +37,10 @@ class HuggingFaceReference:
             return self._run(self._model, input_ids=tokens)
 
     def half_logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """The same from a copy in bfloat16."""
+        """The same in half precision: the model's own, or those of a copy in bfloat16."""
+        half = copied(self._model).to(torch.bfloat16) if self._half is None else self._half
         with torch.no_grad():
-            return self._run(copied(self._model).to(torch.bfloat16), input_ids=tokens)
+            return self._run(half, input_ids=tokens)
 
     def gradient(self, tokens: Int[Tensor, "b p"], probe: Float[Tensor, "b p v"]) -> Float[Tensor, "b p d"]:
         """d sum(probe * logits) / d (rows of the embedding matrix), by autograd."""

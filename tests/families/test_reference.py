@@ -118,10 +118,12 @@ def test_loading_the_exported_model_gives_ours_back(name: str) -> None:
         assert torch.equal(mine, theirs), label
 
 
-def test_the_exported_model_has_our_dtype() -> None:
-    for dtype in (torch.float32, torch.bfloat16):
+def test_the_exported_model_has_our_dtype_and_is_compared_in_float32_at_least() -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
         found = reference(perturbed(CONFIGS["gpt2"], dtype))
-        assert found.logits(TOKENS).dtype == dtype
+        half = dtype in (torch.bfloat16, torch.float16)
+        assert found.logits(TOKENS).dtype == (torch.float32 if half else dtype)
+        assert found.half_logits(TOKENS).dtype == (dtype if half else torch.bfloat16)
 
 
 @over("name", [n for n in CONFIGS if n not in ("gpt2", "llama-gqa")])
