@@ -39,8 +39,9 @@ __all__ = ["Contract", "Line", "PairReference", "Reference", "contract", "pair_c
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Allowed between two of our own ways to one number, relative."""
 REFERENCE = {torch.float64: 1e-5, torch.float32: 1e-4}
-"""Allowed against the reference, which computes norms, softmax and angles in float32 even for float64 models; a model in
-half precision is compared in float32."""
+"""Allowed against the reference, which computes norms, softmax and angles in float32 even for float64 models.
+
+A model in half precision is compared in float32."""
 DRIFT = 1.5
 """How many times the reference's own loss of precision in half precision ours may be."""
 

@@ -219,7 +219,9 @@ def test_a_model_that_loses_more_precision_than_the_reference_is_found() -> None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_model_in_half_precision_is_compared_in_float32_where_a_small_mistake_shows(dtype: torch.dtype) -> None:
+def test_a_model_in_half_precision_is_compared_in_float32_where_a_small_mistake_shows(
+    dtype: torch.dtype,
+) -> None:
     """A thousandth of the logits: less than either model's own rounding in bfloat16."""
 
     class Wrong(Suspect):

@@ -27,7 +27,7 @@ from interp.attention.score_parts import (
 )
 from interp.core.boundary import public
 from interp.core.results import labelled
-from interp.core.stats import Partial, Rows
+from interp.core.stats import WIDE, Partial, Rows
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -92,7 +92,8 @@ def attention_attribution(
     softmax gets); `total`[prompt], the model's own score; `position`[prompt], what ALiBi or relative buckets add to it
     (0 under other positions); `rounding`[prompt], what the pass rounded off. `value` summed over the pairs, plus
     `position` and `rounding`, is `total`. Rounding is checked to be that at every call (in float32 at least), and
-    `attrs["completeness_error"]` is how large it is, relative to the longest query part times the longest key part. Marginals are sums: `value.sum("key_part")` is what each part at the query adds.
+    `attrs["completeness_error"]` is how large it is, relative to the longest query part times the longest key part.
+    Marginals are sums: `value.sum("key_part")` is what each part at the query adds.
     Parts: those of `attribute`, as far as they were written before the head's layer reads: `embed`, `pos_embed`,
     `L0.attn`, `L0.mlp`; with `by="head"` heads `L0H3` and their bias `L0.attn_bias`. Last come `L1.q_bias` and
     `L1.k_bias`: what queries and keys of the layer have whatever the stream is (b_Q, and beta of norms, carried on).
@@ -123,6 +124,7 @@ def _compute(
     found = score_parts(model, batch, head, asked.query, asked.key, asked.by)
     values = {"pairs": found.pairs, "total": found.total, "position": found.position}
     values |= {"rounding": found.rounding, "error": found.error}
+    values |= {} if model.dtype in WIDE else {"half": found.rounding.abs()}
     for name, side in (("by_query_source", QUERY), ("by_key_source", KEY)):
         values |= {f"{name}_{layer}": x for layer, x in found.of_sources(side).items()}
     return values | where(found, batch)
@@ -177,4 +179,15 @@ def _finish(
             "score": "as the softmax gets it" if cap is None else f"before the soft cap of {cap:g}",
             "completeness_error": float(rows["error"].max()),
         },
+        notes=_of_half(rows),
     )
+
+
+def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
+    """How far half precision let the sum be checked; nothing in float32."""
+    if "half" not in rows:
+        return []
+    return [
+        f"half precision: the pass rounded the score by up to {float(rows['half'].max()):.2g} (`rounding`); its parts were "
+        "checked in float32, against the stream that they are written to"
+    ]

@@ -25,8 +25,8 @@ NO_LAYERS = "this model has no layers"
 FAILURES = (ValueError, ArithmeticError, MemoryError, torch.OutOfMemoryError)
 """What one section may fail by without the page: numbers that do not hold, and memory. Everything else is a bug."""
 NEEDS = {
-    "attribution_sources": ("attribution",), "ablation": ("attribution",), "attention": ("heads",), "circuits": ("heads",),
-    "flow_routes": ("attribution", "logit_lens"), "flow_neurons": ("flow_routes",),
+    "attribution_sources": ("attribution",), "ablation": ("attribution",), "attention": ("heads",),
+    "circuits": ("heads",), "flow_routes": ("attribution", "logit_lens"), "flow_neurons": ("flow_routes",),
 }  # fmt: skip
 """By table, those without which the page cannot show it."""
 

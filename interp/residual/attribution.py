@@ -430,7 +430,6 @@ def _compute(
     folded = Folded(model, last, wide(target.direction), checked=summed)
     columns = folded.embeddings()
     extra: dict[str, Tensor] = {}
-    left = torch.zeros_like(target.total)
     for layer in range(model.config.n_layers):
         found, sources = folded.block(layer, parts)
         columns += [torch.cat(found, 1).sum(1, keepdim=True)] if parts == "layer" else found

@@ -60,7 +60,8 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[s
     """ALTI-Logit of rows with answers, at one column of each: `value` [row, pos], and what belongs to no token.
 
     `initial` (the stream that the token at this column starts with), `mlp` and `bias` (b_O, betas, b_U, and what the
-    pass rounded off); all together they are `total`, the logit (difference) before a soft cap, which they miss by `error`, relative. Delta is the
+    pass rounded off); all together
+    they are `total`, the logit (difference) before a soft cap, which they miss by `error`, relative. Delta is the
     affine variant: b_V counts, spread over the sources by attention; it goes through the later norms at their frozen
     scales. The rows are cut after their column, run by themselves, and put back.
     Errors: ValueError for a column before the last token of a bidirectional model, and for edits of positions where the

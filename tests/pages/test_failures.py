@@ -9,7 +9,7 @@ import torch
 
 from interp.cli import main
 from interp.core.notes import Note
-from interp.pages import About, Question, Report, findings, flow, page, report_of, report as report_module
+from interp.pages import About, Question, Report, findings, flow, page, report as report_module, report_of
 from interp.pages.absent import NEEDS
 from interp.residual import IncompleteSumError
 from tests.pages.reports import ANSWER, CORRUPTED, PROMPT, WRONG, compared
@@ -106,7 +106,10 @@ def test_values_arithmetic_and_memory_cost_a_section(
 ) -> None:
     monkeypatch.setattr(*PLACES["composition"], failing(cause))
     found, _ = made()
-    assert f"it failed ({type(cause).__name__}: {str(cause) or 'no reason given'})" in found.absent["composition"]
+    assert (
+        f"it failed ({type(cause).__name__}: {str(cause) or 'no reason given'})"
+        in found.absent["composition"]
+    )
     assert "circuits" in found.tables
 
 
@@ -119,17 +122,31 @@ def test_anything_else_is_a_bug_and_ends_the_run(cause: Exception, monkeypatch: 
 
 @pytest.mark.parametrize(("more", "code"), [((), 0), (("--strict",), 1)])
 def test_the_command_writes_the_page_and_is_strict_where_asked(
-    more: tuple[str, ...], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    more: tuple[str, ...],
+    code: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fails = failing(IncompleteSumError(f"a planted sum: {MISSED}", 1.1e-5))
     monkeypatch.setattr(*PLACES["logit_lens"], fails)
     out = tmp_path / "page"
-    asked = ["report", "--model", "groundtruth-induction", "--prompt", "abcdefabcdefabc", "--out", str(out), *more]
+    asked = [
+        "report",
+        "--model",
+        "groundtruth-induction",
+        "--prompt",
+        "abcdefabcdefabc",
+        "--out",
+        str(out),
+        *more,
+    ]
     report_module.Absences._fails.__globals__["note"].cache_clear()
     assert main(asked) == code
     assert MISSED in (out / "index.html").read_text(encoding="utf-8")
-    assert f"note: report: logit_lens is left out of the page: it failed (IncompleteSumError: a planted sum: {MISSED})" in (
-        capsys.readouterr().err
+    assert (
+        f"note: report: logit_lens is left out of the page: it failed (IncompleteSumError: a planted sum: {MISSED})"
+        in (capsys.readouterr().err)
     )
 
 

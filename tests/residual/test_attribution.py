@@ -201,7 +201,9 @@ def test_the_direction_of_a_logit_difference_gives_what_the_tokens_give_but_b_u(
     on_direction = interp.attribute(model, some_tokens(), columns, parts="head").value
     of_tokens = attributed(name, "head").value
     others = [part for part in of_tokens.part.values if part != "final_bias"]
-    np.testing.assert_allclose(on_direction.sel(part=others), of_tokens.sel(part=others), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        on_direction.sel(part=others), of_tokens.sel(part=others), rtol=1e-9, atol=1e-9
+    )
     b_U = (model.b_U[ANSWER] - model.b_U[WRONG]) * CONFIGS[name].logit_scale
     bias = of_tokens.sel(part="final_bias") - on_direction.sel(part="final_bias")
     np.testing.assert_allclose(bias, b_U, rtol=1e-9, atol=1e-9)

@@ -46,7 +46,9 @@ def cached(dtype: torch.dtype) -> ActivationCache:
     return HookedTransformer(deep(dtype)).run_with_cache(TOKENS)[1]
 
 
-def without(cache: Mapping[str, Tensor], model: Transformer, site: str, at: tuple[object, ...]) -> ActivationCache:
+def without(
+    cache: Mapping[str, Tensor], model: Transformer, site: str, at: tuple[object, ...]
+) -> ActivationCache:
     """The same with some numbers of a site gone."""
     value = cache[site].clone()
     value[at] = 0
@@ -79,7 +81,11 @@ PARTS: dict[str, tuple[Callable[[ActivationCache], object], str, tuple[object, .
     "an embedding": (lambda c: c.decompose_resid(), "hook_pos_embed", ALL),
     "a head": (lambda c: c.stack_head_results(), f"blocks.{MIDDLE}.attn.hook_z", (..., 2, slice(None))),
     "a source": (lambda c: c.head_source_results(MIDDLE), f"blocks.{MIDDLE}.attn.hook_pattern", (..., 4)),
-    "a neuron": (lambda c: c.stack_neuron_results(MIDDLE), f"blocks.{MIDDLE}.mlp.hook_post", (..., slice(4, 9))),
+    "a neuron": (
+        lambda c: c.stack_neuron_results(MIDDLE),
+        f"blocks.{MIDDLE}.mlp.hook_post",
+        (..., slice(4, 9)),
+    ),
 }
 """By what is missing: the sum, and where in the recording it was."""
 
@@ -91,7 +97,9 @@ def test_80_layers_sum_to_their_stream_at_every_grain_in_every_dtype(dtype: torc
         within(found.missed)
         whole = cache["resid_post", DEPTH - 1] if found.complete else cache["mlp_out", MIDDLE][:, -1]
         assert found.rounding is not None
-        torch.testing.assert_close(found.values.sum(0) + found.rounding, residual.wide(whole), rtol=1e-5, atol=1e-3)
+        torch.testing.assert_close(
+            found.values.sum(0) + found.rounding, residual.wide(whole), rtol=1e-5, atol=1e-3
+        )
     cache.head_source_results(MIDDLE)
 
 
