@@ -188,6 +188,6 @@ def _of_half(rows: Mapping[str, Tensor]) -> list[str]:
     if "half" not in rows:
         return []
     return [
-        f"half precision: the pass rounded the score by up to {float(rows['half'].max()):.2g} (`rounding`); its parts were "
-        "checked in float32, against the stream that they are written to"
+        f"half precision: the pass rounded the score by up to {float(rows['half'].max()):.2g} (`rounding`); its parts "
+        "were checked in float32, against the stream that they are written to"
     ]

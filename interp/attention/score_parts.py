@@ -7,7 +7,7 @@ a score (`attention_attribution`), and where their heads took it from (`attentio
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Literal
@@ -204,14 +204,18 @@ def score_reads(model: Transformer, layers: Sequence[int]) -> list[Read]:
 
 @torch.no_grad()
 def every_score(
-    model: Transformer, batch: Batch, layers: Sequence[int], trace: Trace | None = None
+    model: Transformer,
+    batch: Batch,
+    layers: Sequence[int],
+    trace: Trace | None = None,
+    heads: Container[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[int, Sequence[int], ScoreParts]]:
     """All scores of some layers on one prompt: the layer, heads of it that see the same, and a row for each of them,
     query and key it sees.
 
     Rows are in the order of heads, queries within, keys within those. One pass, and the stream is split once for each
     token, which the pairs then share; errors as in `score_parts`. trace: a pass that read `score_reads`, None = one of
-    its own.
+    its own. heads: those that are wanted, by layer and index; None = all.
     """
     if not layers:
         return
@@ -227,8 +231,9 @@ def every_score(
     split = cache(into_heads(seen, model))
     for layer in layers:
         scores, parts = wide(trace[Read(_scores(layer))])[0], before_attention(seen, model, layer, split)
-        for heads, found in _of_layer(model, batch, layer, seen, parts, scores, masks[layer]):
-            yield layer, heads, found
+        wanted = [h for h in range(len(scores)) if heads is None or (layer, h) in heads]
+        for alike, found in _of_layer(model, batch, layer, seen, parts, scores, (masks[layer], wanted)):
+            yield layer, alike, found
 
 
 def _of_layer(
@@ -238,16 +243,17 @@ def _of_layer(
     seen: Mapping[str, Tensor],
     parts: Decomposition,
     scores: Float[Tensor, "h q k"],
-    masks: Bool[Tensor, "h q k"],
+    asked: tuple[Bool[Tensor, "h q k"], Sequence[int]],
 ) -> Iterator[tuple[Sequence[int], ScoreParts]]:
-    """Those of one layer; masks: which keys each head's queries see, on the host."""
+    """Those of one layer; asked: which keys each head's queries see, on the host, and the heads wanted."""
+    masks, wanted = asked
     factor = _attention(model, layer).score_factor((scores > -torch.inf).sum(-1), scores)
     both = torch.arange(scores.shape[-1], device=scores.device)[:, None].expand(-1, 2)
     rows = batch.rows(torch.zeros(len(both), dtype=torch.long))
     queries, keys = (end for end, _ in _taken(model, rows, layer, slice(None), both, seen, parts, factor))
     alike: dict[bytes, list[int]] = {}
-    for head, mask in enumerate(masks):
-        alike.setdefault(mask.numpy().tobytes(), []).append(head)
+    for head in wanted:
+        alike.setdefault(masks[head].numpy().tobytes(), []).append(head)
     for heads in alike.values():
         which = sent(heads, scores.device)[:, None]
         places = sent(masks[heads[0]].nonzero(), scores.device)
@@ -259,8 +265,13 @@ def _of_layer(
             total = _content(model, layer, which, (query, key), seen, factor) + position
         found = _checked(model, [(layer, head) for head in heads], (q, k), position, total, recorded)
         each = places.expand(len(heads), -1, -1)
-        flat = (x.flatten(0, 1) for x in (q.parts, k.parts, position, total, *found, each))
-        yield heads, ScoreParts(parts.parts, *flat, {})
+        q_parts, k_parts, position, total, rounding, error, each = (
+            x.flatten(0, 1) for x in (q.parts, k.parts, position, total, *found, each)
+        )
+        yield (
+            heads,
+            ScoreParts(parts.parts, q_parts, k_parts, position, total, rounding, error, each, {}),
+        )
 
 
 def _seen(
@@ -505,15 +516,14 @@ def _checked(
     vectors and carries the rounding of their lengths, however small it is itself.
     """
     query, key = ends
-    pairs = (query.parts @ key.parts.mT).sum((-2, -1))
-    every = torch.cat((query.parts, query.rounding[..., None, :]), -2)
-    others = torch.cat((key.parts, key.rounding[..., None, :]), -2)
-    whole = (query.whole * key.whole).sum(-1)
-    n, most = every.shape[-2] + others.shape[-2], query.length * key.length
+    own, other = query.parts.sum(-2), key.parts.sum(-2)  # the sum over pairs is the product of the sums
+    pairs, whole = (own * other).sum(-1), (query.whole * key.whole).sum(-1)
+    every = ((own + query.rounding) * (other + key.rounding)).sum(-1)
+    n, most = query.parts.shape[-2] + key.parts.shape[-2] + 2, query.length * key.length
     beside = position.abs() + total.abs()
     tiny = torch.finfo(whole.dtype).tiny
     exact = bound(n, query.size * key.size, whole.dtype).clamp_min(tiny)
-    linear = ((every @ others.mT).sum((-2, -1)) - whole).abs() / exact
+    linear = (every - whole).abs() / exact
     miss, cap = (whole + position - total).abs(), model.config.attn_softcap
     if cap is not None:
         capped = cap * (whole / cap).tanh() + position

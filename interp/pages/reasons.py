@@ -79,9 +79,9 @@ def reasons(
     layers = sorted({layer for layer, _ in chosen})
     largest: list[_Largest] = []
     with checks_together() as checks:
-        for layer, alike, scores in every_score(model, batch, layers, trace):
-            kept = [str(Part("head", layer, head)) if (layer, head) in chosen else None for head in alike]
-            largest.append(_Largest.of(layer, kept, scores))
+        for layer, alike, scores in every_score(model, batch, layers, trace, chosen):
+            names = [str(Part("head", layer, head)) for head in alike]
+            largest.append(_Largest.of(layer, names, scores))
     numbers = {(i, name): x for i, each in enumerate(largest) for name, x in each.numbers.items()}
     here = fetched({**numbers, **{(-1, i): flag for i, flag in checks.flags.items()}})
     checks.settle({i: here[-1, i] for i in checks.flags})
@@ -104,15 +104,15 @@ class _Largest:
     """The largest parts of the scores of heads that see the same."""
 
     layer: int
-    heads: Sequence[str | None]
-    """Whose scores stand one after the other; None: of a head that is left out."""
+    heads: Sequence[str]
+    """Whose scores stand one after the other."""
     numbers: Mapping[str, Tensor]
     """Values and places, a row per score: on the model's device."""
     widths: tuple[int, int, int]
     """How many parts of the query, of the key, and pairs are kept."""
 
     @classmethod
-    def of(cls, layer: int, heads: Sequence[str | None], scores: ScoreParts) -> _Largest:
+    def of(cls, layer: int, heads: Sequence[str], scores: ScoreParts) -> _Largest:
         """From scores that were split."""
         pairs = scores.pairs
         at = [(marginal.gather(1, top), top) for marginal, top in _tops(pairs)]
@@ -139,8 +139,7 @@ class _Largest:
         parts = [its, total, of_query, query, of_key, key, of_pairs, pair]
         cells = np.concatenate([x.astype("<i2") for x in parts], 2)
         for head, one, its_cells in zip(self.heads, unit.tolist(), cells, strict=True):
-            if head is not None:
-                yield Reasons(head, sides["query_part"], sides["key_part"], one, its_cells)
+            yield Reasons(head, sides["query_part"], sides["key_part"], one, its_cells)
 
 
 def _tops(pairs: Tensor) -> list[tuple[Tensor, Tensor]]:

@@ -443,9 +443,9 @@ def _compute(
         failure = partial(_incomplete, rounding, allowed, model, parts)
         check(((rounding - known).abs() <= allowed).all(), failure)
     largest = torch.maximum(values.abs().amax(1), target.largest).clamp_min(torch.finfo(values.dtype).tiny)
-    found = {"logits": torch.cat((values, rounding[:, None]), 1), "total": target.total}
+    logits = torch.cat((values, rounding[:, None]), 1)
     half = {} if model.dtype in WIDE else {"unseen": folded.unseen + allowed}
-    return {**found, "error": rounding.abs() / largest, **half, **extra}
+    return {"logits": logits, "total": target.total, "error": rounding.abs() / largest, **half, **extra}
 
 
 def _incomplete(

@@ -10,10 +10,10 @@ absolute sum S are allowed eps (8 + sqrt n) S (`bound`), and in half precision w
 | sum | terms | in half precision |
 |---|---|---|
 | stream = embeddings + sublayers (`rounded_off`) | the parts, number by number | the additions are made again |
-| heads, neurons = their sublayer (`head_parts`, `by_neuron`) | products z W, post W and the bias | output, `ROUNDINGS` |
+| heads, neurons = their sublayer (`head_parts`, `by_neuron`) | products z W, post W and the bias | its output, rounded |
 | sources = their head (`by_source`, attribution by source) | products a v W | z, `ROUNDINGS` |
 | attribution = logit | columns, length of out . direction by sublayer | stream and sublayers as above, folded |
-| pairs = q . k of the stream (`score_parts`) | lengths of all query parts x all key parts | as in float32: stream upcast |
+| pairs = q . k of the stream (`score_parts`) | lengths of all query parts x all key parts | as in float32 |
 | q . k of the stream = the score of the pass | length of q x length of k, before they cancel | that, `ROUNDINGS` |
 | ALTI-Logit = logit | what heads moved, other columns | length of what heads moved, `ROUNDINGS` |
 | orders, paths = the frozen pass (`paths`) | the orders, largest number of each vector | as in float32: start upcast |

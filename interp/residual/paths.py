@@ -274,8 +274,8 @@ def path_name(*parts: Named) -> str:
 def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     values, error = order_logits(Frozen(model, trace))
     by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
-    error = torch.full_like(by_row[:, 0, 0, 0], error)
-    return {"value": by_row, "token": batch.token_ids, "error": error, **_half(model, error)}
+    every = torch.full_like(by_row[:, 0, 0, 0], error)
+    return {"value": by_row, "token": batch.token_ids, "error": every, **_half(model, every)}
 
 
 def _half(model: Transformer, error: Float[Tensor, "b"]) -> dict[str, Float[Tensor, "b"]]:
