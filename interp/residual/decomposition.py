@@ -10,7 +10,7 @@ absolute sum S are allowed eps (8 + sqrt n) S (`bound`), and in half precision w
 | sum | terms | in half precision |
 |---|---|---|
 | stream = embeddings + sublayers (`rounded_off`) | the parts, number by number | the additions are made again |
-| heads, neurons = their sublayer (`head_parts`, `by_neuron`) | products z W, post W and the bias | its output, rounded |
+| heads, neurons = their sublayer (`head_parts`, `by_neuron`) | products z W, post W and the bias | the output |
 | sources = their head (`by_source`, attribution by source) | products a v W | z, `ROUNDINGS` |
 | attribution = logit | columns, length of out . direction by sublayer | stream and sublayers as above, folded |
 | pairs = q . k of the stream (`score_parts`) | lengths of all query parts x all key parts | as in float32 |
