@@ -216,11 +216,18 @@ def _last(pair: Pair, edits: Sequence[Edit]) -> dict[str, Tensor]:
             if _before(site, since):
                 found[site] = torch.cat((pair.clean.at[site], pair.donor.at[site]))
     steering = directions.added(pair.edits, pair.position, len(pair.tokens), since)
-    if steering is not None:
-        site = next(site for site in found if site in sites.EMBEDDING_SITES)
-        found[site] = found[site].clone()
-        found[site][1] += steering.to(found[site])
+    for site, vector in steering.items():
+        _move(found, next(each for each in found if each in sites.EMBEDDING_SITES), vector)
+        if site.endswith("_out"):  # which then is what its heads or neurons wrote
+            _move(found, site, -vector)
     return found
+
+
+def _move(found: dict[str, Tensor], site: str, by: Float[Tensor, "d"]) -> None:
+    """Add to what the edited run held at a site."""
+    if site in found:
+        found[site] = found[site].clone()
+        found[site][1] += by.to(found[site])
 
 
 def _covers(edit: Edit, kind: str, pair: Pair) -> bool:

@@ -84,9 +84,9 @@ def _at_random(edit: Edit, columns: int, draw: torch.Generator) -> Edit:
     return replace(edit, change=replace(edit.change, values=rows))
 
 
-def added(edits: Sequence[Edit], position: int, columns: int, since: int) -> Float[Tensor, "d"] | None:
-    """What edits add to the stream at a position, in layers from `since` on; None where they add nothing there."""
-    total = None
+def added(edits: Sequence[Edit], position: int, columns: int, since: int) -> dict[str, Float[Tensor, "d"]]:
+    """What edits add to the stream at a position, in layers from `since` on, by the site that they add it to."""
+    found: dict[str, Tensor] = {}
     for edit in edits:
         part = edit.where
         if not isinstance(edit.change, Add) or not isinstance(part, Part) or (part.layer or 0) < since:
@@ -96,5 +96,5 @@ def added(edits: Sequence[Edit], position: int, columns: int, since: int) -> Flo
         if position in here and edit.site.rpartition(".")[2] in WRITTEN:
             assert isinstance(edit.change.values, Tensor)
             mine = edit.change.scale * edit.change.values.double()
-            total = mine if total is None else total + mine
-    return total
+            found[edit.site] = found[edit.site] + mine if edit.site in found else mine
+    return found
