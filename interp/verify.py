@@ -51,6 +51,8 @@ class Reference(Protocol):
     """An independent implementation with the same weights; `families.comparison` adapts Hugging Face's."""
 
     name: str
+    rounded: bool
+    """Whether ours are its weights after one more rounding to their dtype: those of adapters that were merged."""
 
     def logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
         """What the model gives for these tokens, in float32 at least."""
@@ -292,17 +294,25 @@ def _against(
         yield Line("logits = reference", None, note=reference)
         yield Line("gradients = autograd on the reference", None, note=reference)
     else:
-        given, limit = reference.logits(batch.tokens), REFERENCE[model.dtype]
-        yield Line(f"logits = {reference.name}", relative(plain, given), limit, said)
+        given, limit, apart = reference.logits(batch.tokens), REFERENCE[model.dtype], relative
+        if reference.rounded and said:
+            limit, apart = SAME[kind], _spread
+            said += ", median over positions: merging rounded the weights once more"
+        yield Line(f"logits = {reference.name}", apart(plain, given), limit, said)
         probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=plain.dtype)
-        yield _gradients(model, batch, reference, probe.to(plain.device), limit)
+        yield _gradients(model, batch, reference, probe.to(plain.device), limit, apart)
         base = _spread(reference.half_logits(batch.tokens), given)
         allowed, note = DRIFT * base + 1e-3, f"median over positions; the reference's is {base:.1e}"
     yield Line(f"drift in {kind}".replace("torch.", ""), drift, allowed, note)
 
 
 def _gradients(
-    model: Transformer, batch: Batch, reference: Reference, probe: Float[Tensor, "b p v"], limit: float
+    model: Transformer,
+    batch: Batch,
+    reference: Reference,
+    probe: Float[Tensor, "b p v"],
+    limit: float,
+    apart: Callable[[Tensor, Tensor], float],
 ) -> Line:
     claim, config = f"gradients = autograd on {reference.name}", model.config
     if why := config.block.why_not("gradients") or config.block.why_not("embed"):
@@ -311,7 +321,7 @@ def _gradients(
         model, batch, [Read("hook_embed", grad=True)], metric=lambda logits: (logits * probe).sum()
     )
     ours = seen.trace["hook_embed"] * config.embed_scale
-    return Line(claim, relative(ours, reference.gradient(batch.tokens, probe)), limit)
+    return Line(claim, apart(ours, reference.gradient(batch.tokens, probe)), limit)
 
 
 def _like(batch: Batch, model: Transformer) -> Batch:

@@ -85,6 +85,7 @@ class Twisted:
     gradient_by: Callable[[Tensor], Tensor] = same
     half_by: Callable[[Tensor], Tensor] = same
     name: str = "Hugging Face"
+    rounded: bool = False
 
     def logits(self, tokens: Tensor) -> Tensor:
         return self.logits_by(truth().logits(tokens))

@@ -95,10 +95,11 @@ def _brief(value: object) -> str:
 
 
 def fitted(lines: Iterable[str]) -> str:
-    """The lines as one text of at most 80 columns, what does not fit on the next line."""
-    return "\n".join(
-        textwrap.fill(line, WIDTH, subsequent_indent="    ", break_on_hyphens=False) for line in lines
+    """The lines as one text of at most 80 columns, what does not fit on the next line; a long word stays whole."""
+    wrapped = textwrap.TextWrapper(
+        WIDTH, subsequent_indent="    ", break_on_hyphens=False, break_long_words=False
     )
+    return "\n".join(wrapped.fill(line) for line in lines)
 
 
 def named(result: object) -> str | None:

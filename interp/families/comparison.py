@@ -12,6 +12,8 @@ from interp.model.live_modules import bare_copy, copied, own_tensors
 from interp.model.transformer import Transformer
 
 NAME = "Hugging Face"
+BESIDE = "Hugging Face with the adapter not merged"
+"""The reference of a model into which an adapter was merged, which rounds its weights once more."""
 PROBED = 8
 """Tokens on which a live network and our copy of it are compared."""
 ALLOWED = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
@@ -27,6 +29,7 @@ class HuggingFaceReference:
     """
 
     def __init__(self, model: nn.Module, name: str = NAME) -> None:
+        self.rounded = name == BESIDE
         half = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
         self._half, self.name = (model if half else None), name
         self._model = copied(model).float() if half else model

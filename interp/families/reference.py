@@ -7,7 +7,7 @@ from torch import nn
 
 from interp.families import gguf, gpt2, llama, nanogpt, native
 from interp.families.adapters import adapter_of, adapters_of, inner
-from interp.families.comparison import NAME, HuggingFaceReference, compared
+from interp.families.comparison import BESIDE, NAME, HuggingFaceReference, compared
 from interp.families.convert import expanded
 from interp.families.live import inside
 from interp.families.load import adapted_folder, gguf_in, values_of
@@ -22,8 +22,6 @@ from interp.model.transformer import Transformer
 
 ON_OURS = "Hugging Face on the numbers we read"
 """The reference for quantised checkpoints that transformers does not dequantise on a processor."""
-BESIDE = "Hugging Face with the adapter not merged"
-"""The reference of a model into which an adapter was merged."""
 
 
 def reference_of(
