@@ -121,9 +121,12 @@ def unbind() -> None:
 
 
 def plain(merged: Partial) -> xr.Dataset:
-    """The moments of every named value, where an analysis labels them elsewhere."""
+    """The moments of every score of heads, all shares but copying, which an analysis labels elsewhere."""
     assert isinstance(merged, Means)
-    found = {name: torch.stack((m.mean, *m.interval())).flatten(1) for name, m in merged.moments.items()}
+    found = {
+        name: torch.stack((m.mean, *m.interval(share=name != "copying", within=stats.SIGNED))).flatten(1)
+        for name, m in merged.moments.items()
+    }
     value, low, high = torch.cat(list(found.values()), 1)
     score = [name for name, each in found.items() for _ in range(each.shape[1])]
     cells = {name: ("cell", x.numpy()) for name, x in (("value", value), ("low", low), ("high", high))}
