@@ -223,7 +223,7 @@ _ATTENTION: dict[str, Case] = {
         f"AttentionAttribution {by}": Case(
             AttentionAttribution("L1H2", key=3, by=by),  # type: ignore[arg-type]
             of("value", over="prompt query_part key_part")
-            | of("total", "position", over="prompt")
+            | of("total", "position", "rounding", over="prompt")
             | (of("by_query_source", "by_key_source", over="prompt layer head source") if by == "source" else {}),
         )
         for by in ("part", "head", "source")
@@ -281,7 +281,7 @@ _RESIDUAL: dict[str, Case] = {
         for parts in ("layer", "sublayer", "head", "source", "neuron")
     },
     "Attribute elsewhere": Case(Attribute(pos=3), _PARTS),
-    "Paths": Case(Paths(), of("value", over="prompt path") | of("total", over="prompt"), needs_no_mlp=True),
+    "Paths": Case(Paths(), of("value", over="prompt path") | of("total", "rounding", over="prompt"), needs_no_mlp=True),
     "Orders": Case(Orders(), of("value", over="prompt order pos vocab"), needs_no_mlp=True),
     "TermImportance": Case(
         TermImportance(), of(*_SCORE, over="term score") | of("terms", over="term"), needs_no_mlp=True
@@ -537,3 +537,9 @@ CASES: dict[str, Case] = {
     **_ATTENTION, **_WEIGHTS, **_RESIDUAL, **_TOKENS, **_LENSES, **_CAUSAL, **_CIRCUITS, **_FEATURES, **_EDITING,
     **_DYNAMICS,
 }  # fmt: skip
+
+
+def as_scored(circuit: Circuit) -> Circuit:
+    """A circuit without what the function alone adds to the record's answer: it runs what it found."""
+    assert circuit.protocol is not None
+    return replace(circuit, protocol=replace(circuit.protocol, faithfulness=None), notes=())

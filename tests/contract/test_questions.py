@@ -7,7 +7,7 @@ import inspect
 import json
 import pickle
 import re
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pandas as pd
 import pytest
@@ -25,7 +25,7 @@ from interp.passes.observe import as_model
 from interp.runs.fingerprint import fingerprint, incomparable
 from tests.configs import build
 from tests.contract.case import MODELS, called, discovered, face_of, function_of, snake
-from tests.contract.cases import CASES
+from tests.contract.cases import CASES, as_scored
 from tests.loops import over
 
 RECORDS = [name for name, case in CASES.items() if isinstance(case.asked(case.models[0]), Question)]
@@ -103,9 +103,7 @@ def test_the_function_is_the_record_applied_bit_for_bit(case: str) -> None:
     how = {} if its.alone else {"batch_size": 2}
     found = called(question, network, None if its.alone else its.batch(model), **how)
     if isinstance(found, Circuit):
-        assert found.protocol is not None  # the function also runs what it found
-        scored = replace(found, protocol=replace(found.protocol, faithfulness=None), notes=())
-        assert scored == replace(Circuit.of_result(answer(case), model=network.name), notes=())
+        assert as_scored(found) == as_scored(Circuit.of_result(answer(case), model=network.name))
         return
     if isinstance(found, FittedJacobianLens):
         assert equal(found, FittedJacobianLens.of_result(answer(case), found.model))

@@ -273,7 +273,9 @@ LOADERS: Mapping[str, Loader] = {
         ("families.tokenizer_of", "families.tokenizer_for"),
     ),
     "a llama of Hugging Face": Loader(
-        _hf("llama"), lambda path: interp.HookedTransformer.from_pretrained(path), ("families.is_encoder_decoder",)
+        _hf("llama"),
+        lambda path: (interp.HookedTransformer.from_pretrained(path), interp.families.ends_of(path)),
+        ("families.is_encoder_decoder", "families.ends_of"),
     ),
     "shards": Loader(
         lambda path: hf_model("llama").save_pretrained(path, max_shard_size="20KB"),
