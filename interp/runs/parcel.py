@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -115,6 +115,7 @@ class Parcel:
         return questions, model, source
 
 
+@runtime_checkable
 class Pickler(Protocol):
     """The class of an object that pickles, such as `pickle.Pickler`."""
 

@@ -257,11 +257,11 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
     assert page.locator("#heads .map:visible").count() == 6
     assert page.locator("#circuits .map:visible").count() == 2
     assert page.locator("#circuits .numbers:visible").count() == 3
-    assert page.locator("#parts tbody tr:visible").count() == 3 + 4 * 8 + 4 + 4
+    assert page.locator("#parts tbody tr:visible").count() == 3 + 4 * 8 + 4 + 4 + 1  # ... and rounding
     n = len(pd.read_parquet(asked / "tokens.parquet"))
     assert page.locator("#lens td[title]:visible").count() == 5 * n
     assert page.locator("#backward td[title]:visible").count() == 2 * 4 * n
-    assert page.locator(".step:visible").count() == (2 + 2 * 4 + 1 + 1) + (2 + 4 * (8 + 1 + 1) + 1 + 1)
+    assert page.locator(".step:visible").count() == (2 + 2 * 4 + 1 + 1 + 1) + (2 + 4 * (8 + 1 + 1) + 1 + 1 + 1)
     assert page.locator("#patching .cell:visible").count() == 2 * 4 * (3 * n + 8)
     on_a_path = pd.read_parquet(asked / "faithfulness.parquet").set_index("edges").connected
     assert page.locator("#circuit .edge:not([hidden])").count() >= on_a_path[100]
