@@ -261,7 +261,9 @@ def test_without_javascript_every_table_is_still_there(browser: "sync_api.Browse
     n = len(pd.read_parquet(asked / "tokens.parquet"))
     assert page.locator("#lens td[title]:visible").count() == 5 * n
     assert page.locator("#backward td[title]:visible").count() == 2 * 4 * n
-    assert page.locator(".step:visible").count() == (2 + 2 * 4 + 1 + 1 + 1) + (2 + 4 * (8 + 1 + 1) + 1 + 1 + 1)
+    assert page.locator(".step:visible").count() == (2 + 2 * 4 + 1 + 1 + 1) + (
+        2 + 4 * (8 + 1 + 1) + 1 + 1 + 1
+    )
     assert page.locator("#patching .cell:visible").count() == 2 * 4 * (3 * n + 8)
     on_a_path = pd.read_parquet(asked / "faithfulness.parquet").set_index("edges").connected
     assert page.locator("#circuit .edge:not([hidden])").count() >= on_a_path[100]

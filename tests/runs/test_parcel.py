@@ -34,7 +34,7 @@ def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work(model: Transformer) -> Work:
-    asked = Norms().asked(Studied(model, HookedTransformer(model)))
+    asked = Norms().asked(Studied(model, HookedTransformer(model).text))
     return Questions.of([asked], model.config), model, GivenBatches([])
 
 
