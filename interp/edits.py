@@ -1,6 +1,7 @@
 """What an intervention may put in place of what a model computes: the closed changes, and edits as JSON and Python."""
 
 from interp.model.edits import Add, Detach, Edit, Mean, Project, Resample, Scale, Set, Swap, Zero
+from interp.model.layout import PerRow
 from interp.passes.edit_text import edit_from_json, edit_to_json, edit_to_python
 from interp.passes.variants import Variant
 
@@ -9,6 +10,7 @@ __all__ = [
     "Detach",
     "Edit",
     "Mean",
+    "PerRow",
     "Project",
     "Resample",
     "Scale",

@@ -225,11 +225,18 @@ class HookedTransformer(Shown):
     def to_tokens(
         self, text: str | Sequence[str], *, prepend_bos: bool = True, padding_side: Side = "right"
     ) -> Int[Tensor, "b p"]:
-        """Token ids of one or several texts, BOS first unless switched off; shorter rows are padded.
+        """Token ids of one or several texts of one length, BOS first unless switched off.
 
-        The padding is not visible in the ids alone: use `to_batch` where rows differ in length.
+        Errors: ValueError for texts of several lengths: ids alone do not say which are padding, `to_batch` does.
         """
-        return self.to_batch(text, prepend_bos=prepend_bos, padding_side=padding_side).tokens
+        batch = self.to_batch(text, prepend_bos=prepend_bos, padding_side=padding_side)
+        if batch.keep is not None:
+            raise ValueError(
+                f"texts of one length are required, got {batch.lengths.tolist()} tokens: ids alone do not say which "
+                "are padding, so that what is computed of them would be wrong; model.to_batch(texts) does, and goes "
+                "wherever texts go"
+            )
+        return batch.tokens
 
     @public()
     def to_batch(self, prompts: Prompts, *, prepend_bos: bool = True, padding_side: Side = "right") -> Batch:
@@ -385,7 +392,8 @@ class HookedTransformer(Shown):
         generation does (`generation_config.json`, else the tokenizer's end of text). `model.to_texts(batch)` gives the
         strings.
         `edits`, and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one
-        new token at a time; positions of an edit count from the first token of the (left-padded) prompt.
+        new token at a time. Positions of an edit are each row's own: 0 is its first token, -1 the last of its prompt,
+        and `{"pos": "new"}` every generated token.
         """
         batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left", empty=True)
         return generate(

@@ -96,13 +96,8 @@ MENTIONS = ("receiver", "first_giver", "giver")
 
 def name_attention(config: ModelConfig) -> Analysis:
     """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
-    return Analysis(
-        name="name_attention",
-        reads=_last_rows(config),
-        compute=_name_masses,
-        reduction=Rows,
-        finish=partial(_name_table, config=config),
-    )
+    finish = partial(_name_table, config=config)
+    return Analysis("name_attention", _name_masses, Rows, finish, reads=_last_rows(config), left=True)
 
 
 def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
@@ -775,4 +770,4 @@ def _touched(model: Transformer, names: tuple[str, ...]) -> Bool[Tensor, "l h"]:
 def _heads_of(edit: Edit) -> slice | list[int]:
     """The heads that an edit names; all of them where it names none."""
     given = edit.cells.get("h")
-    return slice(None) if given is None else [given] if isinstance(given, int) else list(given)
+    return list(given) if isinstance(given, tuple) else [given] if isinstance(given, int) else slice(None)

@@ -22,6 +22,7 @@ from interp.core.transfers import check, fetched, sent
 from interp.data.batch import Batch
 from interp.model.attention import Attention, picked
 from interp.model.config import WITH_HEADS, ModelConfig
+from interp.model.layout import PerRow, one_position
 from interp.model.norm import HeadNorm
 from interp.model.parts import Named, Part, as_part
 from interp.model.position import Rotation
@@ -50,7 +51,8 @@ from interp.weights.head_circuits import HeadCircuits
 
 Split = Literal["part", "head", "source"]
 """Sublayers; heads apart; and heads apart with the tokens that they moved from."""
-Position = int | Sequence[int]
+Position = int | PerRow
+"""One token of every prompt: one for all, or one for each."""
 QUERY, KEY = 0, 1
 """The two columns that are read of every row, in this order."""
 _SIDES: tuple[Literal["q", "k"], ...] = ("q", "k")
@@ -72,9 +74,9 @@ def as_head(given: Named, config: ModelConfig) -> tuple[int, int]:
 def rows_of(query: Position, key: Position) -> int | None:
     """How many prompts positions are given for; None for any number. ValueError where the two differ, or for none."""
     held = {"query": query, "key": key}
-    if none := [name for name, pos in held.items() if not isinstance(pos, int) and not len(pos)]:
-        raise ValueError(f"{none[0]} must be one position, or one for each prompt, got none")
-    counts = {name: len(pos) for name, pos in held.items() if not isinstance(pos, int) and len(pos) != 1}
+    for name, pos in held.items():
+        one_position(pos, name)
+    counts = {name: len(pos) for name, pos in held.items() if isinstance(pos, PerRow)}
     if len(set(counts.values())) > 1:
         raise ValueError(
             f"one position of each is required for every prompt, or one for all, got {counts['query']} queries "
@@ -191,7 +193,7 @@ def score_parts(
     Errors: IndexError for a position that a row lacks; ValueError for a key that the query does not see;
     IncompleteSumError where the parts do not sum to the score, as under edits of the head's own queries or scores.
     """
-    places = torch.stack([places_of(batch, _of_rows(pos, batch)) for pos in (query, key)], 1)
+    places = torch.stack([places_of(batch, pos) for pos in (query, key)], 1)
     columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
     return _split(model, batch, head, places, _seen(model, batch, head[0], columns, by), by)
 
@@ -332,16 +334,6 @@ def _taken(
     )
     ends = (_End.of(side, parts, like[:, at], at) for at, side in ((QUERY, query), (KEY, key)))
     return (next(ends), query), (next(ends), key)
-
-
-def _of_rows(pos: Position, batch: Batch) -> int | list[int]:
-    """The position of each row of a batch, from one for all prompts or one for each."""
-    if isinstance(pos, int) or len(pos) == 1:
-        return pos if isinstance(pos, int) else pos[0]
-    rows = range(len(batch)) if batch.row is None else batch.row.tolist()
-    if len(pos) <= max(rows):
-        raise ValueError(f"one position per prompt is required, got {len(pos)} for prompt {max(rows)}")
-    return [pos[row] for row in rows]
 
 
 # --- what is read ---------------------------------------------------------------------------------------------------

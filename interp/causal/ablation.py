@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from interp.causal.effects import Measured, Table, causal, dims_asked, listed, part_names, swept
+from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, listed, part_names, swept
 from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded
 from interp.core.boundary import public
 from interp.data.batch import Batch, Prompts, is_prompts
@@ -73,8 +73,6 @@ class Ablate(Question):
         network, change = model.transformer, self.change
         grid = Grid.of(self.parts, network.config, self.layers, self.by)
         reference = None if self.reference is None else model.text.batch(self.reference)
-        if reference is not None:
-            check_left(change, reference)
         fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
         metric = as_metric(self.metric)
         attrs: dict[str, str | int | float] = {
@@ -129,8 +127,9 @@ def ablate(
     prompt for `Resample` (None: each takes another prompt of its group). groups: the template of each prompt.
     each=False keeps only the moments.
     Caveat: an effect near 0 does not show that a part is unused: another may stand in.
-    Errors: ValueError for an unknown kind of part, a change without the data it requires, cells by position although
-    lengths differ; KeyError for an unknown part or dim; IndexError for a layer, head or neuron that does not exist.
+    Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
+    Errors: ValueError for an unknown kind of part, or a change without the data it requires; KeyError for an unknown
+    part or dim; IndexError for a layer, head or neuron that does not exist.
 
     Example:
         >>> found = ablate(model, prompt, "head", change=Zero(), metric=interp.logit_difference(" Mary", " John"))
@@ -160,7 +159,7 @@ def _measured(
     frozen = (yield from _held(batch, _patterns(model.config))) if freeze else {}
     common = Variant([Edit(site, Set(pattern)) for site, pattern in frozen.items()])
     columns = batch.tokens.shape[1]
-    return (yield from swept(batch, metric, grid.variants(put, columns), grid.shape(columns), common))
+    return (yield from swept(batch, metric, grid.variants(put, batch), grid.shape(columns), common))
 
 
 def _held(batch: Batch, sites: Sequence[str]) -> Steps[Mapping[str, Tensor]]:
@@ -207,7 +206,7 @@ class Grid:
         """The length of every dim."""
         return tuple(columns if dim == "pos" else len(self.coords[dim]) for dim in self.dims)  # type: ignore[arg-type]
 
-    def variants(self, put: Mapping[str, Set | Zero], columns: int) -> list[Variant]:
+    def variants(self, put: Mapping[str, Set | Zero], batch: Batch) -> list[Variant]:
         """One variant per cell, in the order of the dims."""
         if "pos" not in self.dims:
             return [Variant([Edit(part, put[part.site]) for part in group]) for group in self.groups]
@@ -218,7 +217,7 @@ class Grid:
         return [
             Variant([Edit(part, put[part.site], {"pos": pos}) for part in group])
             for some in outer
-            for pos in range(columns)
+            for pos in cells_along("pos", batch, batch.tokens.shape[1])
             for group in some
         ]
 

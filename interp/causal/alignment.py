@@ -33,6 +33,7 @@ from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set, Swap, Zero, orthonormal
 from interp.model.kv_cache import Prefix
+from interp.model.layout import PositionError
 from interp.model.parts import axis_size
 from interp.model.sites import DIMS
 from interp.model.tap import Read, Tap
@@ -270,9 +271,9 @@ class Runs:
     @classmethod
     def of(cls, model: Transformer, cells: Cells, pairs: Contrast, batch_size: int) -> Runs:
         """One pass over each prompt. NotFiniteError for NaN or infinity at a site."""
-        config, columns = model.config, pairs.own.tokens.shape[1]
-        touched = [placed(Variant([Edit(name, Zero())]), config, 1, columns) for name in cells.names]
-        common = placed(Variant(model.edits), config, 1, columns)
+        config = model.config
+        touched = [placed(Variant([Edit(name, Zero())]), config, pairs.own.host()) for name in cells.names]
+        common = placed(Variant(model.edits), config, pairs.own.host())
         bases = [base_run(model.unedited, part, touched, common) for part in pairs.own.split(batch_size)]
         base, source = Base.joined(bases), _recorded(model, pairs.other, cells.names, batch_size)
         fine = torch.stack([value.isfinite().all() for value in (*base.values.values(), *source.values())])
@@ -670,19 +671,20 @@ def pairs_of(
         batch = posed(replace(batch, row=None).numbered())
     if batch.answer is None:
         raise ValueError("an answer for every pair is required, got none")
-    return Contrast.of(batch.to(subject.transformer.device), "denoise")
+    return Contrast.of(batch.right_aligned().to(subject.transformer.device), "denoise")
 
 
 def _columns(pos: Sequence[int] | None, batch: Batch) -> list[int]:
-    """Different columns that every row has, counted from the front. IndexError otherwise."""
-    n, batch = batch.tokens.shape[1], batch.host()
-    columns = list(range(n)) if pos is None else [i + n if i < 0 else i for i in pos]
-    lacking = [i for i in columns if not 0 <= i < n or not bool(batch.real[:, i].all())]
-    if lacking or not columns or len(set(columns)) < len(columns):
-        raise IndexError(
-            f"pos must be different columns that every pair has, of {n}, got {list(range(n) if pos is None else pos)}"
+    """The columns of different tokens of every row, which must be the same for all. PositionError otherwise."""
+    asked = tuple(range(batch.tokens.shape[1])) if pos is None else tuple(pos)
+    columns = batch.tokens_at(asked).columns if asked else torch.zeros(1, 0, dtype=torch.long)
+    found: list[int] = columns[0].tolist()
+    if not found or bool((columns != columns[:1]).any()) or len(set(found)) < len(found):
+        raise PositionError(
+            "pos must be different tokens that every pair has, counted from the side where all are as far, got "
+            f"{list(asked)} of {sorted(set(batch.lengths.tolist()))} tokens"
         )
-    return columns
+    return found
 
 
 def _labels(

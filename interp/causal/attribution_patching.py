@@ -132,7 +132,8 @@ def attribution_patch(
     (NaN for fewer than 16 prompts). Cells that are alike in both runs of a prompt do not count there.
     Memory: three times the site's values in the layers, plus what a backward pass keeps.
     Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
-    Errors: ValueError for pairs that do not align, positions kept although lengths differ, a metric that compares with
+    Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
+    Errors: ValueError for pairs that do not align, a metric that compares with
     the very run it is differentiated at, one without any gradient, rules that a model has no use for, and an agreement
     over cells of which fewer than two differ in some prompt; KeyError for an unknown site or dim.
 
@@ -171,7 +172,7 @@ def _measured(
         beside = completeness(model, pair.own, run.output, run.trace[end]) if ends else {}
         if compared:
             values = {name: given.trace[Read(name)] for name in names}
-            beside |= _agreement(watched, pair.own, cells.variants(values)[0], effect, compared)
+            beside |= _agreement(watched, pair.own, cells.variants(values, pair.own)[0], effect, compared)
     return Measured(effect, effect != 0, {**pair.runs(here, there), **beside})
 
 

@@ -23,7 +23,7 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.causal.effects import SIGN, moments_of
+from interp.causal.effects import SIGN, cells_along, check_first_column, moments_of
 from interp.causal.spans import ROLES, Where, roles, spans, within
 from interp.core.boundary import Count, public
 from interp.core.results import labelled
@@ -144,9 +144,9 @@ class CausalTrace(Question):
         return [name for name in names if name not in self.restored(layer, config)]
 
     def cells(
-        self, config: ModelConfig, clean: Mapping[str, Tensor], corrupt: Mapping[str, Tensor], columns: int
+        self, config: ModelConfig, clean: Mapping[str, Tensor], corrupt: Mapping[str, Tensor], batch: Batch
     ) -> list[Variant]:
-        """One variant per layer and column, columns fastest, with values from both runs."""
+        """One variant per layer and token, tokens fastest, with values from both runs."""
         kept = {name: Set(value) for name, value in corrupt.items()}
         back = {name: Set(value) for name, value in clean.items()}
         return [
@@ -155,7 +155,7 @@ class CausalTrace(Question):
                 + [Edit(name, back[name], {"pos": column}) for name in self.restored(layer, config)]
             )
             for layer in range(config.n_layers)
-            for column in range(columns)
+            for column in cells_along("pos", batch, batch.tokens.shape[1])
         ]
 
 
@@ -359,6 +359,7 @@ def _compute(
         raise ValueError(
             "causal tracing requires the answer of every prompt, got none: name it, or bring it with the data"
         )
+    check_first_column(batch, "effects by token")
     home = batch.host()
     assert home.answer is not None
     span = spans(text, home, _of_rows(question.subject, home))
@@ -405,7 +406,7 @@ def _some(
     clean = Sweep(model, rows, ()).recorded([Read("hook_embed"), *map(Read, sorted(restored))])
     common = noised.corrupted(clean.values["hook_embed"])
     corrupt = Sweep(model, rows, (), common).recorded([*map(Read, sorted(frozen))])
-    cells = question.cells(config, clean.values, corrupt.values, rows.tokens.shape[1])
+    cells = question.cells(config, clean.values, corrupt.values, rows)
     final = metric.sees(clean.final, rows)
     swept = Sweep(model, rows, cells, common=common).run(metric, final)
     swept = _isolated(swept, noised)

@@ -19,10 +19,12 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.boundary import nearest, public, shape_text
 from interp.core.results import labelled
-from interp.core.stats import Means, Moments, Partial, Rows, finite, over, ranks
+from interp.core.stats import MaskedMeans, MaskedMoments, Means, Moments, Partial, Rows, finite, over, ranks
 from interp.core.transfers import check, sent
 from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
+from interp.model.edits import Index
+from interp.model.layout import each_position
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
 from interp.model.sites import DIMS, axes_of
 from interp.model.tap import Trace
@@ -40,10 +42,10 @@ if TYPE_CHECKING:
 
 SIGN = "metric with the intervention minus metric of the same run without it"
 EDGE_DIMS = ("sender", "receiver")
+TOTAL = "clean - corrupt"
+"""How far the runs differ in each prompt, at the positions that it has."""
 COLUMN_DIMS = {"pos", "query", "key", "source"}
 """The dims that run over columns."""
-OTHERWISE = ": name other dims in `by`"
-"""What to do where prompts of several lengths have no cells by column."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +120,7 @@ class Table:
 
     @property
     def columns(self) -> list[str]:
-        """The dims that number the columns of every prompt, so that they require prompts of one length."""
+        """The dims that number the tokens of every prompt: cells beyond a prompt's end are NaN in it."""
         return [dim for dim in self.dims if dim in COLUMN_DIMS and dim not in self.coords]
 
 
@@ -133,7 +135,7 @@ def causal(
     return Analysis(
         table.name,
         partial(_alone, computed=computed),
-        Rows if each else Means,
+        Rows if each else MaskedMeans if table.columns else Means,
         partial(_finish, table=table),
         pose=Posed.of(model.text, table.metric.answer, table.metric.wrong),
         pairs=pairs,
@@ -166,6 +168,25 @@ def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
         raise ValueError(f"{what} require prompts of one length, got lengths {found}{otherwise}")
 
 
+def check_first_column(batch: Batch, what: str) -> None:
+    """ValueError for prompts that do not begin in the first column, as under hooks that tell columns apart."""
+    if not bool(batch.host().real[:, 0].all()):
+        raise ValueError(
+            f"{what} require prompts that begin in the first column where hooks may tell columns apart: pad them on "
+            "the right"
+        )
+
+
+def cells_along(dim: str, batch: Batch, size: int) -> Sequence[Index]:
+    """The indices of every cell along a dim of so many: those of positions leave out the rows that are shorter."""
+    if dim not in COLUMN_DIMS:
+        return range(size)
+    if dim != "source":
+        return each_position(batch.host().lengths, size)
+    memory = batch.memory
+    return range(size) if memory is None or memory.keep is None else each_position(memory.keep.sum(1), size)
+
+
 def moments_of(merged: Partial, kind: type[Moments] = Moments) -> Mapping[str, Moments]:
     """The moments of all real numbers that were merged, whether every row was kept or not."""
     if isinstance(merged, Rows):
@@ -187,17 +208,36 @@ def _computed(
     batch: Batch, model: Transformer, measure: Measure, table: Table, each: bool
 ) -> Steps[Mapping[str, Tensor]]:
     if table.columns:
-        check_one_length(batch, f"effects by {', '.join(table.columns)}", OTHERWISE)
+        check_first_column(batch, f"effects by {', '.join(table.columns)}")
     found = measure(model, batch)
     if not isinstance(found, Measured):
         found = yield from found
     check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
-    rows = {
-        "effect": found.effect, "changed": found.changed.double(), "length": batch.lengths.double(), **found.runs,
-    }  # fmt: skip
+    effect, changed = _within_rows(found, batch, table)
+    rows = {"effect": effect, "changed": changed, **found.runs}
+    if table.columns and "clean" in rows:
+        total = rows["clean"] - rows["corrupt"]
+        rows[TOTAL] = total.view(-1, *[1] * (effect.ndim - 1)).where(~effect.isnan(), torch.nan)
     if each:  # of rows of several widths there are no moments
         rows["token"] = batch.token_ids.to(found.effect.device)
     return rows
+
+
+def _within_rows(found: Measured, batch: Batch, table: Table) -> tuple[Tensor, Tensor]:
+    """Effects, and what was changed, with NaN at the positions that a prompt does not have."""
+    effect, changed = found.effect, found.changed.double()
+    for axis, dim in enumerate(table.dims, 1):
+        if dim not in table.columns:
+            continue
+        lengths = batch.lengths
+        if dim == "source" and batch.memory is not None:
+            keep, states = batch.memory.keep, batch.memory.states
+            lengths = torch.full_like(lengths, states.shape[1]) if keep is None else keep.sum(1)
+        place = torch.arange(effect.shape[axis], device=effect.device)
+        beyond = place >= lengths.to(effect.device)[:, None]
+        beyond = beyond.view(len(beyond), *[1] * (axis - 1), -1, *[1] * (effect.ndim - axis - 1))
+        effect, changed = effect.masked_fill(beyond, torch.nan), changed.masked_fill(beyond, torch.nan)
+    return effect, changed
 
 
 def _not_finite(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteError | None:
@@ -208,12 +248,11 @@ def _not_finite(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteError | 
 
 
 def _finish(merged: Partial, table: Table) -> xr.Dataset:
-    every = dict(moments_of(merged))
-    effect, changed, length = (every.pop(name) for name in ("effect", "changed", "length"))
+    every = dict(moments_of(merged, MaskedMoments if table.columns else Moments))
+    effect, changed = (every.pop(name) for name in ("effect", "changed"))
+    total = every.pop(TOTAL, None)
     error = {name: float(every.pop(name).mean) for name in ("completeness_error",) if name in every}
     agreed = {name: every.pop(name) for name in COEFFICIENTS if name in every}
-    if table.columns and bool(length.spread.any()):
-        raise ValueError(f"effects by {', '.join(table.columns)} require prompts of one length{OTHERWISE}")
     dims, counted = table.dims, dict(zip(table.dims, map(range, effect.mean.shape), strict=True))
     values: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, changed.mean > 0)}
     coords: dict[str, object] = {}
@@ -236,7 +275,7 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
         coords["coefficient"] = list(agreed)
         values |= _agreed(list(agreed.values()))
     if "clean" in every:
-        values["normalised"] = (dims, _normalised(effect.mean, every, table))
+        values["normalised"] = (dims, _normalised(effect.mean, every, table, total))
     given = {
         name: labels for name, labels in table.coords.items() if name in dims or isinstance(labels, tuple)
     }
@@ -276,9 +315,15 @@ def _check_differing(rows: Mapping[str, Tensor], table: Table) -> None:
 
 
 def _normalised(
-    effect: Float[Tensor, "..."], runs: Mapping[str, Moments], table: Table
+    effect: Float[Tensor, "..."], runs: Mapping[str, Moments], table: Table, each: Moments | None
 ) -> Float[Tensor, "..."]:
-    """(patched - corrupt) / (clean - corrupt) of the mean metrics: 0 = like the corrupted run, 1 = like the clean."""
+    """(patched - corrupt) / (clean - corrupt) of the mean metrics: 0 = like the corrupted run, 1 = like the clean.
+
+    each: how far the runs differ in the prompts that have a cell, where some lack cells.
+    """
+    if each is not None and bool((each.count() < runs["clean"].count()).any()):
+        share = (effect / each.mean).masked_fill(each.mean == 0, torch.nan)
+        return share if table.attrs.get("direction") == "denoise" else share + 1
     clean, corrupt = float(runs["clean"].mean), float(runs["corrupt"].mean)
     start = corrupt if table.attrs.get("direction") == "denoise" else clean
     total = clean - corrupt

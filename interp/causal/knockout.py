@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.ablation import chosen, chosen_layers
-from interp.causal.effects import Measured, Table, causal, dims_asked, swept
+from interp.causal.effects import Measured, Table, causal, check_first_column, dims_asked, swept
 from interp.causal.spans import rows_of_mask
 from interp.core.boundary import public
 from interp.core.transfers import fetched
@@ -204,6 +204,7 @@ def _measured(
     model: Transformer, batch: Batch, cuts: Cuts, queries: Columns, keys: Columns, metric: Metric
 ) -> Steps[Measured]:
     """The effects in every prompt; those with the same columns share a sweep."""
+    check_first_column(batch, "queries and keys")
     both = (_columns(queries, batch, "query"), _columns(keys, batch, "key"))
     layouts: list[Layout] = list(zip(*both, strict=True))
     check_sight(model, batch, cuts, layouts)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, paired, site_names
-from interp.causal.effects import Measured, Table, causal, dims_asked, site_coords, site_dims
+from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, site_coords, site_dims
 from interp.core.boundary import nearest, public
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
@@ -95,16 +95,17 @@ def patch(
     effect in every prompt; `changed`, whether the cell's values differ in any prompt and can reach the metric (where
     not, the effect is 0 because nothing was done); `clean` and `corrupt` [prompt], the metric of the two runs.
 
-    clean, corrupt: prompts of the same length, aligned token for token; or files and the like, row by row.
+    clean, corrupt: prompts, each pair of one length and aligned token for token; or files and the like, row by row.
     site: any site up to the last block, full or short: "resid_pre", "z", "k", "attn_out", "mlp.hook_post", "pattern".
     metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
     the clean prompts bring. One that compares (KL divergence) compares with the clean run.
     by: which cells: any of `layer` and the site's own dims (`pos`, `head`, `kv_head`, `query`, `key`, `neuron`, ...);
     along dims that are not named everything is patched at once. None: layer and position for streams, layer and head
-    for the insides of attention.
+    for the insides of attention. Positions are each prompt's own tokens: where prompts differ in length, a cell beyond
+    one's end is NaN in `each`, and `n` counts the prompts that have it.
     each=False keeps only the moments over prompts, for data of any size.
-    Errors: ValueError for pairs that do not align, cells by position although lengths differ, a metric that is the same
-    for clean and corrupted runs in every prompt; KeyError for an unknown site or dim.
+    Errors: ValueError for pairs that do not align, or a metric that is the same for clean and corrupted runs in every
+    prompt; KeyError for an unknown site or dim.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -132,13 +133,16 @@ class Cells:
         possible = site_dims(names)
         return cls(names, dims_asked(_usual(names[0], possible) if by is None else by, possible, site))
 
-    def variants(self, values: Mapping[str, Tensor]) -> tuple[list[Variant], tuple[int, ...]]:
-        """One variant per cell in the order of `dims`, and the length of every dim."""
+    def variants(self, values: Mapping[str, Tensor], batch: Batch) -> tuple[list[Variant], tuple[int, ...]]:
+        """One variant per cell in the order of `dims`, and the length of every dim; those of positions that some of the
+        rows lack leave these as they are.
+        """
         axes = sites.axes_of(self.names[0]).split()
         shape = values[self.names[0]].shape
         inner = [dim for dim in self.dims if dim != "layer"]
         lengths = [shape[axes.index(_AXES[dim])] for dim in inner]
-        cells = [dict(zip(inner, index, strict=True)) for index in product(*map(range, lengths))]
+        along = [cells_along(dim, batch, n) for dim, n in zip(inner, lengths, strict=True)]
+        cells = [dict(zip(inner, index, strict=True)) for index in product(*along)]
         groups = [[name] for name in self.names] if "layer" in self.dims else [list(self.names)]
         put = {name: Set(values[name]) for name in self.names}
         found = [Variant([Edit(name, put[name], at) for name in group]) for group in groups for at in cells]
@@ -156,7 +160,7 @@ def _measured(
     """The effect of every cell in every pair."""
     pair = Contrast.of(batch, direction)
     given = yield from steps.recorded(pair.other, [Read(name) for name in cells.names], final=True)
-    variants, shape = cells.variants({name: given.trace[Read(name)] for name in cells.names})
+    variants, shape = cells.variants({name: given.trace[Read(name)] for name in cells.names}, pair.own)
     # What compares does so with the clean run: the other one, or the one that is patched.
     clean = given.home(metric) if metric.compares and direction == "denoise" else None
     found = yield from steps.swept(pair.own, variants, metric, reference=clean)

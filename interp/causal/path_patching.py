@@ -18,13 +18,13 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, Watched, paired
-from interp.causal.effects import Measured, Table, causal, dims_asked, listed
+from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, listed
 from interp.causal.graph import LOGITS, EdgeGraph, reads_by_qkv
 from interp.core.boundary import nearest, public
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit, Set
+from interp.model.edits import Edit, Index, Set
 from interp.model.parts import Named, Part, as_part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -295,8 +295,9 @@ class PathRuns:
         return Sweep(self.model, self.pair.own, variants)
 
     @property
-    def _positions(self) -> list[dict[str, int]]:
-        return [{"pos": pos} for pos in range(self.pair.own.tokens.shape[1])] if self.by_pos else [{}]
+    def _positions(self) -> list[dict[str, Index]]:
+        own = self.pair.own
+        return [{"pos": pos} for pos in cells_along("pos", own, own.tokens.shape[1])] if self.by_pos else [{}]
 
     def _differing(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Bool[Tensor, "v b"]:
         """Whether each variant puts anything new; rounding in later runs must not look like a change."""

@@ -126,7 +126,7 @@ class StandIns:
         if reference is None:
             raise ValueError(f"{said(change)} requires reference prompts, got none")
         numbers = group_numbers(groups) if change.over == "template" and groups is not None else None
-        source = reference.to(torch.device("cpu"))
+        source = reference.to(torch.device("cpu")).right_aligned()
         width, slots, count = 1, torch.zeros_like(source.tokens), 1
         if change.over != "reference":
             width = source.tokens.shape[1]

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.causal.effects import SIGN, check_one_length, site_coords
+from interp.causal.effects import SIGN, site_coords
 from interp.causal.subspace import Subspace
 from interp.core.boundary import Count, Seed, describe, public
 from interp.core.results import Score, labelled, scored
@@ -33,7 +33,7 @@ from interp.data.stream import DataSource, prompt_source
 from interp.features.probing import Position, held_out, intervals, logistic, pooled, scores, standard
 from interp.features.sae import SAE
 from interp.model.config import ModelConfig
-from interp.model.edits import Add, Edit, Index
+from interp.model.edits import Add, Edit
 from interp.model.parts import Part
 from interp.model.sites import find, full_name
 from interp.model.tap import Trace
@@ -497,13 +497,12 @@ class Doses:
         noise *= found.norm(dim=-1)[:, None, None] / noise.norm(dim=-1, keepdim=True)
         return cls(tuple(asked.directions), tuple(layers), doses, torch.cat((found[:, None], noise), 1))
 
-    def variants(self, batch: Batch) -> list[Variant]:
+    def variants(self) -> list[Variant]:
         """One per layer, strength and vector."""
         found = []
         for subspace, vectors in zip(self.subspaces, self.vectors, strict=True):
-            at = _columns(subspace.at, batch)
             found += [
-                Variant([Edit(subspace.site, Add(vector, strength), at)])
+                Variant([Edit(subspace.site, Add(vector, strength), subspace.at)])
                 for strength in self.strengths
                 for vector in vectors
             ]
@@ -530,25 +529,12 @@ def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "
     return torch.stack(given)
 
 
-def _columns(at: Mapping[str, Index], batch: Batch) -> Mapping[str, Index]:
-    """Cells with positions as columns of the batch. ValueError where rows have them in several columns."""
-    if "pos" not in at:
-        return at
-    check_one_length(batch, "directions at one position")
-    last, n, pos = batch.last(), int(batch.lengths[0]), at["pos"]
-    asked = pos if isinstance(pos, tuple) else (pos,)
-    if bool((last != last[0]).any()) or not all(-n <= i < n for i in asked):
-        raise ValueError(f"a position in one column of all rows is required, got {pos} of {n} tokens")
-    columns = tuple(int(last[0]) - n + 1 + i % n for i in asked)
-    return {**at, "pos": columns if isinstance(pos, tuple) else columns[0]}
-
-
 @torch.no_grad()
 def _compute(
     trace: Trace, batch: Batch, model: Transformer, doses: Doses, measures: Mapping[str, Metric]
 ) -> Mapping[str, Tensor]:
     """By measure: the change of every row in every cell, `[b l s]`, and under the random directions `[b l s r]`."""
-    sweep = Sweep(model, batch, doses.variants(batch))
+    sweep = Sweep(model, batch, doses.variants())
     shape = (len(doses.layers), len(doses.strengths), doses.vectors.shape[1])
     found = {}
     for name, metric in measures.items():

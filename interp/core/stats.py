@@ -349,9 +349,9 @@ class Replicates:
             return self.weight
         return self.weight.view(-1, *[1] * (self.total.ndim - 1)).expand_as(self.total)
 
-    def widened(self, more: int) -> "Replicates":
-        """The same with `more` entries without rows at the end of the last axis."""
-        return Replicates(F.pad(self.per_cell(), (0, more)), F.pad(self.total, (0, more)))
+    def widened(self, pad: Sequence[int]) -> "Replicates":
+        """The same with more entries without rows at the ends of the axes; pad: as `F.pad` takes it."""
+        return Replicates(F.pad(self.per_cell(), pad), F.pad(self.total, pad))
 
     def error(self, mean: Float[Tensor, "..."], n: Float[Tensor, "..."]) -> tuple[Tensor, Tensor]:
         """The standard error of a mean of n rows, and how many clusters of equal size its rows are worth.
@@ -479,7 +479,7 @@ class Moments:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedMoments(Moments):
-    """Moments of rows with gaps (NaN): every entry has its own count. Merging widens the shorter last axis."""
+    """Moments of rows with gaps (NaN): every entry has its own count. Merging widens shorter axes."""
 
     counts: Float[Tensor, "..."]
     """How many rows have each entry; the mean is 0 where none has."""
@@ -505,12 +505,13 @@ class MaskedMoments(Moments):
         return MaskedMoments(a.n + b.n, a.mean + step * share, spread, replicates, counts=counts)
 
     def widened(self, shape: torch.Size) -> "MaskedMoments":
-        """The same with entries that no row has, up to a longer last axis."""
-        more = max(0, shape[-1] - self.mean.shape[-1]) if shape else 0
-        if not more:
+        """The same with entries that no row has, up to longer axes."""
+        more = [max(0, wanted - have) for wanted, have in zip(shape, self.mean.shape, strict=True)]
+        if not any(more):
             return self
-        mean, spread, counts = (F.pad(x, (0, more)) for x in (self.mean, self.spread, self.counts))
-        replicates = None if self.replicates is None else self.replicates.widened(more)
+        pad = [n for each in reversed(more) for n in (0, each)]
+        mean, spread, counts = (F.pad(x, pad) for x in (self.mean, self.spread, self.counts))
+        replicates = None if self.replicates is None else self.replicates.widened(pad)
         return MaskedMoments(self.n, mean, spread, replicates, counts=counts)
 
     def count(self) -> Int[Tensor, "..."]:

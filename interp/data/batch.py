@@ -29,7 +29,8 @@ from interp.data.tokenizers import (
     Tokenizer,
     UnreadTokenizer,
 )
-from interp.model.attention import Layout, Memory
+from interp.model.attention import Memory
+from interp.model.layout import Layout, PerRow, Places, Tokens, several
 from interp.model.transformer import ID_TYPES
 
 if TYPE_CHECKING:
@@ -176,8 +177,7 @@ class Batch(Brief):
     @property
     def places(self) -> Int[Tensor, "b p"]:
         """How many tokens stand before each in its text."""
-        layout = Layout(self.keep, self.documents)
-        return layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
+        return self.layout.positions(self.tokens.shape[1], 0, self.tokens.device).expand_as(self.tokens)
 
     def __len__(self) -> int:
         return self.tokens.shape[0]
@@ -313,6 +313,37 @@ class Batch(Brief):
             return self
         order = self.keep.int().argsort(dim=1, stable=True)
         return self._columns(lambda x: x.gather(1, order))
+
+    def right_aligned(self) -> Batch:
+        """The same rows with all padding moved to the right, so that every token stands in the column of its position.
+
+        Packed rows stay as they are.
+        """
+        if self.keep is None or self.documents is not None:
+            return self
+        kept = self.keep
+        if bool((kept[:, 1:] <= kept[:, :-1]).all()):
+            return self
+        order = (~kept).int().argsort(dim=1, stable=True)
+        return self._columns(lambda x: x.gather(1, order))
+
+    @property
+    def layout(self) -> Layout:
+        """How its rows are laid out, as a pass is told."""
+        return Layout(self.keep, self.documents)
+
+    def tokens_at(self, pos: Places) -> Tokens:
+        """The tokens of every row (in packed rows: of every text) at one position, at several, or at one of its own.
+
+        One for each row (`PerRow`) is one for each prompt, by the numbers of the rows. What is returned is on the host.
+        Errors: PositionError (an IndexError and ValueError) for a row that is too short, naming it.
+        """
+        here, asked = self.host(), several(pos)
+        numbers = self.identities()
+        if isinstance(asked, PerRow) and numbers is not None:
+            asked = asked.of(numbers.tolist())
+        rows, columns = here.tokens.shape
+        return here.layout.find(asked, (rows, columns))
 
     def _one_text_per_row(self, what: str) -> None:
         if self.documents is not None:

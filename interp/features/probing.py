@@ -220,17 +220,13 @@ def _shares(batch: Batch, pos: Position) -> Float[Tensor, "b p"]:
     if batch.documents is not None:
         raise ValueError("one vector per prompt requires one text per row, this batch is packed")
     batch = batch.host()
-    real, length, place = batch.real, batch.lengths[:, None], batch.places
+    real, place = batch.real, batch.places
     if isinstance(pos, str):
         counted = real & (place > 0) if batch.bos else real
         if not bool(counted.any(1).all()):
             raise ValueError("a token besides BOS is required in every prompt to take the mean over")
         return counted.double() / counted.sum(1, keepdim=True)
-    if not -int(length.min()) <= pos < int(length.min()):
-        raise IndexError(
-            f"a position that every prompt has is required, the shortest has {int(length.min())} tokens; got {pos}"
-        )
-    return (real & (place == pos % length)).double()
+    return torch.zeros(real.shape, dtype=torch.float64).scatter(1, batch.tokens_at(pos).columns, 1.0)
 
 
 def _weighted(value: Float[Tensor, "b p m"], *, share_bp: Float[Tensor, "b p"]) -> Float[Tensor, "b m"]:

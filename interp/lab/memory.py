@@ -15,8 +15,9 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Layout, Pass, View, picked
+from interp.model.attention import Attention, Pass, View, picked
 from interp.model.config import ModelConfig
+from interp.model.layout import Layout
 from interp.model.norm import Normalize
 from interp.model.position import Rotation
 from interp.model.records import Mixer, Traits, at_least_one, maps_flops

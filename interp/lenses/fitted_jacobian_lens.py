@@ -23,12 +23,14 @@ from interp.core.boundary import Count, public, shape_text
 from interp.core.files import regular, write_atomically
 from interp.core.results import check_result
 from interp.core.stats import FEWEST, narrowed, wide
+from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.lenses.lens import CHUNK, LogitLens, columns_of
 from interp.model.edits import Add, Edit
 from interp.model.fitted_file import fitted_file, is_of, sample_of
+from interp.model.layout import Places
 from interp.model.sites import find, stream_after
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -137,7 +139,7 @@ class FittedJacobianLens:
         *,
         answer: Answers | None = None,
         top: int | None = None,
-        pos: int | Sequence[int] | None = None,
+        pos: Places | None = None,
         resamples: Count = 100,
         seed: int = 0,
         prepend_bos: bool = True,
@@ -378,7 +380,7 @@ def _with_ranks(
     inner: Analysis,
     lens: FittedJacobianLens,
     sites: Sequence[str],
-    pos: int | Sequence[int] | None,
+    pos: Places | None,
     weights: Float[Tensor, "n g"] | None,
 ) -> Mapping[str, Tensor]:
     """What the lens reads, and the ranks of its words under resampled lenses `[b depth pos rank]`."""
@@ -389,7 +391,7 @@ def _with_ranks(
         values[name] = nothing.clone()
     if weights is None:
         return values
-    columns, real = columns_of(batch, (pos,) if isinstance(pos, int) else pos)
+    columns, real = (sent(x, tokens.device) for x in columns_of(batch, pos))
     if batch.documents is not None:
         raise ValueError("resampled ranks require one text per row, this batch is packed")
     row, place = real.nonzero(as_tuple=True)

@@ -29,6 +29,7 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
+from interp.model.layout import PerRow, Places, several
 from interp.model.loss import predicted
 from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
@@ -213,8 +214,8 @@ class LogitLens(Question):
     sites: str | Sequence[str] = "resid_pre"
     """States to read in every block, of `STATES`, or full names such as `blocks.3.hook_resid_mid`. The last depth is
     always the model's own answer."""
-    pos: int | Sequence[int] | None = None
-    """Which of each prompt's tokens, negative from its end; None = all."""
+    pos: Places | None = None
+    """Which of each prompt's tokens, negative from its end, or `PerRow` with one for each; None = all."""
     translators: Translators | None = None
     """A `TunedLens` or a `FittedJacobianLens`, and the result is that of this lens."""
 
@@ -227,9 +228,7 @@ class LogitLens(Question):
         states = lens_sites(config, self.sites)
         if self.translators is not None:
             self.translators.check(model.transformer, states[:-1])
-        chosen = (self.pos,) if isinstance(self.pos, int) else None if self.pos is None else tuple(self.pos)
-        if chosen is not None and not chosen:
-            raise ValueError("at least one position is required, got none")
+        chosen = None if self.pos is None else several(self.pos)
         posed = Posed.of(model.text, self.answer)
         return Analysis(
             self.name,
@@ -238,6 +237,7 @@ class LogitLens(Question):
             partial(_finish, name=self.name, config=config, sites=states, positions=chosen, text=model.text),
             reads=tuple(Read(site) for site in states),
             pose=posed,
+            rows=len(chosen) if isinstance(chosen, PerRow) else None,
         )
 
 
@@ -249,7 +249,7 @@ def logit_lens(
     answer: Answers | None = None,
     top: int | None = None,
     sites: str | Sequence[str] = "resid_pre",
-    pos: int | Sequence[int] | None = None,
+    pos: Places | None = None,
     translators: Translators | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -266,7 +266,8 @@ def logit_lens(
     answer. `token` is the text of every token read.
     sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
     their norm), or full names such as `blocks.3.hook_resid_mid`.
-    pos: which of each prompt's tokens, negative from its end; None = all. Their numbers become the coordinate.
+    pos: which of each prompt's tokens, negative from its end; None = all. Several are several of every prompt, and
+    their numbers become the coordinate; `PerRow([3, 4])` is one for each prompt, numbered by the coordinate `position`.
     translators: a `TunedLens`, and the result is that of the tuned lens; or a `FittedJacobianLens`, with
     `sites="resid_post"`.
     No more than 128 rows of logits, and as many of the last depth's, exist at a time. Caveat: in float32 `kl` is exact
@@ -331,7 +332,7 @@ def _compute(
     batch: Batch,
     model: Transformer,
     sites: tuple[str, ...],
-    positions: Sequence[int] | None,
+    positions: Places | None,
     translators: Translators | None,
     top: int,
 ) -> Mapping[str, Tensor]:
@@ -356,12 +357,16 @@ def _compute(
         every[:, cells] = value
         out[name] = every.unflatten(1, tuple(real.shape)).movedim(0, 2)
     out["token"] = batch.tokens.gather(1, columns).masked_fill(~real, -1)
-    if batch.documents is not None:
+    if isinstance(positions, PerRow):
+        out["position"] = batch.tokens_at(positions).places
+    if positions is None:
         out = {
             name: batch.by_text(value, real, torch.nan if value.is_floating_point() else -1)
             for name, value in out.items()
         }
-    return {name: value if name == "token" else value.movedim(2, 1) for name, value in out.items()}
+    return {
+        name: value if name in ("token", "position") else value.movedim(2, 1) for name, value in out.items()
+    }
 
 
 def not_finite(states: Mapping[str, Tensor]) -> NotFiniteError | None:
@@ -393,25 +398,17 @@ def _read_out(
     }
 
 
-def columns_of(
-    batch: Batch, positions: Sequence[int] | None
-) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
+def columns_of(batch: Batch, positions: Places | None) -> tuple[Int[Tensor, "b n"], Bool[Tensor, "b n"]]:
     """The column of every position asked for, and whether there is a token."""
     tokens = batch.tokens
-    keep = batch.real
     if positions is None:
-        return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), keep
+        return torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens), batch.real
     if batch.documents is not None:
         raise ValueError("chosen positions require one text per row, this batch is packed")
-    lengths, wanted = batch.lengths, torch.tensor(list(positions), device=tokens.device)
-    index = torch.where(wanted < 0, lengths[:, None] + wanted, wanted)
-    if bool(((index < 0) | (index >= lengths[:, None])).any()):
-        raise IndexError(
-            f"positions that every prompt has are required, the shortest has {int(lengths.min())} tokens; "
-            f"got {list(positions)}"
-        )
-    real_first = (~keep).int().argsort(dim=1, stable=True)
-    return real_first.gather(1, index), torch.ones_like(index, dtype=torch.bool)
+    found = batch.tokens_at(positions)
+    return found.columns, torch.ones_like(
+        found.columns, dtype=torch.bool
+    ) if found.there is None else found.there
 
 
 def targets(batch: Batch, config: ModelConfig) -> Int[Tensor, "b p"]:
@@ -433,13 +430,15 @@ def _finish(
     name: str,
     config: ModelConfig,
     sites: tuple[str, ...],
-    positions: Sequence[int] | None,
+    positions: Places | None,
     text: Text,
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
     dims, rows = ("prompt", "depth", "pos"), dict(merged.rows)
     token = rows.pop("token")
-    chosen = {} if positions is None else {"pos": list(positions)}
+    chosen: dict[str, object] = {"pos": list(positions)} if isinstance(positions, tuple) else {}
+    if "position" in rows:
+        chosen = {"position": (("prompt", "pos"), rows.pop("position"))}
     found = labelled(
         name,
         {name: ((*dims, "rank") if v.ndim == 4 else dims, v) for name, v in rows.items()},

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from interp.model.kv_cache import Past
+from interp.model.layout import Layout
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
 from interp.model.records import Record
@@ -33,34 +34,6 @@ if TYPE_CHECKING:
 def picked(x: Shaped[Tensor, "b p *rest"], columns: Int[Tensor, "b n"]) -> Shaped[Tensor, "b n *rest"]:
     """These columns of each row."""
     return x[torch.arange(len(x), device=x.device)[:, None], columns]
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How the rows of a pass are laid out: which columns are real, and which document each belongs to."""
-
-    keep: Bool[Tensor, "b k"] | None = None
-    """True at real tokens; None = no padding."""
-    documents: Int[Tensor, "b k"] | None = None
-    """An id per column; neighbours with the same id are one text, which sees nothing of the others. None = one text."""
-
-    def to(self, device: torch.device) -> "Layout":
-        """The same on another device."""
-        moved = (None if x is None else x.to(device) for x in (self.keep, self.documents))
-        return Layout(*moved)
-
-    def positions(self, n: int, past: int, device: torch.device) -> Int[Tensor, "b n"]:
-        """Position of the last `n` tokens: the column, or the count of kept tokens of its text before it."""
-        if self.keep is None and self.documents is None:
-            return torch.arange(past, past + n, device=device)[None]
-        if self.documents is None:
-            assert self.keep is not None
-            return (self.keep.cumsum(1) - 1).clamp_min(0)[:, past:]
-        kept = torch.ones_like(self.documents) if self.keep is None else self.keep.int()
-        before = kept.cumsum(1) - kept
-        starts = torch.ones_like(self.documents, dtype=torch.bool)
-        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-        return (before - before.masked_fill(~starts, 0).cummax(1).values)[:, past:]
 
 
 PART = 2**20

@@ -17,18 +17,21 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from interp.core.boundary import describe, nearest, public, shape_text, shown
+from interp.core.boundary import nearest, public, shape_text, shown
 from interp.core.stats import wide
 from interp.core.transfers import sent
 from interp.core.viewer import Brief
 from interp.model import sites
+from interp.model.layout import NEW, New, PerRow
 from interp.model.parts import Part
 
 Over = Literal["position", "template", "reference"]
-Index = int | tuple[int, ...]
+Index = int | tuple[int, ...] | PerRow | New
 Rows = tuple[int, ...]
 COLUMNS = ("p", "q")
 """The axes of a site that run over the columns of a pass."""
+POSITIONS = (*COLUMNS, "k", "s")
+"""The axes along which an index is a position: a token of its own row, and not a column."""
 ANSWERS = "answers"
 """Where the memory of a pass holds the answers to its reads so far, by `Read`."""
 
@@ -198,10 +201,14 @@ class Edit(Brief):
     change: a closed change, such as `Zero()`, `Add(vector)` or `Set(values)`; or a function that gets a private copy of
     the cells (it may write into it) and returns the same shape.
     at: indices along the site's other axes, by dim: `{"pos": 3}`, `{"pos": (3, 4), "head": 1}`, `{"query": -1, "key":
-    0}`; all cells along what is not named. Negative ones count from the end; positions are columns of the batch.
+    0}`; all cells along what is not named. Positions are tokens of their own row: 0 is its first, -1 its last, whatever
+    padding, batch and cache; in packed rows they are each text's own. `{"pos": PerRow([3, 4])}` is one for every row
+    that is concerned. While text is generated, negative ones count from the end of each row's prompt, and
+    `{"pos": "new"}` names every generated token. Other negative indices count from the end of their axis.
     rows: the batch rows concerned; None = all.
 
-    Errors: KeyError for a part, dim or site that does not exist; where it is used, IndexError for an index outside.
+    Errors: KeyError for a part, dim or site that does not exist; where it is used, IndexError for an index outside, and
+    for a position that a row lacks an error that is a ValueError too.
 
     Example:
         >>> edit = Edit("L1H2", Zero(), at={"pos": -1})
@@ -255,8 +262,13 @@ class Edit(Brief):
         """Whether the change is data, so that a sweep knows what it touches."""
         return isinstance(self.change, Ready)
 
+    @property
+    def of_rows(self) -> bool:
+        """Whether it tells the rows of a batch apart, so that it has a meaning in that batch alone."""
+        return self.rows is not None or any(isinstance(i, PerRow) for i in self.cells.values())
+
     def singly(self) -> list[Edit]:
-        """The same as edits that name one index per axis."""
+        """The same as edits that name one index per axis, or one for each row."""
         many = {dim: i for dim, i in self.at.items() if isinstance(i, tuple)}
         if not many:
             return [self]
@@ -269,7 +281,7 @@ class Edit(Brief):
         found: dict[str, Index] = dict(given)
         if not self.at:
             return found
-        axes = sites.axes_of(_own_name(self.site)).split()[1:]
+        axes = sites.axes_of(own_name(self.site)).split()[1:]
         possible = {sites.WORDS[axis]: axis for axis in axes if axis in sites.WORDS}
         for dim, index in self.at.items():
             if dim not in possible or possible[dim] in given:
@@ -288,160 +300,6 @@ def _is_index(given: object) -> bool:
 
 SIDES = ("encoder.", "decoder.")
 """What the sites of an encoder-decoder begin with."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Which columns a pass computes: `past` before it are known, `past + new` there are in all."""
-
-    past: int = 0
-    new: int | None = None
-    """None: as many as the value at hand has."""
-    grows: bool = False
-    """Whether later passes have more columns, so that a column beyond the end is one that is not there yet."""
-    memory: dict[str, object] = field(default_factory=dict, compare=False)
-    """What functions keep from one site of this pass to another."""
-
-
-def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
-    """The value of a site after an edit; the given tensor is left alone.
-
-    Errors: IndexError for cells or rows that the value does not have; ValueError for a change that returns another
-    shape, or stands for values nobody looked up; RuntimeError from whatever a function raises.
-    """
-    index = index_of(edit, value.shape, span)
-    if index is None:
-        return value
-    rows = None if edit.rows is None else _row_index(edit, value)
-    part = value.clone() if rows is None else value.index_select(0, rows)
-    for cell in index:
-        part = _written(edit, part, cell, span)
-    part = part.to(value.dtype)
-    return part if rows is None else value.index_copy(0, rows, part)
-
-
-def _written(edit: Edit, part: Tensor, index: Where, span: Span) -> Tensor:
-    """The private copy with some of its cells changed."""
-    whole = len(index) == 1
-    cells = part if whole else part[index].clone()
-    change = edit.change
-    if isinstance(change, Ready):
-        own = own_values(edit, part.shape, index, span)
-        new = _fitting(edit, lambda: change(cells, own), cells)
-    elif isinstance(change, Mean | Resample):
-        raise ValueError(
-            f"{type(change).__name__}() at {edit.name} stands for values that only a model and reference prompts give: "
-            "hand it to model.edited(...) or an analysis, which look them up"
-        )
-    else:
-        function = change.at_site(edit.site, span.memory) if isinstance(change, Placed) else change
-        new = _fitting(edit, lambda: function(cells), cells)
-    if whole:
-        return new.clone() if isinstance(change, Set) else new
-    part[index] = new.to(part.dtype)
-    return part
-
-
-Where = tuple[slice | int | Tensor, ...]
-"""What a value of a site is indexed with, the rows' slice first."""
-
-
-def index_of(edit: Edit, shape: Sequence[int], span: Span) -> list[Where] | None:
-    """What to index a value of this shape with, one entry per combination of several indices; None if nothing is here.
-
-    Errors: IndexError for an index outside the site.
-    """
-    letters = sites.axes_of(_own_name(edit.site)).split()[1:]
-    if len(shape) != len(letters) + 1:
-        raise ValueError(f"{edit.name} holds {describe(' '.join(('b', *letters)))}, got {shape_text(shape)}")
-    found: list[list[int] | None] = []
-    for axis, size in zip(letters, shape[1:], strict=True):
-        if axis not in edit.cells:
-            found.append(None)
-            continue
-        kept = _present(edit, axis, size, span)
-        if not kept:
-            return None
-        found.append(kept)
-    if sum(each is not None and len(each) > 1 for each in found) > 1:
-        named = [each if each is not None else [None] for each in found]
-        return [(slice(None), *(slice(None) if i is None else i for i in cell)) for cell in product(*named)]
-    return [(slice(None), *(_entry(each) for each in found))] if any(found) else [(slice(None),)]
-
-
-def _entry(indices: list[int] | None) -> slice | int | Tensor:
-    if indices is None:
-        return slice(None)
-    return indices[0] if len(indices) == 1 else torch.tensor(indices)
-
-
-def _present(edit: Edit, axis: str, size: int, span: Span) -> list[int]:
-    """The indices along an axis that are in this pass, counted in it."""
-    given = edit.cells[axis]
-    every = (given,) if isinstance(given, int) else given
-    past = span.past if axis in COLUMNS else 0
-    total, kept = past + size, []
-    for i in every:
-        place = i + total if i < 0 else i
-        if not 0 <= place < total:
-            if span.grows and axis in (*COLUMNS, "k") and i >= 0:
-                continue
-            raise IndexError(f"{edit.name} has {total} along {sites.WORDS[axis]!r}, got index {i}")
-        if place >= past:
-            kept.append(place - past)
-    return kept
-
-
-def own_values(edit: Edit, shape: Sequence[int], index: Where, span: Span) -> Tensor | None:
-    """The values that a change brings for these cells; None for one that brings none."""
-    values = getattr(edit.change, "values", None)
-    if values is None:
-        return None
-    if not isinstance(values, Tensor):
-        return torch.tensor(values)
-    if values.ndim < len(shape):
-        return values
-    values = _rows_of(edit, values, shape[0])
-    letters = sites.axes_of(_own_name(edit.site)).split()[1:]
-    for place, axis in enumerate(letters, 1):
-        if axis in COLUMNS and span.past:
-            values = values.narrow(place, span.past, values.shape[place] - span.past)
-        if values.shape[place] > shape[place] and axis in (*COLUMNS, "k"):
-            values = values.narrow(place, 0, shape[place])
-    if values.shape[1:] != tuple(shape[1:]):
-        raise ValueError(
-            f"values for {edit.name} must be a whole {describe(sites.axes_of(_own_name(edit.site)))} of shape "
-            f"{shape_text(shape)} (or one row of it) or broadcast against its cells, got {shape_text(values.shape)}"
-        )
-    return values[tuple(i.to(values.device) if isinstance(i, Tensor) else i for i in index)]
-
-
-def _rows_of(edit: Edit, values: Tensor, rows: int) -> Tensor:
-    if len(values) == 1:
-        return values.expand(rows, *values.shape[1:])
-    first = getattr(edit.change, "first", 0)
-    if edit.rows is not None and len(values) != rows:
-        return values[list(edit.rows)]
-    if not 0 <= first <= len(values) - rows:
-        raise ValueError(f"values for {edit.name} are required for 1 or {rows} rows, got {len(values)}")
-    return values[first : first + rows]
-
-
-def _fitting(edit: Edit, make: Callable[[], Tensor], cells: Tensor) -> Tensor:
-    """What a change makes of the cells, if it has their shape."""
-    try:
-        new = make()
-    except Exception as cause:
-        raise RuntimeError(
-            f"the edit of {edit.name} failed on shape {shape_text(cells.shape)}: {cause}"
-        ) from cause
-    if not isinstance(new, Tensor) or new.shape != cells.shape:
-        got = shape_text(new.shape) if isinstance(new, Tensor) else type(new).__name__
-        axes = describe(sites.axes_of(_own_name(edit.site)))
-        raise ValueError(
-            f"the edit of {edit.name} must return shape {shape_text(cells.shape)}, cells of {axes}, got {got}"
-        )
-    return new
 
 
 def orthonormal(directions: Float[Tensor, "*k d"]) -> Float[Tensor, "r d"]:
@@ -464,23 +322,21 @@ def onto(x: Float[Tensor, "... d"], basis: Float[Tensor, "r d"]) -> Float[Tensor
 
 
 def _checked_index(dim: str, index: object) -> Index:
+    own = dim in [sites.WORDS[axis] for axis in POSITIONS]
     if isinstance(index, int) and not isinstance(index, bool):
         return index
+    if own and isinstance(index, PerRow):
+        return index
+    if own and index == NEW:
+        return NEW
     if isinstance(index, Sequence | Tensor | range) and not isinstance(index, str):
         found = tuple(int(i) for i in index)
         if found and len(set(found)) == len(found):
             return found[0] if len(found) == 1 else found
-    raise ValueError(f"{dim!r} requires an index, or several that differ, got {index!r}")
+    more = ', PerRow([...]) with one for each row, or "new"' if own else ""
+    raise ValueError(f"{dim!r} requires an index, or several that differ{more}, got {index!r}")
 
 
-def _own_name(site: str) -> str:
+def own_name(site: str) -> str:
     """The name of a site inside its stack."""
     return site.split(".", 1)[1] if site.startswith(SIDES) else site
-
-
-def _row_index(edit: Edit, value: Tensor) -> Tensor:
-    assert edit.rows is not None
-    n = value.shape[0]
-    if not edit.rows or min(edit.rows) < 0 or max(edit.rows) >= n or len(set(edit.rows)) < len(edit.rows):
-        raise ValueError(f"the edit of {edit.name} names rows {edit.rows}, the batch has rows 0 to {n - 1}")
-    return sent(edit.rows, value.device)

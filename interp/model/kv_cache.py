@@ -20,6 +20,8 @@ class Past(Protocol):
 
     length: int
     """How many there are."""
+    prompt: int | None
+    """How many columns the first pass had, which is taken for the prompts; None before it."""
     crossed: dict[int, tuple[Tensor, Tensor]]
     """Keys and values of a memory by layer, computed by the first pass that needs them."""
     states: dict[int | tuple[int, str], tuple[Tensor, ...]]
@@ -81,6 +83,7 @@ class KVCache:
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
         self.length = 0
+        self.prompt: int | None = None
         self.keep: Bool[Tensor, "b k"] | None = None
 
     def room(self, rows: int, n: int) -> None:
@@ -111,6 +114,7 @@ class KVCache:
 
     def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
         """Count `n` tokens as seen, once every layer has them."""
+        self.prompt = self.prompt if self.length else n
         self.length += n
         self.keep = keep
 
@@ -149,6 +153,7 @@ class Prefix:
         self, run: KVCache, length: int, copies: int, *, keep: Bool[Tensor, "b p"] | None = None
     ) -> None:
         self.length, self.copies = length, copies
+        self.prompt: int | None = None
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
         self._run = run

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from interp.core.boundary import nearest, public
 from interp.model import sites
-from interp.model.edits import ANSWERS, Edit as Edit, Span, edited
+from interp.model.cells import Span, edited, tokens_of
+from interp.model.edits import ANSWERS, COLUMNS, Edit as Edit
+from interp.model.layout import PerRow, several
 
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
@@ -29,6 +31,9 @@ class Read:
 
     What `observe` is asked for: a place in the pass, and what to keep of it.
 
+    pos: which tokens of every row, counted as `Edit` counts them: the answer has these alone along the axis of
+    positions (of queries, in scores and patterns), wherever they stand in the batch; one row per text where rows are
+    packed. `(3, -1)` are two of every row, `PerRow([3, 4])` one of each its own; None = all columns.
     `via` runs at the site, so a reduction keeps only its result: `[batch, head]` instead of `[batch, head, q, k]`.
     With `grad=True` the answer is d metric / d value (passed through `via`), given by `passes.observe`.
     """
@@ -36,9 +41,19 @@ class Read:
     site: str
     via: Callable[..., Tensor] | None = None
     grad: bool = False
+    pos: int | tuple[int, ...] | PerRow | None = None
     by_row: tuple[Tensor, ...] | None = None
     """Not None: what `via` gives of a row depends on that row alone, so that it may get some rows at a time, and after
     them their entries of each of these tensors. Patterns are then reduced while they are still in the cache."""
+
+    def __post_init__(self) -> None:
+        if self.pos is None:
+            return
+        object.__setattr__(self, "pos", several(self.pos))
+        if self.by_row is not None or not set(sites.axes_of(self.site).split()) & set(COLUMNS):
+            raise ValueError(
+                f"pos requires a site with an axis of tokens that is read whole, got {self.site!r}"
+            )
 
 
 @dataclass(frozen=True)
@@ -123,7 +138,8 @@ class Tap:
 
     answers_only: the pass's output is not wanted, so the pass ends once every read is answered, inside a block if need
     be, and what it returns has no meaning. Edits after the last read then do not run; they could change no answer.
-    grows: later passes see more columns (a text is being generated), so that an edit may name one not there yet.
+    prompt: how many columns the prompts have, where a text is being generated: later passes see more, so that an edit
+    may name a token that is not there yet, and negative positions count from the end of each row's prompt.
 
     Example:
         >>> tap = Tap(reads=[Read("blocks.0.attn.hook_pattern")])
@@ -138,12 +154,13 @@ class Tap:
         edits: Iterable[Edit] = (),
         *,
         answers_only: bool = False,
-        grows: bool = False,
+        prompt: int | None = None,
     ) -> None:
         self.reads = tuple(dict.fromkeys(reads))
         self.edits = tuple(edits)
         self.answers_only = answers_only
-        self.span = Span(grows=grows)
+        self.prompt = prompt
+        self.span = Span()
         """Which columns the pass computes, once it is open."""
         self.values: dict[Read, Tensor] = {}
         self.live: dict[Read, Tensor] = {}
@@ -160,18 +177,20 @@ class Tap:
         stop: int | None,
         home: torch.device | None = None,
         *,
-        past: int = 0,
         standing: Sequence[Edit] = (),
+        span: Span | None = None,
     ) -> None:
         """Check every site against the model and the layers that will run; refuse what could not be answered.
 
-        home: where the answers go, if layers are spread over devices. past: how many columns are known before those of
-        this pass. standing: the model's own edits, which run first; those of layers that do not run are left out.
+        home: where the answers go, if layers are spread over devices. standing: the model's own edits, which run first;
+        those of layers that do not run are left out. span: which columns the pass computes, and the tokens they hold.
         """
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
         self._rows, self._parts = None, {}
-        self.span = replace(self.span, past=past, memory={ANSWERS: self.values})
+        span = Span() if span is None else span
+        layout = span.layout if self.prompt is None else replace(span.layout, prompt=self.prompt)
+        self.span = replace(span, layout=layout, memory={ANSWERS: self.values})
         mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
         asked: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)
         for item in asked:
@@ -186,6 +205,11 @@ class Tap:
             self._scopes.setdefault(layer, Scope(self, prefix)).add(item)
         if any(read.grad for read in self.reads) and not torch.is_grad_enabled():
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
+
+    def kept(self, read: Read, value: Tensor) -> Tensor:
+        """What a read keeps of a whole value of its site."""
+        value = value if read.pos is None else tokens_of(read.site, value, read.pos, self.span)
+        return compact(value if read.via is None else read.via(value))
 
     def close(self) -> None:
         """Let go of the answers at once: tap and scopes refer to each other, so they would wait for collection."""
@@ -220,6 +244,7 @@ class Tap:
         """What a read keeps of a value, or of those rows of it that it is given now."""
         rows = slice(None) if self._rows is None else self._rows
         more = (each[rows].to(value.device) for each in read.by_row or ())
+        value = value if read.pos is None else tokens_of(read.site, value, read.pos, self.span)
         answer = compact(value if read.via is None else read.via(value, *more))
         if (
             self._rows is not None

@@ -19,11 +19,13 @@ from interp.core.boundary import public, shape_text, shown
 from interp.core.tiles import wide_product
 from interp.core.transfers import sent
 from interp.model import sites
-from interp.model.attention import Layout, Memory, Pass, View, attention_mask, picked
+from interp.model.attention import Memory, Pass, View, attention_mask, picked
 from interp.model.block import ACTIVATIONS, Block
+from interp.model.cells import Span
 from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
 from interp.model.edits import Edit
 from interp.model.kv_cache import KVCache, Past
+from interp.model.layout import Layout
 from interp.model.mapped import MappedFile
 from interp.model.norm import Normalize
 from interp.model.parts import Part
@@ -223,8 +225,11 @@ class Transformer(nn.Module):
             sites.find(edit.site, self.config)
             if isinstance(edit.where, Part):
                 edit.where.within(self.config)
-            if edit.rows is not None:
-                raise ValueError(f"an edited model is edited in all rows; the edit of {edit.name} names some")
+            if edit.of_rows:
+                raise ValueError(
+                    f"an edited model is edited in all rows of every batch alike; the edit of {edit.name} names some, "
+                    "or a position for each: hand it to one pass, as observe or generate"
+                )
         return self._with((*self.edits, *given))
 
     @property
@@ -303,12 +308,12 @@ class Transformer(nn.Module):
             raise ValueError(
                 f"logits_at requires a pass through every block, not one that stops before {stop}"
             )
-        tap = Tap(grows=cache is not None) if tap is None and self.edits else tap
-        if tap is not None:
-            home = None if self.devices is None else self.device
-            tap.open(self.config, start, stop, home, past=past, standing=self.edits)
-        outside = None if tap is None else tap.scope()
+        tap = Tap(prompt=prompt_of(cache, tokens)) if tap is None and self.edits else tap
         layout = Layout(keep if cache is None else cache.extended_keep(keep, *tokens.shape[:2]), documents)
+        if tap is not None:
+            span = Span(past, layout, _source(memory), logits_at, past + tokens.shape[1])
+            tap.open(self.config, start, stop, self._home, standing=self.edits, span=span)
+        outside = None if tap is None else tap.scope()
         positions = layout.positions(tokens.shape[1], past, tokens.device)
         resid = tokens if start else self._embedded(tokens, positions, types, outside)
         if tap is not None and tap.finished:
@@ -394,6 +399,11 @@ class Transformer(nn.Module):
         block = self.blocks[layer]
         assert isinstance(block, Block)
         return block
+
+    @property
+    def _home(self) -> torch.device | None:
+        """Where answers go, if layers are spread over devices."""
+        return None if self.devices is None else self.device
 
     @property
     def device(self) -> torch.device:
@@ -488,6 +498,18 @@ class Transformer(nn.Module):
         if config.window is not None:
             local = view(config.local_position or config.position, local=True)
         return Pass(everywhere, local, cache, memory, layout, positions)
+
+
+def _source(memory: Memory | None) -> Layout:
+    """How the rows of what cross-attention reads are laid out."""
+    return Layout(None if memory is None else memory.keep)
+
+
+def prompt_of(cache: Past | None, tokens: Tensor) -> int | None:
+    """How many columns the prompts have in a pass that continues a cache: those of its first pass."""
+    if cache is None:
+        return None
+    return cache.prompt or tokens.shape[1]
 
 
 def layer_devices(n_layers: int, devices: Sequence[torch.device]) -> tuple[torch.device, ...]:

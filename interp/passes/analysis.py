@@ -22,6 +22,7 @@ from interp.data.spellings import Spellings
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.passes.edited import of_columns
 from interp.passes.observe import Subject, deepest, observe
 from interp.passes.steps import Steps, done_together
 
@@ -195,8 +196,13 @@ class Analysis:
     """What `compute` does, step by step, so that questions that intervene share their passes; None = in one go."""
 
     def __post_init__(self) -> None:
-        if self.rows is None and isinstance(self.pose, Posed):
-            object.__setattr__(self, "rows", self.pose.rows)
+        posed = self.pose.rows if isinstance(self.pose, Posed) else None
+        if None not in (self.rows, posed) and self.rows != posed:
+            raise ValueError(
+                f"one of each is required for every prompt, or one for all, got {posed} answers and {self.rows} "
+                "positions"
+            )
+        object.__setattr__(self, "rows", posed if self.rows is None else self.rows)
 
     def asked(self, model: Subject) -> Analysis:
         """Itself: it has been asked already."""
@@ -235,9 +241,20 @@ class Questions:
         return cls(tuple(analyses), union, stop, all(a.last_only for a in analyses if a.reads))
 
     def values(self, model: Transformer, batch: Batch) -> Values:
-        """What every analysis computes from one shared pass over the batch, and from passes of its own."""
+        """What every analysis computes from one shared pass over the batch, and from passes of its own.
+
+        Padding is moved to the right, so that every token stands in the column of its position, whatever the batch;
+        analyses that read the last column share a pass of their own. Hooks that tell columns apart keep those given.
+        """
+        if len({a.left for a in self.analyses}) > 1 and batch.keep is not None:
+            sides = ([a for a in self.analyses if a.left is left] for left in (False, True))
+            found = [Questions.of(some, model.config).values(model, batch) for some in sides]
+            return {a.name: next(each[a.name] for each in found if a.name in each) for a in self.analyses}
         home = batch.host()
-        home = home.left_aligned() if any(a.left for a in self.analyses) else home
+        if self.analyses[0].left:
+            home = home.left_aligned()
+        elif not of_columns(model):
+            home = home.right_aligned()
         batch = home.to(model.device)
         if lonely := [a.name for a in self.analyses if a.pairs and batch.corrupt is None]:
             raise ValueError(

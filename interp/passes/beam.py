@@ -78,9 +78,10 @@ def beam_search(
         raise ValueError(f"1 to {MOST_BEAMS} beams are required, got {beams}")
     if not 0 <= length_penalty < float("inf"):
         raise ValueError(f"a finite length_penalty >= 0 is required, got {length_penalty}")
-    if any(edit.rows is not None for edit in edits):
+    if any(edit.of_rows for edit in edits):
         raise ValueError(
-            "a beam search requires edits of all rows, since every prompt has several; one names some"
+            "a beam search requires edits of all rows alike, since every prompt has several; one names some, or a "
+            "position for each"
         )
     if max_new_tokens < 1:
         raise ValueError(f"max_new_tokens >= 1 is required, got {max_new_tokens}")

@@ -19,6 +19,7 @@ from interp.model.edits import (
     Closed,
     Detach,
     Edit,
+    Index,
     Mean,
     Project,
     Resample,
@@ -27,6 +28,7 @@ from interp.model.edits import (
     Swap,
     Zero,
 )
+from interp.model.layout import PerRow
 
 CHANGES: Final[Mapping[str, type[Closed]]] = {
     "set": Set, "zero": Zero, "mean": Mean, "resample": Resample, "add": Add, "scale": Scale, "project": Project,
@@ -78,7 +80,7 @@ def edit_to_json(edit: Edit) -> dict[str, object]:
         >>> edit_to_json(Edit((3, 5), Zero(), at={"pos": 2}))
         {'where': 'L3H5', 'change': 'zero', 'at': {'pos': 2}}
     """
-    at: dict[str, object] = {dim: list(i) if isinstance(i, tuple) else i for dim, i in edit.at.items()}
+    at: dict[str, object] = {dim: _index_to_json(i) for dim, i in edit.at.items()}
     return {
         "where": edit.name,
         **change_to_json(edit.change),
@@ -95,6 +97,10 @@ def edit_from_json(held: object) -> Edit:
     at, rows = held.get("at", {}), held.get("rows")
     if not isinstance(at, Mapping):
         raise ValueError(f"'at' holds an index by dim, got {at!r}")
+    at = {
+        dim: PerRow(i["per_row"]) if isinstance(i, Mapping) and set(i) == {"per_row"} else i
+        for dim, i in at.items()
+    }
     change = change_from_json(
         {key: value for key, value in held.items() if key not in ("where", "at", "rows")}
     )
@@ -111,9 +117,19 @@ def edit_to_python(edit: Edit) -> str:
         >>> edit_to_python(Edit("L3.mlp", Scale(0.5), at={"pos": (0, 1)}))
         "interp.Edit('L3.mlp', interp.edits.Scale(0.5), at={'pos': (0, 1)})"
     """
-    ends = [f", at={dict(edit.at)!r}"] if edit.at else []
+    at = ", ".join(
+        f"{dim!r}: {'interp.edits.' if isinstance(i, PerRow) else ''}{i!r}" for dim, i in edit.at.items()
+    )
+    ends = [f", at={{{at}}}"] if edit.at else []
     ends += [f", rows={edit.rows!r}"] if edit.rows is not None else []
     return f"interp.Edit({edit.name!r}, {change_to_python(edit.change)}{''.join(ends)})"
+
+
+def _index_to_json(index: Index) -> object:
+    """An index as JSON: a number, a list, "new", or one for each row as an object."""
+    if isinstance(index, PerRow):
+        return {"per_row": list(index.places)}
+    return list(index) if isinstance(index, tuple) else index
 
 
 def change_to_python(change: Change) -> str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from interp.model.edits import COLUMNS, Detach, Edit, Project, Scale, Zero
-from interp.model.sites import block_rows, find
+from interp.model.edits import POSITIONS, Detach, Edit, Project, Scale, Zero
+from interp.model.sites import axes_of, block_rows, find
 from interp.model.transformer import Transformer
 
 STREAM = (
@@ -38,15 +38,20 @@ def edits_at(model: Transformer, layer: int, names: Iterable[str]) -> list[Edit]
 def of_columns(model: Transformer) -> list[Edit]:
     """The edits of a model that tell the columns of a batch apart, or may: realigning the rows would change them.
 
-    Those that name positions, bring values for each, or are functions, of which nobody knows.
+    Those that bring values for each, or are functions, of which nobody knows. A position is a token of its row,
+    wherever that stands.
     """
     return [edit for edit in model.edits if not _alike(edit)]
 
 
 def _alike(edit: Edit) -> bool:
     """Whether an edit treats every column alike for sure."""
-    if set(edit.cells) & {*COLUMNS, "k"}:
-        return False
     if isinstance(edit.change, Zero | Scale | Project | Detach):
         return True
-    return edit.planned and getattr(getattr(edit.change, "values", None), "ndim", 0) <= 1
+    ndim, axes = getattr(getattr(edit.change, "values", None), "ndim", 0), len(axes_of(edit.site).split())
+    return edit.planned and (ndim <= 1 or (names_tokens(edit) and ndim < axes))
+
+
+def names_tokens(edit: Edit) -> bool:
+    """Whether an edit acts at some positions alone."""
+    return not set(edit.cells).isdisjoint(POSITIONS)

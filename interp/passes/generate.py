@@ -64,11 +64,12 @@ def stream(
 ) -> Iterator[Step]:
     """The steps of a continuation, each computed when it is asked for; ends when every row holds a stop token.
 
-    Prompts are aligned to the left of the first new column, as `batch.left_aligned()`. Greedy without `sampling`;
-    `repetition_penalty` acts on the raw logits before it. `edits` apply at every step to the positions computed in it:
-    with the cache each position once, without it all of them again. `reads` are answered with the cache only, each
-    position once (`joined` puts them together); sites after the blocks are computed at the last prompt position only,
-    unless one of them is read. Answers at padding, and in rows that have ended, have no meaning.
+    Prompts are aligned to the left of the first new column, as `batch.left_aligned()`; positions of edits are each
+    row's own tokens, negative ones from the end of its prompt, "new" those that are generated. Greedy without
+    `sampling`; `repetition_penalty` acts on the raw logits before it. `edits` apply at every step to the positions
+    computed in it: with the cache each position once, without it all of them again. `reads` are answered with the cache
+    only, each position once (`joined` puts them together); sites after the blocks are computed at the last prompt
+    position only, unless one of them is read. Answers at padding, and in rows that have ended, have no meaning.
     Errors, before anything is computed: ValueError for a result beyond the context, a negative count, a penalty that is
     not positive, a stop token outside the vocabulary, reads without the cache or with a gradient; KeyError for a site.
 
@@ -167,6 +168,7 @@ class Decoder:
     ) -> None:
         self._model, self._cache, self._reads, self._edits = model, cache, reads, edits
         self._tokens, self._keep, self._memory = batch.tokens, batch.keep, batch.memory
+        self._prompt = batch.tokens.shape[1]
         outside = [read.site for read in reads if find(read.site, model.config)[1] is None]
         self._every_logit = not set(outside) <= set(EMBEDDING_SITES)
 
@@ -183,6 +185,7 @@ class Decoder:
     ) -> "Decoder":
         """Before the first pass, with room for so many tokens. Errors: ValueError or KeyError for reads and edits."""
         _check_tap(model.config, reads, edits, use_cache)
+        _check_values(model.config, batch, (*model.edits, *edits))
         rows, n = batch.tokens.shape
         cache = model.new_cache(rows, n + max_new_tokens) if use_cache else None
         return cls(model, batch, cache, reads, edits)
@@ -192,7 +195,7 @@ class Decoder:
         """Logits of the next column, and the answers at the positions computed."""
         rows, n = self._tokens.shape
         watched = self._reads or self._edits or self._model.edits
-        tap = Tap(self._reads, self._edits, grows=True) if watched else None
+        tap = Tap(self._reads, self._edits, prompt=self._prompt) if watched else None
         last = None
         if n > 1 and not self._every_logit:
             last = torch.full((rows, 1), n - 1, device=self._tokens.device)
@@ -264,6 +267,23 @@ def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit]
         )
     with torch.no_grad():
         Tap(reads, edits).open(config, 0, None)
+
+
+def _check_values(config: ModelConfig, batch: Batch, edits: Sequence[Edit]) -> None:
+    """ValueError for values by column where prompts of several lengths are aligned anew."""
+    if batch.keep is None:
+        return
+    for edit in edits:
+        values = getattr(edit.change, "values", None)
+        if (
+            isinstance(values, Tensor)
+            and values.ndim == len(find(edit.site, config)[0].axes.split())
+            and len(values) > 1
+        ):
+            raise ValueError(
+                f"values for {edit.name} are of the columns of another pass, and prompts of several lengths are padded "
+                "on the left to be continued: give the values of the cells, or prompts of one length"
+            )
 
 
 # --- as text ------------------------------------------------------------

@@ -21,6 +21,7 @@ from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, wide
 from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
 from interp.model.attention import picked
+from interp.model.layout import PerRow, one_position
 from interp.model.transformer import Transformer
 
 
@@ -107,12 +108,14 @@ class Metric:
             raise ValueError(f"the metric {self.name!r} must return one number per row, [{rows}], got {got}")
         return found
 
-    def at(self, pos: int) -> Metric:
-        """The same metric, read at this token of every row instead of the last: 0 is the first, negative from the end.
+    def at(self, pos: int | PerRow) -> Metric:
+        """The same metric, read at this token of every prompt instead of the last: 0 is the first, negative from the
+        end; or at one of each prompt's own (`PerRow`).
 
         What a classifier says at its first token, or a list at one of its places. Padding does not count.
-        Errors of its value: IndexError for a position that a row lacks. ValueError for a metric of every column.
+        Errors of its value: PositionError for a position that a row lacks. ValueError for a metric of every column.
         """
+        one_position(pos)
         if self.everywhere:
             raise ValueError(f"the metric {self.name!r} looks at every position, not at one")
         moved = partial(_at, value=self.value, pos=pos)
@@ -221,16 +224,9 @@ def as_metric(given: Metric | LogitFunction | None) -> Metric:
     return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
 
 
-def _at(outcome: Outcome, value: Value, pos: int) -> Float[Tensor, "r"]:
+def _at(outcome: Outcome, value: Value, pos: int | PerRow) -> Float[Tensor, "r"]:
     """A metric's value where only the column of one position is left."""
-    real = outcome.batch.real.to(outcome.stream.device)
-    counts = real.sum(1)
-    wanted = counts + pos if pos < 0 else torch.full_like(counts, pos)
-    if bool(((wanted < 0) | (wanted >= counts)).any()):
-        raise IndexError(
-            f"a position that every prompt has is required, the shortest has {int(counts.min())} tokens; got {pos}"
-        )
-    column = ((real.cumsum(1) == wanted[:, None] + 1) & real).int().argmax(1)
+    column = sent(outcome.batch.tokens_at(pos).columns[:, 0], outcome.stream.device)
     rows = torch.arange(len(column), device=column.device)
     reference = outcome.reference
     if reference is not None:

@@ -28,7 +28,7 @@ from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.sites import EMBEDDING_SITES, find, is_late
-from interp.model.tap import Read, Tap, Trace, compact
+from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
 
 Objective = Callable[[Tensor], Float[Tensor, ""]]
@@ -203,7 +203,7 @@ def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
     answers = {}
     for (read, zeros), grad in zip(like.items(), found, strict=True):
         grad = zeros() if grad is None else grad
-        answers[read] = compact(grad if read.via is None else read.via(grad))
+        answers[read] = tap.kept(read, grad)
     return answers
 
 

@@ -20,6 +20,7 @@ from interp.core.stats import wide
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.model.kv_cache import KVCache
+from interp.model.tap import Tap
 from interp.model.transformer import Transformer
 from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import check_generation
@@ -135,7 +136,7 @@ def continued_row(
     """One prompt and its continuation; how many tokens were drafted and accepted, and how many passes that took."""
     tokens: list[int] = prompt.tolist()
     end = len(tokens) + n
-    judge, guesser = (_Reader(each, end, sampling) for each in (large, small))
+    judge, guesser = (_Reader(each, len(tokens), end, sampling) for each in (large, small))
     drafted = accepted = passes = 0
     while len(tokens) < end:
         start = len(tokens)
@@ -171,17 +172,18 @@ def _judged(
 class _Reader:
     """A model, what it has read of one text, and its distributions over the next tokens."""
 
-    def __init__(self, model: Transformer, n_max: int, sampling: Sampling | None) -> None:
+    def __init__(self, model: Transformer, prompt: int, n_max: int, sampling: Sampling | None) -> None:
         cache = model.new_cache(1, n_max)
         if not isinstance(cache, KVCache):
             raise ValueError("speculative decoding requires our own cache; a wrapped model has another")
-        self._model, self._cache, self._sampling = model, cache, sampling
+        self._model, self._cache, self._sampling, self._prompt = model, cache, sampling, prompt
 
     @torch.no_grad()
     def after(self, tokens: list[int], count: int) -> list[Float[Tensor, "v"]]:
         """The distributions of what follows the last `count` of these tokens, which go on from what was read."""
         new = torch.tensor([tokens[self._cache.length :]], device=self._model.device)
-        logits = wide(self._model(new, cache=self._cache)[0, -count:])
+        tap = Tap(prompt=self._prompt) if self._model.edits else None
+        logits = wide(self._model(new, tap, cache=self._cache)[0, -count:])
         if not bool(logits.amax(-1).isfinite().all()):
             raise NotFiniteError("speculative decoding requires finite logits, a model's are NaN or infinite")
         if self._sampling is None:

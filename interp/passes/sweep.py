@@ -23,8 +23,9 @@ from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.attention import picked
+from interp.model.cells import Span, edited
 from interp.model.config import ModelConfig, Rotary
-from interp.model.edits import COLUMNS, Edit, Set, Span, Zero, edited
+from interp.model.edits import COLUMNS, Edit, Set, Zero
 from interp.model.kv_cache import KVCache, Prefix
 from interp.model.position import depends_on_length
 from interp.model.tap import Read, Tap
@@ -141,7 +142,7 @@ def departures(
     cells that it names.
     """
     n = batch.tokens.shape[1]
-    where = _Differences(base, config, len(batch), n, None if watched is None else watched.numpy())
+    where = _Differences(base, config, batch, None if watched is None else watched.numpy())
     where.compare(edit for edits in variants for edit in edits)
     first = np.full((len(variants), len(batch)), n)
     layers = []
@@ -162,30 +163,40 @@ def departures(
 class _Differences:
     """Where edits differ from the base run; values that many of them share are compared once."""
 
-    def __init__(
-        self, base: Base, config: ModelConfig, examples: int, columns: int, watched: "np.ndarray | None"
-    ) -> None:
-        self._base, self._examples, self._columns, self._watched = base, examples, columns, watched
+    def __init__(self, base: Base, config: ModelConfig, batch: Batch, watched: "np.ndarray | None") -> None:
+        self._base, self._watched = base, watched
+        self._examples, self._columns = batch.tokens.shape
+        self._layout = batch.layout
         self._last, self._stateful = f"blocks.{config.n_layers - 1}.", config.stateful
         self._known: dict[tuple[str, int, bool], tuple[Axes, np.ndarray]] = {}
 
     def first(self, edit: Placed) -> "np.ndarray":
         """The first column of each example that the edit changes; the number of columns where it changes none."""
         if not edit.planned:
-            return np.full(self._examples, self._named_column(edit) if self._base.cache is not None else 0)
+            columns = self._named_columns(edit)
+            return columns if self._base.cache is not None else np.where(columns < self._columns, 0, columns)
         axes, differs = self._compared(edit)
         first = edit.change.first if isinstance(edit.change, Set) else 0
         rows = differs if len(differs) == self._examples else differs[first : first + self._examples]
-        index = tuple(edit.at[axis] if axis in edit.at else slice(None) for axis in axes)
+        apart = [i for i, axis in enumerate(axes, 1) if isinstance(edit.at.get(axis), tuple)]
+        for i in apart:  # examples that have the token in other columns, or not at all
+            column = edit.columns(axes[i - 1], self._examples).reshape(-1, *[1] * (rows.ndim - 1))
+            rows = np.take_along_axis(rows, np.maximum(column, 0), i) & (column >= 0)
+        index = tuple(
+            slice(None) if axis not in edit.at else 0 if i in apart else edit.at[axis]
+            for i, axis in enumerate(axes, 1)
+        )
         mine = rows[(slice(None), *index)]
         left = [axis for axis in axes if axis not in edit.at]
         place = next((i for i, axis in enumerate(left) if axis in COLUMNS), None)
         by_column = mine[:, None] if place is None else np.moveaxis(mine, place + 1, 1)
         hit = np.any(by_column.reshape(*by_column.shape[:2], -1), axis=2)
-        places = np.arange(self._columns) if place is not None else np.array([self._named_column(edit)])
+        places = np.arange(self._columns)[None] if place is not None else self._named_columns(edit)[:, None]
         if self._watched is not None and self._stays(edit):
             hit = hit & (places == self._watched[:, None])
-        column = np.where(hit.any(1), places[hit.argmax(1)], self._columns)
+        places = np.broadcast_to(places, (self._examples, places.shape[1]))
+        first_hit = places[np.arange(self._examples), hit.argmax(1)]
+        column = np.where(hit.any(1), first_hit, self._columns)
         return column if self._base.cache is not None else np.where(column < self._columns, 0, self._columns)
 
     def _stays(self, edit: Placed) -> bool:
@@ -241,7 +252,7 @@ class _Differences:
     def _changed(self, edit: Placed) -> Tensor:
         """What the edit does to the base run's value, cell by cell."""
         base = self._base.values[edit.site]
-        return edited(edit.as_edit(), base, Span()) != base
+        return edited(edit.as_edit(), base, Span(layout=self._layout, width=self._columns)) != base
 
     @staticmethod
     def _vectors(site: str, differs: Tensor) -> tuple[Axes, Tensor]:
@@ -250,10 +261,13 @@ class _Differences:
             differs, axes = differs.any(-1), axes[:-1]
         return axes, differs
 
-    @staticmethod
-    def _named_column(edit: Placed) -> int:
-        """The column that an edit names; 0 where it names none."""
-        return next((edit.at[axis] for axis in COLUMNS if axis in edit.at), 0)
+    def _named_columns(self, edit: Placed) -> "np.ndarray":
+        """The column of each example that an edit names: 0 where it names none, one past the end where none is."""
+        axis = next((axis for axis in COLUMNS if axis in edit.at), None)
+        if axis is None:
+            return np.zeros(self._examples, dtype=np.int64)
+        columns = edit.columns(axis, self._examples)
+        return np.where(columns < 0, self._columns, columns)
 
 
 @dataclass(frozen=True, eq=False)
@@ -612,7 +626,7 @@ class Sweep:
         return self._placed(Variant([*self._network.edits, *self.common.edits]))
 
     def _placed(self, variant: Variant) -> tuple[Placed, ...]:
-        found = placed(variant, self._network.config, len(self.batch), self.batch.tokens.shape[1])
+        found = placed(variant, self._network.config, self._batch.host())
         there = partial(on_device, device=self._network.device, moved=self._moved)
         return tuple(each._replace(change=there(each.change)) for each in found)
 

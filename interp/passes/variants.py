@@ -11,16 +11,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
 from interp.core.boundary import describe, public, shape_text
 from interp.core.transfers import sent
+from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import COLUMNS, Add, Change, Edit, Mean, Ready, Resample, Set, Swap
+from interp.model.edits import COLUMNS, POSITIONS, Add, Change, Edit, Index, Mean, Ready, Resample, Set, Swap
+from interp.model.layout import Layout, PerRow, PositionError
 from interp.model.parts import Part
+from interp.passes.edited import names_tokens
 
 
 @public(renamed={"puts": "edits"})
@@ -36,27 +40,37 @@ class Placed(NamedTuple):
     """An edit of one cell (per axis that it names), checked: what a sweep computes with."""
 
     site: str
-    at: Mapping[str, int]
-    """Index by axis letter, counted from the front."""
+    at: Mapping[str, int | tuple[int, ...]]
+    """Index by axis letter, counted from the front; of an axis of positions the column, one for each example where they
+    differ, -1 where an example has no such token.
+    """
     change: Change
+    named: Mapping[str, Index]
+    """The indices as the edit names them: positions of tokens."""
 
     @property
     def planned(self) -> bool:
-        """Whether the change is data."""
-        return isinstance(self.change, Ready)
+        """Whether the change is data, and its cells stand in one column of every example."""
+        return isinstance(self.change, Ready) and len(self.at) == len(self.named)
 
     def as_edit(self, rows: tuple[int, ...] | None = None) -> Edit:
         """The same as an edit of a pass."""
-        return Edit(self.site, self.change, {sites.WORDS[axis]: i for axis, i in self.at.items()}, rows)
+        return Edit(self.site, self.change, {sites.WORDS[axis]: i for axis, i in self.named.items()}, rows)
+
+    def columns(self, axis: str, examples: int) -> np.ndarray:
+        """The index along an axis of each example."""
+        return np.broadcast_to(np.array(self.at[axis]), (examples,))
 
 
-def placed(variant: Variant, config: ModelConfig, examples: int, columns: int) -> tuple[Placed, ...]:
+def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[Placed, ...]:
     """The edits of a variant, checked; a residual that leaves a block enters the next.
 
     Errors: KeyError for an unknown site; ValueError for a site after the last block, values that do not fit, values
-    nobody looked up, or an edit of some rows only; IndexError for an index outside the site.
+    nobody looked up, or an edit of some rows only; IndexError for an index outside the site, PositionError for a
+    position that an example lacks.
     """
-    found = []
+    found: list[Placed] = []
+    layout = batch.layout
     for edit in variant.edits:
         if edit.rows is not None:
             raise ValueError(f"an edit of a variant concerns all its rows; that of {edit.name} names some")
@@ -68,9 +82,37 @@ def placed(variant: Variant, config: ModelConfig, examples: int, columns: int) -
         name = canonical(edit.site, config)
         if isinstance(edit.where, Part):
             edit.where.within(config)
-        sizes = _sizes(edit, config, examples, columns)
-        found += [Placed(name, _counted(one, sizes), one.change) for one in edit.singly()]
+        sizes = _sizes(edit, config, *batch.tokens.shape)
+        singles = [edit] if layout.documents is not None and names_tokens(edit) else edit.singly()
+        found += _once(
+            [
+                Placed(name, _counted(one, sizes, layout, len(batch)), one.change, one.cells)
+                for one in singles
+            ],
+            len(batch),
+        )
     return tuple(found)
+
+
+def _once(edits: Sequence[Placed], examples: int) -> list[Placed]:
+    """The cells of one edit, each once: 1 and -2 are one token of a row of three."""
+    if not any(isinstance(i, int) and i < 0 for each in edits for i in each.named.values()):
+        return list(edits)
+    found, seen = [], set()
+    for each in edits:
+        axis = next((axis for axis in POSITIONS if axis in each.at), None)
+        if axis is None:
+            found.append(each)
+            continue
+        cells = [tuple(each.columns(a, examples)[row] for a in each.at) for row in range(examples)]
+        again = [(row, cell) in seen for row, cell in enumerate(cells)]
+        seen |= set(enumerate(cells))
+        if not any(again):
+            found.append(each)
+        elif not all(again):
+            kept = np.where(again, -1, each.columns(axis, examples))
+            found.append(each._replace(at={**each.at, axis: tuple(kept.tolist())}))
+    return found
 
 
 def layer_of(name: str, config: ModelConfig) -> int:
@@ -119,16 +161,38 @@ def _sizes(edit: Edit, config: ModelConfig, examples: int, columns: int) -> dict
     return known
 
 
-def _counted(edit: Edit, sizes: Mapping[str, int | None]) -> dict[str, int]:
-    """The indices of an edit of one cell, negative ones counted from the end."""
-    found = {}
+def _counted(
+    edit: Edit, sizes: Mapping[str, int | None], layout: Layout, examples: int
+) -> dict[str, int | tuple[int, ...]]:
+    """The indices of an edit of one cell, positions as columns, negative ones counted from the end.
+
+    Positions in packed rows, which have them in several columns, are left out, and what such an edit names several of.
+    """
+    found: dict[str, int | tuple[int, ...]] = {}
     for axis, i in edit.cells.items():
-        assert isinstance(i, int)
         size = sizes[axis]
+        if size is not None and axis in POSITIONS and (isinstance(i, PerRow | str) or not layout.uniform):
+            if layout.documents is None:
+                found[axis] = _of_examples(edit, i, layout, (examples, size))
+            continue
+        if not isinstance(i, int):
+            continue
         if size is not None and not -size <= i < size:
-            raise IndexError(f"{edit.name} has {size} along {sites.WORDS[axis]!r}, got index {i}")
+            what = f"{edit.name} has {size} along {sites.WORDS[axis]!r}, got index {i}"
+            raise PositionError(f"{what}: row 0 has {size} tokens") if axis in POSITIONS else IndexError(what)
         found[axis] = i if size is None else i % size
     return found
+
+
+def _of_examples(edit: Edit, pos: Index, layout: Layout, shape: tuple[int, int]) -> int | tuple[int, ...]:
+    """The column of each example; one number where it is the same for all."""
+    try:
+        tokens = layout.find(pos, shape)
+    except PositionError as cause:
+        raise PositionError(f"the edit of {edit.name}: {cause}") from cause
+    columns = tokens.columns if tokens.there is None else tokens.columns.masked_fill(~tokens.there, -1)
+    each = tuple(columns[:, 0].tolist())
+    return each[0] if len(set(each)) == 1 and each[0] >= 0 else each
 
 
 def on_device(change: Change, device: torch.device, moved: dict[int, tuple[Tensor, Tensor]]) -> Change:
@@ -152,8 +216,8 @@ class _Wave:
     change: Ready
     axes: tuple[str, ...]
     slots: list[int] = field(default_factory=list)
-    indices: list[list[int]] = field(default_factory=list)
-    """Per slot, the index along every named axis."""
+    indices: list[list[int | tuple[int, ...]]] = field(default_factory=list)
+    """Per slot, the index along every named axis, or that of each example."""
     firsts: list[int] = field(default_factory=list)
 
 
@@ -164,7 +228,7 @@ def changes(edits: Sequence[tuple[int, Placed]], copies: int, examples: int, sta
     """
     by_site: dict[str, list[tuple[int, Placed]]] = defaultdict(list)
     for slot, each in edits:
-        if all(each.at.get(axis, start) >= start for axis in COLUMNS):
+        if all(np.max(each.at.get(axis, start)) >= start for axis in COLUMNS):
             by_site[each.site].append((slot, each))
     found: list[Edit] = []
     for site, here in by_site.items():
@@ -225,21 +289,52 @@ def _write(
     cells: Shaped[Tensor, "copies examples ..."], wave: _Wave, letters: Sequence[str], start: int
 ) -> None:
     """One index assignment; slices keep whole axes, positions count from `start`."""
-    device = cells.device
-    counted = zip(wave.slots, wave.firsts, wave.indices, strict=True)
-    slots, firsts, *index = sent([[slot, first, *at] for slot, first, at in counted], device).mT[..., None]
-    examples = torch.arange(cells.shape[1], device=device)
+    device, n = cells.device, cells.shape[1]
+    slots, firsts = sent([list(each) for each in zip(wave.slots, wave.firsts, strict=True)], device).mT[
+        ..., None
+    ]
+    examples = torch.arange(n, device=device)
     into: list[Tensor | slice] = [slots, examples]
+    there: Tensor | None = None
     for letter in letters:
-        place = index[wave.axes.index(letter)] if letter in wave.axes else None
-        shifted = letter in COLUMNS and place is not None and start > 0
-        into.append(slice(None) if place is None else place - start if shifted else place)
+        if letter not in wave.axes:
+            into.append(slice(None))
+            continue
+        each = [indices[wave.axes.index(letter)] for indices in wave.indices]
+        single = all(isinstance(i, int) for i in each)
+        place = sent([[i] if single else list(np.broadcast_to(i, n)) for i in each], device)
+        first = start if letter in COLUMNS else 0
+        if not single:
+            here = place >= first
+            there = here if there is None else there & here
+        into.append(place - first)
     own = _own(wave, letters, start, into[2:], firsts, examples)
-    if isinstance(wave.change, Set):
+    if there is not None and not bool(there.all()):
+        _write_some(cells, wave, into, own, there)
+    elif isinstance(wave.change, Set):
         assert own is not None
         cells[tuple(into)] = sent(own, device).to(cells.dtype)
     else:
         cells[tuple(into)] = wave.change(cells[tuple(into)], own).to(cells.dtype)
+
+
+def _write_some(
+    cells: Shaped[Tensor, "copies examples ..."],
+    wave: _Wave,
+    into: Sequence[Tensor | slice],
+    own: Tensor | None,
+    there: Shaped[Tensor, "n examples"],
+) -> None:
+    """The assignment for those examples that have the tokens."""
+    spread = [i if isinstance(i, slice) else i.expand(there.shape) for i in into]
+    index = tuple(i if isinstance(i, slice) else i[there] for i in spread)
+    if own is not None:
+        shape = cells[tuple(i if isinstance(i, slice) else i.clamp_min(0) for i in spread)].shape
+        own = sent(own, cells.device).expand(shape)[there]
+    old = cells[index]
+    new = own if isinstance(wave.change, Set) else wave.change(old, own)
+    assert new is not None
+    cells[index] = new.to(cells.dtype)
 
 
 def _own(
@@ -266,5 +361,8 @@ def _own(
         if isinstance(place, slice):
             out_of.append(slice(skipped, None))
         else:
-            out_of.append(sent(place + skipped if skipped else place, where))
+            column = place + skipped if skipped else place
+            out_of.append(
+                sent(column.clamp_min(0) if len(place.shape) == 2 and place.shape[1] > 1 else column, where)
+            )
     return values[tuple(out_of)]

@@ -27,6 +27,7 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model.config import MLP, MLPS, WITH_HEADS, LayerNorm, ModelConfig
 from interp.model.edits import Edit
+from interp.model.layout import PerRow, one_position
 from interp.model.parts import Part
 from interp.model.records import require
 from interp.model.sites import embedding_parts, final_stream
@@ -34,7 +35,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.analysis import Analysis, Posed, Question
-from interp.passes.edited import edits_at, layer_of
+from interp.passes.edited import edits_at, layer_of, names_tokens
 from interp.passes.frozen import (
     SUM_NORMS,
     embedding_norm,
@@ -84,8 +85,8 @@ class Attribute(Question):
     """The token that the answer is contrasted with."""
     parts: Grain = "sublayer"
     """Which parts: layers, sublayers, heads, heads by source position, or neurons."""
-    pos: int | Sequence[int] = -1
-    """Which token of each prompt, one number or one for each, negative from its end."""
+    pos: int | PerRow = -1
+    """Which token of each prompt, one for all or one for each (`PerRow`), negative from its end."""
     top: int | None = None
     """With neurons, only so many: those of the largest mean absolute value."""
 
@@ -97,6 +98,7 @@ class Attribute(Question):
         found = attribution(config, self.parts, top=self.top, directions=directions)
         if self.parts == "source":
             found = replace(found, compute=partial(_from_the_first_token, inner=found.compute))
+        one_position(self.pos)
         held = {
             "answers": 1 if posed is None else posed.rows or 1,
             "directions": 1 if directions is None else len(directions),
@@ -107,8 +109,6 @@ class Attribute(Question):
             listed = ", ".join(f"{n} {what}" for what, n in counts.items())
             raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
         rows = next(iter(counts.values()), None)
-        if not isinstance(self.pos, int) and not self.pos:
-            raise ValueError("pos must be one position, or one for each prompt, got none")
         if not (isinstance(self.pos, int) and self.pos == -1):
             compute = partial(_elsewhere, pos=self.pos, reads=found.reads, inner=found.compute)
             found = replace(found, compute=compute, reads=(), left=False)
@@ -153,7 +153,7 @@ def attribute(
     wrong: Answers | None = None,
     *,
     parts: Grain = "sublayer",
-    pos: int | Sequence[int] = -1,
+    pos: int | PerRow = -1,
     top: int | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
@@ -176,8 +176,8 @@ def attribute(
     answer: one token for all prompts or one each, as text or id (None: those of the data); or a direction u at the
     output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then
     the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
-    pos: which token of each prompt (one number, or one per prompt), negative from its end; BOS counts. The prompt is
-    cut after it, and its sources number the tokens that are left.
+    pos: which token of each prompt, one for all or `PerRow([3, 4])` with one for each, negative from its end; BOS
+    counts. The prompt is cut after it, and its sources number the tokens that are left.
     top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the
     others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`).
     Several grains share one pass as `interp.run({"head": Attribute(parts="head"), "neuron": Attribute(parts="neuron")},
@@ -216,17 +216,14 @@ def _elsewhere(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    pos: int | Sequence[int],
+    pos: int | PerRow,
     reads: Sequence[Read],
     inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
 ) -> Mapping[str, Tensor]:
     """The same at other positions: each prompt is cut after its own, and runs by itself; whole where all see all."""
-    if not isinstance(pos, int):
-        rows = range(len(batch)) if batch.row is None else batch.row.tolist()
-        if len(pos) not in (1, max(rows) + 1) and len(pos) <= max(rows):
-            raise ValueError(f"one position per prompt is required, got {len(pos)} for prompt {max(rows)}")
-        pos = pos[0] if len(pos) == 1 else [pos[row] for row in rows]
-    if not model.config.causal:
+    if not model.config.causal or any(
+        map(names_tokens, model.edits)
+    ):  # whose tokens are those of whole prompts
         return _within(batch, model, pos, reads, inner)
     cut = cut_after(batch, pos)
     last = cut.last()[:, None]
@@ -236,7 +233,7 @@ def _elsewhere(
 def _within(
     batch: Batch,
     model: Transformer,
-    pos: int | Sequence[int],
+    pos: int | PerRow,
     reads: Sequence[Read],
     inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
 ) -> Mapping[str, Tensor]:
@@ -260,24 +257,16 @@ def _at(x: Tensor, column: Int[Tensor, "b"], axis: int) -> Tensor:
     return x.expand(len(column), *x.shape[1:]).movedim(axis, 1)[rows, column.to(x.device)]
 
 
-def places_of(batch: Batch, pos: int | Sequence[int]) -> Int[Tensor, "b"]:
+def places_of(batch: Batch, pos: int | PerRow) -> Int[Tensor, "b"]:
     """How many real tokens stand before the one asked for in each row, negative numbers counted from its end."""
-    asked = torch.as_tensor(pos).flatten()
-    if len(asked) not in (1, len(batch)):
-        raise ValueError(
-            f"one position per prompt is required, got {len(asked)} positions for {len(batch)} prompts"
-        )
-    column, lengths = asked.expand(len(batch)), batch.host().lengths
-    if bool(((column >= lengths) | (column < -lengths)).any()):
-        raise IndexError(f"positions of prompts of {lengths.tolist()} tokens are required, got {pos}")
-    return sent(torch.where(column < 0, column + lengths, column), batch.tokens.device)
+    return sent(batch.tokens_at(pos).places[:, 0], batch.tokens.device)
 
 
-def cut_after(batch: Batch, pos: int | Sequence[int]) -> Batch:
+def cut_after(batch: Batch, pos: int | PerRow) -> Batch:
     """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
 
     In a causal model nothing after a position changes what is computed there.
-    Errors: ValueError for another number of positions than of rows; IndexError for a position that a row lacks.
+    Errors: ValueError for another number of positions than of rows; PositionError for a position that a row lacks.
     """
     there, batch = batch.tokens.device, batch.host()
     column, keep = places_of(batch, pos), batch.real

@@ -33,8 +33,10 @@ from interp.core.stats import WIDE, Means, Partial, Rows, wide
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
+from interp.model.cells import Span, edited
 from interp.model.config import FullSoftmax, ModelConfig
-from interp.model.edits import Edit, Scale, Span, Zero, edited
+from interp.model.edits import Edit, Scale, Zero
+from interp.model.layout import Layout
 from interp.model.loss import next_token_loss, predicted
 from interp.model.parts import Named, Part, as_part
 from interp.model.records import require
@@ -272,7 +274,7 @@ def path_name(*parts: Named) -> str:
 
 @torch.no_grad()
 def _by_order(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-    values, error = order_logits(Frozen(model, trace))
+    values, error = order_logits(Frozen(model, trace, batch.layout))
     by_row = values.movedim(1, 0).masked_fill(~batch.real[:, None, :, None], torch.nan)
     every = torch.full_like(by_row[:, 0, 0, 0], error)
     return {"value": by_row, "token": batch.token_ids, "error": every, **_half(model, every)}
@@ -328,7 +330,7 @@ def _unit(config: ModelConfig) -> str:
 def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
     """Every score of every term, first those of the orders, then those of one head by layer."""
     model.config.require_next_token("a next-token loss")
-    frozen = Frozen(model, trace)
+    frozen = Frozen(model, trace, batch.layout)
     frozen.check("final stream by order")
     upto, first = frozen.orders.cumsum(0), frozen.first_order
     loss = torch.stack([_row_loss(frozen, batch, stream) for stream in upto], 1)
@@ -393,7 +395,7 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
         )
     if batch.keep is not None and not bool(batch.keep[:, -1].all()):
         raise ValueError("path expansion requires rows that end in the last column (padding on the left)")
-    frozen = Frozen(model, trace)
+    frozen = Frozen(model, trace, batch.layout)
     direction, constant = logit_direction(model, batch.answer, batch.wrong)
     last = torch.zeros_like(frozen.start[:, None, :, 0])
     last[..., -1] = 1
@@ -511,7 +513,7 @@ def check_expandable(model: Transformer) -> None:
 
 
 def _times_edits(
-    pattern: Float[Tensor, "b h q k"], model: Transformer, layer: int
+    pattern: Float[Tensor, "b h q k"], model: Transformer, layer: int, layout: Layout
 ) -> Float[Tensor, "b h q k"]:
     """The pattern with what the model's edits multiply each head's z with at every position."""
     mine = [edit for edit in model.edits if edit.site == f"blocks.{layer}.{_Z}"]
@@ -519,7 +521,7 @@ def _times_edits(
         return pattern
     factors = pattern.new_ones(pattern.shape[0], pattern.shape[2], pattern.shape[1], 1)
     for edit in mine:
-        factors = edited(edit, factors, Span())
+        factors = edited(edit, factors, Span(layout=layout, width=factors.shape[1]))
     return pattern * factors.movedim(1, 2)
 
 
@@ -555,7 +557,8 @@ def _check(config: ModelConfig) -> None:
 class Frozen:
     """A recorded pass: the stream entering the first block, every block as an affine map, and the final stream."""
 
-    def __init__(self, model: Transformer, trace: Trace) -> None:
+    def __init__(self, model: Transformer, trace: Trace, layout: Layout | None = None) -> None:
+        """layout: of the recorded rows; None = no padding."""
         self.model, config = model, model.config
         check_expandable(model)
         seen = {read.site: wide(trace[read]) for read in frozen_reads(config)}
@@ -563,7 +566,9 @@ class Frozen:
         self.final: Float[Tensor, "b p d"] = trace[Read(final_stream(config))]
         """As the model left it, in the model's dtype."""
         self.ending = final_norm(model).of(wide(self.final))
-        self.layers = tuple(FrozenLayer(model, layer, seen) for layer in range(config.n_layers))
+        self.layers = tuple(
+            FrozenLayer(model, layer, seen, layout or Layout()) for layer in range(config.n_layers)
+        )
 
     @cached_property
     def direct(self) -> tuple[Float[Tensor, "b p d"], ...]:
@@ -636,10 +641,10 @@ class Frozen:
 class FrozenLayer:
     """One block: what its heads add to a stream, and what the block makes of the sum."""
 
-    def __init__(self, model: Transformer, layer: int, seen: Mapping[str, Tensor]) -> None:
+    def __init__(self, model: Transformer, layer: int, seen: Mapping[str, Tensor], layout: Layout) -> None:
         weights = Weights(model)
         self.pattern: Float[Tensor, "b h q k"] = _times_edits(
-            seen[f"blocks.{layer}.attn.hook_pattern"], model, layer
+            seen[f"blocks.{layer}.attn.hook_pattern"], model, layer, layout
         )
         """As recorded, times what the model's edits multiply each head with."""
         self.reading, self.output, self.sum = (

@@ -25,8 +25,8 @@ from interp.core.boundary import describe, nearest, public
 from interp.data.batch import Batch
 from interp.data.sources import Data, Rejected
 from interp.data.stream import DataSource, prompt_source, windows_of
-from interp.model.attention import Layout
 from interp.model.config import Json
+from interp.model.layout import Layout
 from interp.model.sites import find
 from interp.model.tap import Read
 from interp.model.transformer import Transformer

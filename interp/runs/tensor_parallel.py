@@ -335,11 +335,7 @@ def _own_pass(shared: Pass, team: Team) -> Pass:
         bias = view.mask.bias
         return view if bias is None else replace(view, mask=replace(view.mask, bias=team.own(bias, 1)))
 
-    cache = (
-        None
-        if shared.cache is None
-        else OwnPast(shared.cache.length, shared.cache.crossed, shared.cache.states, shared.cache, team)
-    )
+    cache = None if shared.cache is None else _own_past(shared.cache, team)
     return replace(shared, everywhere=own(shared.everywhere), local=own(shared.local), cache=cache)
 
 
@@ -348,6 +344,7 @@ class OwnPast:
     """The tokens before a pass as one process's heads see them; the cache itself holds the keys of all heads."""
 
     length: int
+    prompt: int | None
     crossed: dict[int, tuple[Tensor, Tensor]]
     states: dict[int | tuple[int, str], tuple[Tensor, ...]]
     cache: Past
@@ -373,6 +370,10 @@ class OwnPast:
     def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
         """Count `n` tokens as seen, once every layer has them."""
         self.cache.advance(n, keep)
+
+
+def _own_past(cache: Past, team: Team) -> OwnPast:
+    return OwnPast(cache.length, cache.prompt, cache.crossed, cache.states, cache, team)
 
 
 @torch.no_grad()

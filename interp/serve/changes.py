@@ -47,6 +47,7 @@ def positions(edit: Edit, columns: int) -> tuple[int, ...]:
 
 
 def _several(index: Index) -> tuple[int, ...]:
+    assert isinstance(index, int | tuple)  # requests name no other positions
     return (index,) if isinstance(index, int) else index
 
 

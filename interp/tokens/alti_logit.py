@@ -21,7 +21,7 @@ from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis
-from interp.passes.edited import after_pattern, edits_at, of_columns
+from interp.passes.edited import after_pattern, edits_at, names_tokens, of_columns
 from interp.passes.observe import observe
 from interp.residual.attribution import attribution, labels
 from interp.residual.decomposition import IncompleteSumError, bound, in_half
@@ -73,7 +73,7 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[s
     keep = every & before
     if not model.config.causal and not bool((before | ~every).all()):
         raise ValueError("ALTI-Logit requires the last position in a bidirectional model: use pos=-1")
-    if (edits := of_columns(model)) and not bool(keep.all()):
+    if (edits := [*of_columns(model), *filter(names_tokens, model.edits)]) and not bool(keep.all()):
         raise ValueError(
             f"ALTI-Logit moves the tokens asked about to the last column, away from the positions of the edit of "
             f"{edits[0].name}: ask about the last token of prompts of one length"

@@ -246,20 +246,10 @@ def as_method(method: str | Method) -> Method:
 def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
     """The column of each row's real token number `pos`, negative from its end; on the host.
 
-    Errors: IndexError for a row that is too short, ValueError for packed rows.
+    Errors: PositionError for a row that is too short, ValueError for packed rows.
     """
-    batch = batch.host()
     batch.last()
-    lengths = batch.lengths
-    place = lengths + pos if pos < 0 else torch.full_like(lengths, pos)
-    if not bool(((place >= 0) & (place < lengths)).all()):
-        raise IndexError(
-            f"pos {pos} requires prompts of at least {pos + 1 if pos >= 0 else -pos} tokens, got "
-            f"{int(lengths.min())}"
-        )
-    if batch.keep is not None:
-        place = ((batch.keep.cumsum(1) == place[:, None] + 1) & batch.keep).int().argmax(1)
-    return place
+    return batch.tokens_at(pos).columns[:, 0]
 
 
 Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], dict[str, Tensor]]

@@ -16,15 +16,17 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Layout, Memory, picked
+from interp.model.attention import Attention, Memory, picked
 from interp.model.block import Block
+from interp.model.cells import Span
 from interp.model.config import ModelConfig
 from interp.model.kv_cache import Past
+from interp.model.layout import Layout
 from interp.model.live_modules import bare_copy, kept, own_tensors
 from interp.model.norm import NoNorm, Normalize
 from interp.model.rules import Rule
 from interp.model.tap import Tap
-from interp.model.transformer import MaskedHead, Transformer, check_extras, check_pass
+from interp.model.transformer import MaskedHead, Transformer, check_extras, check_pass, prompt_of
 from interp.wrapped.maps import Reading
 from interp.wrapped.records import WrappedBlock
 from interp.wrapped.rules import RuleMode, lay
@@ -135,6 +137,7 @@ class WrappedCache:
 
     def __init__(self, rows: int, n_max: int) -> None:
         self.rows, self.n_max, self.length = rows, n_max, 0
+        self.prompt: int | None = None
         self.keep: Bool[Tensor, "b k"] | None = None
         self.held: object = None
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
@@ -164,6 +167,7 @@ class WrappedCache:
 
     def advance(self, n: int, keep: Bool[Tensor, "b k"] | None) -> None:
         """Count `n` tokens as seen."""
+        self.prompt = self.prompt if self.length else n
         self.length += n
         self.keep = keep
 
@@ -346,9 +350,12 @@ class Wrapped(Transformer):
             raise ValueError(
                 f"logits_at requires a pass through every block; this one stops before block {stop}"
             )
-        tap = Tap(grows=cache is not None) if tap is None and self.edits else tap
+        tap = Tap(prompt=prompt_of(cache, tokens)) if tap is None and self.edits else tap
         if tap is not None:
-            tap.open(config, start, stop, past=0 if cache is None else cache.length, standing=self.edits)
+            past, (rows, n) = 0 if cache is None else cache.length, tokens.shape[:2]
+            layout = Layout(keep if cache is None else cache.extended_keep(keep, rows, n), documents)
+            span = Span(past, layout, only=logits_at, width=past + n)
+            tap.open(config, start, stop, standing=self.edits, span=span)
         inputs = self._inputs(tokens, start, keep, cache, documents)
         if tap is None and start == 0 and stop is None:
             return self._logits(inputs, cache, tokens.shape[1], logits_at)

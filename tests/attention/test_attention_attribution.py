@@ -14,7 +14,7 @@ from interp import Batch, Edit, HookedEncoderDecoder, HookedTransformer
 from interp.attention import AttentionAttribution, attention_attribution, attention_paths
 from interp.attention.score_parts import Split, score_parts
 from interp.data.batch import Side
-from interp.edits import Scale, Zero
+from interp.edits import PerRow, Scale, Zero
 from interp.model import Transformer
 from interp.model.norm import Heads
 from interp.model.tap import Read, Tap
@@ -338,7 +338,9 @@ def test_padding_changes_no_number(name: str, side: Side) -> None:
 
 def test_positions_may_be_one_for_each_prompt() -> None:
     network, tokens = build("llama-gqa"), some_tokens(3)
-    together = attention_attribution(network, tokens, "L1H0", query=[5, -1, 4], key=[2, 3, -6])
+    together = attention_attribution(
+        network, tokens, "L1H0", query=PerRow([5, -1, 4]), key=PerRow([2, 3, -6])
+    )
     for i, (query, key) in enumerate([(5, 2), (8, 3), (4, 3)]):
         alone = attention_attribution(network, tokens[i : i + 1], "L1H0", query=query, key=key)
         assert_close(torch.tensor(together.value.values[i]), torch.tensor(alone.value.values[0]))
@@ -409,16 +411,16 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
         attention_attribution(network, tokens, "L1.mlp", key=0)
     with pytest.raises(IndexError, match="L7H0: layers are 0 to 1"):
         attention_attribution(network, tokens, "L7H0", key=0)
-    with pytest.raises(IndexError, match="positions of prompts of"):
+    with pytest.raises(IndexError, match="position 40 is required of every row, but row 0 has 9 tokens"):
         attention_attribution(network, tokens, "L1H0", key=40)
     with pytest.raises(ValueError, match="token 2 does not see token 5 in L1H0"):
         attention_attribution(network, tokens, "L1H0", query=2, key=5)
     with pytest.raises(ValueError, match="before L0H0 there is none"):
         attention_attribution(network, tokens, "L0H0", key=0, by="source")
     with pytest.raises(ValueError, match="holds query or key positions for 3 prompts, got 2 rows"):
-        attention_attribution(network, tokens, "L1H0", key=[0, 1, 2])
+        attention_attribution(network, tokens, "L1H0", key=PerRow([0, 1, 2]))
     with pytest.raises(ValueError, match="2 queries and 3 keys"):
-        AttentionAttribution("L1H0", [0, 1, 2], [5, 6]).asked(HookedTransformer(network))
+        AttentionAttribution("L1H0", PerRow([0, 1, 2]), PerRow([5, 6])).asked(HookedTransformer(network))
     with pytest.raises(ValueError, match="by must be one of 'part', 'head', 'source'"):
         attention_attribution(network, tokens, "L1H0", key=0, by="neuron")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one pair"):
@@ -446,7 +448,7 @@ def _strongest(network: Transformer, tokens: Tensor, head: str) -> xr.Dataset:
     part = interp.Part.of(head)
     (scores,) = recorded(network, tokens, f"blocks.{part.layer}.attn.hook_attn_scores")
     return attention_attribution(
-        network, tokens, part, key=scores[:, part.index, -1].argmax(-1).tolist(), by="head"
+        network, tokens, part, key=PerRow(scores[:, part.index, -1].argmax(-1).tolist()), by="head"
     )
 
 

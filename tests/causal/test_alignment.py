@@ -269,7 +269,7 @@ REFUSED = {
     "more than 5 states or classes are required": {"method": "class means", "rank": 5},
     "a rank of at most 24": {"rank": 25},
     "held_out must leave pairs to train on": {"held_out": 1.0},
-    "pos must be different columns": {"pos": [9]},
+    "position 9 is required of every row": {"pos": [9]},
     "different layers among": {"layers": [2]},
     "is required in `by`": {"by": ("pos",)},
     "with vectors is required": {"site": "pattern"},

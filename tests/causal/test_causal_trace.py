@@ -17,6 +17,7 @@ from interp.causal.causal_trace import Noised, usual_window
 from interp.causal.spans import ROLES, spans, within
 from interp.data.batch import Side
 from interp.model.edits import Edit, Scale, Set, Zero
+from interp.model.layout import each_position
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import answer_probability, kl_divergence, logit_difference
@@ -159,7 +160,7 @@ def test_other_families_and_left_padding(name: str) -> None:
     a, tracing = asked(name), Tracing(samples=SAMPLES, severed="mlp")
     found = a.trace("left", severed="mlp")
     for i, n in enumerate(LENGTHS):
-        assert_close(torch.from_numpy(found.each.values[i, :, -n:]), slow(a, i, tracing, ALONE)[0].mean(0))
+        assert_close(torch.from_numpy(found.each.values[i, :, :n]), slow(a, i, tracing, ALONE)[0].mean(0))
 
 
 def test_the_layers_of_a_window_are_those_of_the_paper() -> None:
@@ -188,8 +189,8 @@ def test_the_subjects_embeddings_together_bring_everything_back(name: str) -> No
     rows, embed = noised.batch, Read("hook_embed")
     clean = observe(model, rows, [embed]).trace[embed]
     restored = [
-        Variant([Edit("embed", Set(clean), {"pos": p}) for p in columns])
-        for columns in (range(8), range(1, 5), range(4, 5))
+        Variant([Edit("embed", Set(clean), {"pos": p}) for p in each_position(rows.lengths, 8)[some]])
+        for some in (slice(8), slice(1, 5), slice(4, 5))
     ]
     found = Sweep(model, rows, restored, common=noised.corrupted(clean)).run(answer_probability())
     logits = model(rows.tokens, keep=rows.keep)[torch.arange(6), rows.last()]

@@ -142,12 +142,12 @@ def test_what_has_no_meaning_is_refused() -> None:
         patch(model, CLEAN, CORRUPT, metric=constant)
 
 
-def test_positions_require_prompts_of_one_length_and_heads_do_not() -> None:
+def test_prompts_of_several_lengths_have_the_numbers_of_each_alone() -> None:
     rows = [row[:n].tolist() for row, n in zip(CLEAN, (9, 7, 8), strict=True)]
     others = [row[:n].tolist() for row, n in zip(CORRUPT, (9, 7, 8), strict=True)]
     clean, corrupt = interp.Batch.of(rows), interp.Batch.of(others)
-    with pytest.raises(ValueError, match=r"lengths \[7, 8, 9\]"):
-        patch(subject("gpt2"), clean, corrupt, metric=METRIC)
+    by_pos = patch(subject("gpt2"), clean, corrupt, metric=METRIC)
+    assert by_pos.n.isel(layer=0).values.tolist() == [3] * 7 + [2, 1]
     found = patch(subject("gpt2"), clean, corrupt, "z", metric=METRIC)
     alone = patch(
         subject("gpt2"),

@@ -300,10 +300,13 @@ def test_padded_pairs_have_the_numbers_of_each_alone() -> None:
     for row, i in enumerate(kept):
         alone = path_patch(model, [clean[i]], [corrupt[i]], "L1H0.q", metric=metric)
         np.testing.assert_allclose(whole["each"][row], alone["each"][0], rtol=1e-9, atol=1e-12)
-    with pytest.raises(ValueError, match="prompts of one length, got lengths"):
-        path_patch(
-            model, [clean[i] for i in kept], [corrupt[i] for i in kept], metric=metric, by=("part", "pos")
-        )
+    by_pos = ("part", "pos")
+    whole = path_patch(model, [clean[i] for i in kept], [corrupt[i] for i in kept], metric=metric, by=by_pos)
+    for row, i in enumerate(kept):
+        alone = path_patch(model, [clean[i]], [corrupt[i]], metric=metric, by=by_pos)["each"][0]
+        mine, n = whole["each"][row], alone.sizes["pos"]
+        np.testing.assert_allclose(mine.isel(pos=slice(n)), alone, rtol=1e-9, atol=1e-12)
+        assert bool(mine.isel(pos=slice(n, None)).isnull().all())
 
 
 @pytest.mark.parametrize(

@@ -97,15 +97,16 @@ def test_what_has_no_meaning_is_refused_by_name(case: str) -> None:
         ablate(subject("gpt2"), TOKENS[:n], metric=metric, **rest)  # type: ignore[arg-type,misc]
 
 
-def test_prompts_of_several_lengths_have_no_cells_by_position_and_no_other_row() -> None:
+def test_prompts_of_several_lengths_have_the_cells_of_their_own_positions_and_no_other_row() -> None:
     model, batch = subject("gpt2"), padded(TOKENS, (9, 7, 8, 5))
-    with pytest.raises(ValueError, match="effects by pos require prompts of one length"):
-        ablate(model, batch, change=Zero(), metric=METRIC, by=("layer", "pos"))
+    found = ablate(model, batch, change=Zero(), metric=METRIC, by=("layer", "pos"))
+    assert found.n.isel(layer=0).values.tolist() == [4] * 5 + [3, 3, 2, 1]
+    assert found["each"].notnull().isel(layer=0).sum("pos").values.tolist() == [9, 7, 8, 5]
     with pytest.raises(ValueError, match="token for token"):
         ablate(model, batch, change=Resample(), metric=METRIC)
-    left = Batch.of([[1, 2, 3], [4, 5], [6, 7], [8, 9]], side="left")
-    with pytest.raises(ValueError, match="no padding on the left"):
-        ablate(model, left, change=Mean(), metric=METRIC)
+    left, right = (Batch.of([[1, 2, 3], [4, 5], [6, 7], [8, 9]], side=side) for side in ("left", "right"))  # type: ignore[arg-type]
+    means = [ablate(model, each, change=Mean(), metric=METRIC)["each"].values for each in (left, right)]
+    assert_close(torch.from_numpy(means[0]), torch.from_numpy(means[1]))
 
 
 def test_a_model_without_neurons_says_so() -> None:

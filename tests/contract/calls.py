@@ -305,6 +305,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "edits.Project": {"directions": lambda: numbers(2, 24)},
     "edits.Swap": {"directions": lambda: numbers(2, 24)},
     "edits.Scale": {"factor": lambda: 2.0},
+    "edits.PerRow": {"places": lambda: [3, -1]},
     "features.TopK": {"k": lambda: 2},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},

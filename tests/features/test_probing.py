@@ -423,7 +423,9 @@ def test_prompts_that_cannot_be_probed_are_refused() -> None:
     model = HookedTransformer(build("gpt2"))
     batch, labels = Batch.of([[3, 1, 4], [2, 7]] * 4), [0, 1] * 4
     for wanted in (2, -3):
-        with pytest.raises(IndexError, match=f"the shortest has 2 tokens; got {wanted}"):
+        with pytest.raises(
+            IndexError, match=f"position {wanted} is required of every row, but row 1 has 2 tokens"
+        ):
             probe_neurons(model, batch, labels, pos=wanted)
     with pytest.raises(ValueError, match="pos must be 'mean' or int, got 'last'"):
         probe_neurons(model, batch, labels, pos="last")  # type: ignore[arg-type]

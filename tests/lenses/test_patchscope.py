@@ -109,7 +109,7 @@ def test_models_of_other_tokens_and_several_targets_are_refused() -> None:
         patchscope(model, some_tokens(), TARGET, into=other)
     with pytest.raises(ValueError, match="target must be str or"):
         patchscope(model, some_tokens(), some_tokens(2))
-    with pytest.raises(IndexError, match="positions that every prompt has"):
+    with pytest.raises(IndexError, match="position 5 is required of every row"):
         patchscope(model, some_tokens(), TARGET, target_pos=5)
 
 

@@ -6,20 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from interp.model.edits import (
-    Add,
-    Detach,
-    Edit,
-    Mean,
-    Project,
-    Resample,
-    Scale,
-    Set,
-    Span,
-    Swap,
-    Zero,
-    edited,
-)
+from interp.model.cells import Span, edited
+from interp.model.edits import Add, Detach, Edit, Mean, Project, Resample, Scale, Set, Swap, Zero
 from interp.model.kv_cache import KVCache
 from interp.model.tap import Read, Tap
 from tests.configs import CONFIGS, build, some_tokens
@@ -120,7 +108,7 @@ def test_passes_with_a_cache_do_what_one_pass_does(name: str) -> None:
     whole = model(tokens, Tap(edits=edits))
     cache = KVCache(CONFIGS[name], 3, 9, device=model.device, dtype=model.dtype)
     steps = [
-        model(tokens[:, a:b], Tap(edits=edits, grows=True), cache=cache) for a, b in ((0, 3), (3, 7), (7, 9))
+        model(tokens[:, a:b], Tap(edits=edits, prompt=9), cache=cache) for a, b in ((0, 3), (3, 7), (7, 9))
     ]
     assert_close(torch.cat(steps, 1), whole)
     assert (whole - model(tokens)).abs().max() > 1e-3

@@ -8,7 +8,8 @@ from hypothesis import given, strategies as st
 from torch import Tensor
 
 from interp.model import Read, Tap, sites
-from interp.model.attention import Layout, attention_mask
+from interp.model.attention import attention_mask
+from interp.model.layout import Layout
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close

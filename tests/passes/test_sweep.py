@@ -50,18 +50,24 @@ def put(site: str, donor: Tensor, at: Mapping[str, int] = MappingProxyType({}), 
     return Edit(site, Set(donor, first), {sites.WORDS[axis]: i for axis, i in at.items()})
 
 
-def by_hand(edit: Edit, examples: int) -> Edit:
+def by_hand(edit: Edit, batch: Batch) -> Edit:
     """The same as a function of the whole value, cell by cell; what is no such edit stays what it is."""
+    examples = len(batch)
     letters = sites.axes_of(edit.site).split()[1:]
     values = edit.change.values if isinstance(edit.change, Set) else None
     if not isinstance(values, Tensor) or values.ndim <= len(letters):
         return edit
-    index = tuple(edit.cells.get(letter, slice(None)) for letter in letters)
+    columns = [row.nonzero()[:, 0].tolist() for row in batch.real]  # of the tokens of each row
+
+    def index_of(row: int) -> tuple[int | slice, ...]:
+        at = {letter: columns[row][i] if letter in "pqk" else i for letter, i in edit.cells.items()}
+        return tuple(at.get(letter, slice(None)) for letter in letters)
+
     donor, first = values, edit.change.first
 
     def change(value: Tensor) -> Tensor:
         for row in range(examples):
-            source = donor[0 if len(donor) == 1 else first + row]
+            source, index = donor[0 if len(donor) == 1 else first + row], index_of(row)
             value[row][index] = source[index].to(value)
         return value
 
@@ -72,7 +78,7 @@ def naive(
     model: Transformer, batch: Batch, variant: Variant, metric: Metric, reads: Sequence[Read] = ()
 ) -> tuple:
     """One full pass with the edits, and the metric of all its logits."""
-    edits = [by_hand(edit, len(batch)) for edit in variant.edits]
+    edits = [by_hand(edit, batch) for edit in variant.edits]
     seen = observe(model, batch, reads, edits)
     last = batch.last()
     logits = seen.output if metric.everywhere else seen.output[torch.arange(len(batch)), last][:, None]
@@ -107,6 +113,7 @@ def cells(model: Transformer, batch: Batch, site: str) -> list[Variant]:
     donor = donors(model, batch, [site])[site]
     letters = site_letters(site)
     sizes = dict(zip(letters, donor.shape[1:], strict=True))
+    sizes |= {letter: int(batch.lengths.min()) for letter in "pqk" if letter in sizes}
     found = [Variant([put(site, donor)])]
     letters = [letter for letter in letters if letter in sites.WORDS]
     for letter in letters:

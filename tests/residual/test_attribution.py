@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import interp
 from interp import Batch, Edit, HookedEncoderDecoder, HookedTransformer
 from interp.data.batch import Answers
-from interp.edits import Add, Scale, Zero
+from interp.edits import Add, PerRow, Scale, Zero
 from interp.model import MLP
 from interp.model.norm import Normalize
 from interp.model.transformer import Transformer
@@ -255,7 +255,7 @@ def test_a_direction_that_does_not_fit_is_refused_by_its_shape(
 def test_a_position_of_each_prompt_gives_the_models_logits_there(name: str, side: str) -> None:
     rows, positions = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9]], [-3, 5, -2]
     model, batch = HookedTransformer(build(name)), Batch.of(rows, side=side)  # type: ignore[arg-type]
-    result = interp.attribute(model, batch, ANSWER, WRONG, parts="source", pos=positions)
+    result = interp.attribute(model, batch, ANSWER, WRONG, parts="source", pos=PerRow(positions))
     for i, (row, pos) in enumerate(zip(rows, positions, strict=True)):
         logits, cap = model(torch.tensor([row]))[0, pos], CONFIGS[name].logit_softcap  # type: ignore[call-overload]
         logits = logits if cap is None else cap * (logits / cap).atanh()
@@ -268,14 +268,16 @@ def test_a_position_of_each_prompt_gives_the_models_logits_there(name: str, side
 def test_positions_that_a_prompt_lacks_or_that_see_what_follows_are_refused() -> None:
     model, batch = HookedTransformer(build("gpt2")), Batch.of([[1, 2, 3], [4, 5]])
     for pos in (2, -3):
-        with pytest.raises(IndexError, match=rf"prompts of \[3, 2\] tokens are required, got {pos}"):
+        with pytest.raises(
+            IndexError, match=rf"position {pos} is required of every row, but row 1 has 2 tokens"
+        ):
             interp.attribute(model, batch, 3, pos=pos)
     with pytest.raises(
         ValueError, match="attribute holds answers or labels for 3 prompts, got 2 rows of data"
     ):
-        interp.attribute(model, batch, 3, pos=[0, 1, 0])
+        interp.attribute(model, batch, 3, pos=PerRow([0, 1, 0]))
     with pytest.raises(ValueError, match=r"one of each is required for every prompt.*2 answers, 3 positions"):
-        interp.attribute(model, batch, [3, 4], pos=[0, 1, 0])
+        interp.attribute(model, batch, [3, 4], pos=PerRow([0, 1, 0]))
 
 
 @pytest.mark.parametrize("parts", ["layer", "sublayer", "head", "source", "neuron"])
@@ -285,13 +287,15 @@ def test_at_any_position_of_a_bidirectional_model_the_parts_sum_to_its_logit_the
     for side in ("left", "right"):
         batch = Batch.of(rows, side=side)
         found = interp.attribute(
-            HookedTransformer(network), batch, [3, 8], [6, 2], parts=parts, pos=positions
+            HookedTransformer(network), batch, [3, 8], [6, 2], parts=parts, pos=PerRow(positions)
         )
         for i, (row, pos) in enumerate(zip(rows, positions, strict=True)):
             logits = network(torch.tensor([row]))[0, pos]
             assert_close(torch.tensor(found.total.values[i]), logits[[3, 8][i]] - logits[[6, 2][i]])
         np.testing.assert_allclose(found.value.sum("part"), found.total, rtol=1e-6, atol=1e-6)
-    last, whole = (interp.attribute(HookedTransformer(network), batch, 3, pos=pos) for pos in (-1, [3, 2]))
+    last, whole = (
+        interp.attribute(HookedTransformer(network), batch, 3, pos=pos) for pos in (-1, PerRow([3, 2]))
+    )
     np.testing.assert_allclose(last.value, whole.value, rtol=1e-6, atol=1e-6)
 
 
@@ -366,7 +370,7 @@ def test_a_decoders_parts_sum_to_the_logits_of_the_encoder_decoder(name: str, pa
     source = Batch(pairs.SOURCE, pairs.KEEP)
     target = Batch(pairs.TARGET, torch.arange(9) < torch.tensor([[9], [6], [2]]))
     given, decoder = model.given(source, target), HookedTransformer(network.decoder)
-    result = interp.attribute(decoder, given, ANSWER, WRONG, parts=parts, pos=positions)  # type: ignore[arg-type]
+    result = interp.attribute(decoder, given, ANSWER, WRONG, parts=parts, pos=PerRow(positions))  # type: ignore[arg-type]
     rows = torch.arange(3)
     logits = network(pairs.SOURCE, pairs.TARGET, source_keep=pairs.KEEP)[rows, positions]
     expected = logits[rows, ANSWER] - logits[rows, WRONG]

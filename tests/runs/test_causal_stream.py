@@ -103,8 +103,16 @@ def test_a_question_is_written_down_by_its_fields(tmp_path: Path) -> None:
     assert '"noise"' in text and " at 0x" not in text
 
 
-def test_moments_by_position_of_prompts_of_several_lengths_are_refused() -> None:
-    for each, message in ((False, "rows of one shape"), (True, "prompts of one length")):
-        question = Patch("resid_pre", interp.logit_difference(3, 4), each=each)
-        with pytest.raises(ValueError, match=message):
-            interp.run(question, model(), stream(tokens=1))
+def test_moments_by_position_are_those_of_the_prompts_that_have_it() -> None:
+    kept, moments = (
+        interp.run([Patch("resid_pre", interp.logit_difference(3, 4), each=each)], model(), stream(tokens=1))[
+            "patch"
+        ]
+        for each in (True, False)
+    )
+    rows = kept["each"].notnull().sum("prompt")
+    assert len(set(rows.values.flatten().tolist())) > 1
+    for found in (kept, moments):
+        assert bool((found.n == rows).all())
+        np.testing.assert_allclose(found.value, kept["each"].mean("prompt"), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(moments.normalised, kept.normalised, rtol=1e-9, atol=1e-12)

@@ -158,9 +158,9 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         Mixing("values")
     with pytest.raises(IndexError, match="layers are -2 to 1, got 2"):
         token_attribution(model(), some_tokens(), method=Mixing("attention", 2))
-    with pytest.raises(IndexError, match="pos 3 requires prompts of at least 4 tokens, got 3"):
+    with pytest.raises(IndexError, match="position 3 is required of every row, but row"):
         token_attribution(model(), Batch.of(ROWS), pos=3)
-    with pytest.raises(IndexError, match="pos -4 requires prompts of at least 4 tokens, got 3"):
+    with pytest.raises(IndexError, match="position -4 is required of every row, but row"):
         token_attribution(model(), Batch.of(ROWS), pos=-4)
     with pytest.raises(ValueError, match="ALTI-Logit requires the last position in a bidirectional model"):
         token_attribution(model("bidirectional"), some_tokens(), 3, method="alti_logit", pos=2)

@@ -101,6 +101,7 @@ class CachedPast:
         """entry: that of a layer. mask: of everything, the new tokens included; None = all real."""
         rows, length = entry(0).past_keys.shape[:2]
         self.length: int = length
+        self.prompt: int | None = length or None
         self.crossed: dict[int, tuple[Tensor, Tensor]] = {}
         self.states: dict[int | tuple[int, str], tuple[Tensor, ...]] = {}
         self._rows, self._entry, self._mask = rows, entry, mask

@@ -34,8 +34,9 @@ from interp.compat.transformer_lens.native import (
     projected,
 )
 from interp.model import config as ours
-from interp.model.attention import Layout, Mask, Pass, View, attention_mask, hidden_scores
+from interp.model.attention import Mask, Pass, View, attention_mask, hidden_scores
 from interp.model.config import Llama3Scaling, ModelConfig, Rotary, Scaling, YarnScaling
+from interp.model.layout import Layout
 from interp.model.position import Rotation, inverse_frequencies
 from interp.model.tap import Scope
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from interp.compat.transformer_lens.changes import HOOKS
 from interp.compat.transformer_lens.hook_points import HookPoint
+from interp.model.cells import Span
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.tap import Read, Scope, Tap
@@ -103,8 +104,8 @@ class HookTap(Tap):
         stop: int | None,
         home: torch.device | None = None,
         *,
-        past: int = 0,
         standing: Sequence[Edit] = (),
+        span: Span | None = None,
     ) -> None:
         """Sort points and reads by layer."""
         assert not standing, "the engine runs models without edits of their own"

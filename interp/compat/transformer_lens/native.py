@@ -19,10 +19,11 @@ from interp.compat import hooked_config
 from interp.compat.transformer_lens.activations import SUPPORTED_ACTIVATIONS
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_tap import HookScope, HookTap
-from interp.model.attention import SPLIT_INPUTS, Attention, Layout, Mask, Memory, Pass, View
+from interp.model.attention import SPLIT_INPUTS, Attention, Mask, Memory, Pass, View
 from interp.model.block import Block, FeedForward
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, NoNorm, Norm, RMSNorm
 from interp.model.kv_cache import Past
+from interp.model.layout import Layout
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
 from interp.model.tap import Scope, Tap, at

@@ -1,0 +1,231 @@
+"""Which columns of a batch hold which tokens: the one place where positions become columns.
+
+A position is a token of its own row: 0 is the first real one, -1 the last, whatever padding, batch and cache; in packed
+rows it is the text's own. `Layout` says how the rows of a pass are laid out, and finds the columns of positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NoReturn
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from interp.core.boundary import public, shown
+
+New = Literal["new"]
+NEW: New = "new"
+"""The position that names every generated token."""
+
+
+class PositionError(IndexError, ValueError):
+    """A row has no token at the position that is asked for."""
+
+
+@public(unchecked=("places",))
+@dataclass(frozen=True, repr=False)
+class PerRow:
+    """One position for every row: `PerRow([3, 4])` is token 3 of the first row and token 4 of the second.
+
+    Several positions of every row are a plain sequence, `(3, 4)`. Analyses of data take one for each prompt, in the
+    order in which the prompts are given, however they are batched.
+
+    places: token numbers of the rows, negative ones from a row's end; None = no token of that row.
+
+    Example:
+        >>> rows = torch.tensor([[5, 6, 7], [8, 9, 10]])
+        >>> interp.logit_lens(model, rows, pos=interp.edits.PerRow([1, -1])).position.values.tolist()
+        [[1], [2]]
+    """
+
+    places: Sequence[int | None]
+
+    def __post_init__(self) -> None:
+        given = self.places.tolist() if isinstance(self.places, Tensor | np.ndarray) else list(self.places)
+        if not given or not all(each is None or _is_place(each) for each in given):
+            raise ValueError(
+                f"one position for every row is required, such as [3, 4], got {shown(self.places)}"
+            )
+        object.__setattr__(self, "places", tuple(None if each is None else int(each) for each in given))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __repr__(self) -> str:
+        return f"PerRow({list(self.places)})"
+
+    def of(self, rows: Iterable[int]) -> PerRow:
+        """Those of these rows. ValueError for a row that has none."""
+        wanted = list(rows)
+        if max(wanted) >= len(self.places):
+            raise ValueError(f"one position per prompt is required, got {len(self)} for prompt {max(wanted)}")
+        return PerRow([self.places[row] for row in wanted])
+
+
+Places = int | Sequence[int] | PerRow
+"""Which tokens of every row are meant: one, several, or one of each row's own."""
+
+
+def _is_place(given: object) -> bool:
+    return isinstance(given, int | np.integer) and not isinstance(given, bool)
+
+
+def several(pos: Places) -> tuple[int, ...] | PerRow:
+    """Positions as a tuple, or one for each row as they are. ValueError for none, or one that comes twice."""
+    if isinstance(pos, PerRow):
+        return pos
+    found = (pos,) if isinstance(pos, int) else tuple(pos)
+    if not found or len(set(found)) < len(found) or not all(map(_is_place, found)):
+        raise ValueError(
+            f"a position, several that differ, or PerRow([...]) with one for each row is required, got {pos!r}"
+        )
+    return tuple(map(int, found))
+
+
+def one_position(pos: object, name: str = "pos") -> None:
+    """ValueError for what is not one position of every row: a number, or one for each row."""
+    if not (_is_place(pos) or isinstance(pos, PerRow)):
+        raise ValueError(
+            f"{name} is one position of every prompt, a number, or PerRow([3, 4]) with one for each, got {shown(pos)}"
+        )
+
+
+def each_position(lengths: Int[Tensor, "b"], width: int) -> list[int | PerRow]:
+    """So many positions, for maps by position: rows that are shorter have no token there."""
+    held = lengths.tolist()
+    return [p if p < min(held) else PerRow([p if p < n else None for n in held]) for p in range(width)]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """Some tokens of every text of a batch: of every row, or in packed rows of every text in them."""
+
+    rows: Int[Tensor, "t"]
+    """The row of each text."""
+    columns: Int[Tensor, "t n"]
+    """The column of each token; of one that is not there, some column of the row."""
+    places: Int[Tensor, "t n"]
+    """How many tokens of the text stand before each."""
+    there: Bool[Tensor, "t n"] | None = None
+    """Which of them there are; None = all."""
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """How the rows of a pass are laid out: which columns are real, and which document each belongs to."""
+
+    keep: Bool[Tensor, "b k"] | None = None
+    """True at real tokens; None = no padding."""
+    documents: Int[Tensor, "b k"] | None = None
+    """An id per column; neighbours with the same id are one text, which sees nothing of the others. None = one text."""
+    prompt: int | None = None
+    """While text is generated, how many columns the prompts have; None = all tokens are there."""
+
+    def to(self, device: torch.device) -> Layout:
+        """The same on another device."""
+        keep, documents = (None if x is None else x.to(device) for x in (self.keep, self.documents))
+        return Layout(keep, documents, self.prompt)
+
+    @property
+    def uniform(self) -> bool:
+        """Whether every column holds the same position in all rows."""
+        return self.keep is None and self.documents is None
+
+    def positions(self, n: int, past: int, device: torch.device) -> Int[Tensor, "b n"]:
+        """Position of the last `n` tokens: the column, or the count of kept tokens of its text before it."""
+        if self.keep is None and self.documents is None:
+            return torch.arange(past, past + n, device=device)[None]
+        if self.documents is None:
+            assert self.keep is not None
+            return (self.keep.cumsum(1) - 1).clamp_min(0)[:, past:]
+        kept = torch.ones_like(self.documents) if self.keep is None else self.keep.int()
+        before = kept.cumsum(1) - kept
+        starts = torch.ones_like(self.documents, dtype=torch.bool)
+        starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+        return (before - before.masked_fill(~starts, 0).cummax(1).values)[:, past:]
+
+    def find(self, pos: int | tuple[int, ...] | PerRow | New, shape: tuple[int, int]) -> Tokens:
+        """The tokens of every row (packed: of every text) at these positions of `[rows, columns]`; on the host.
+
+        Errors: PositionError, a ValueError and IndexError, for a row that is too short, naming it, its length and what
+        was asked; while text is generated a later position is one that is not there yet. ValueError for another number
+        of positions than rows, and for "new" where nothing is generated.
+        """
+        rows, lengths, starts, flat = self._texts(shape)
+        ends = self._prompts(shape, lengths)
+        if pos == NEW:
+            return self._new(shape)
+        if isinstance(pos, PerRow):
+            if len(pos) != len(rows):
+                raise ValueError(f"one position per row is required, got {len(pos)} for {len(rows)} rows")
+            none = [each is None for each in pos.places]
+            asked = torch.tensor([0 if each is None else each for each in pos.places])[:, None]
+            there = ~torch.tensor(none)[:, None]
+        else:
+            asked = torch.tensor([pos] if isinstance(pos, int) else pos).expand(len(rows), -1)
+            there = torch.ones(asked.shape, dtype=torch.bool)
+        places = torch.where(asked < 0, ends[:, None] + asked, asked)
+        short = places >= lengths[:, None]
+        wrong = there & ((places < 0) | (short if self.prompt is None else torch.zeros_like(short)))
+        if bool(wrong.any()):
+            _refuse(wrong, asked, ends)
+        there = there & ~short
+        places = places.clamp_min(0).minimum((lengths[:, None] - 1).clamp_min(0))
+        columns = flat[(starts[:, None] + places).clamp_max(len(flat) - 1)] % shape[1]
+        return Tokens(rows, columns, places, None if bool(there.all()) else there)
+
+    def _new(self, shape: tuple[int, int]) -> Tokens:
+        """Every generated token."""
+        if self.prompt is None:
+            raise ValueError(
+                'the position "new" names tokens that are generated, and this pass generates none'
+            )
+        columns = torch.arange(self.prompt, shape[1]).expand(shape[0], -1)
+        keep = torch.ones(shape, dtype=torch.bool) if self._home[0] is None else self._home[0]
+        there, places = keep[:, self.prompt :], keep.cumsum(1)[:, self.prompt :] - 1
+        return Tokens(torch.arange(shape[0]), columns, places, None if bool(there.all()) else there)
+
+    def _texts(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The row and length of each text, where its tokens begin among all, and the place of each in the batch."""
+        keep, documents = self._home
+        real = torch.ones(shape, dtype=torch.bool) if keep is None else keep
+        flat = real.flatten().nonzero()[:, 0]
+        if documents is None:
+            rows, lengths = torch.arange(shape[0]), real.sum(1)
+        else:
+            new = torch.ones_like(real)
+            new[:, 1:] = documents[:, 1:] != documents[:, :-1]
+            number = new.flatten().cumsum(0)[flat]
+            _, lengths = number.unique_consecutive(return_counts=True)
+            rows = flat[lengths.cumsum(0) - lengths] // shape[1]
+        return rows, lengths, lengths.cumsum(0) - lengths, flat
+
+    def _prompts(self, shape: tuple[int, int], lengths: Int[Tensor, "t"]) -> Int[Tensor, "t"]:
+        """How many tokens negative positions are counted back from: those of the prompt, while text is generated."""
+        if self.prompt is None:
+            return lengths
+        keep = self._home[0]
+        if keep is None:
+            return torch.full_like(lengths, self.prompt)
+        return keep[:, : self.prompt].sum(1) + max(0, self.prompt - shape[1])
+
+    @cached_property
+    def _home(self) -> tuple[Tensor | None, Tensor | None]:
+        """The mask and the documents on the host, where columns are looked up."""
+        keep, documents = (None if x is None else x.cpu() for x in (self.keep, self.documents))
+        return keep, documents
+
+
+def _refuse(wrong: Bool[Tensor, "t n"], asked: Int[Tensor, "t n"], ends: Int[Tensor, "t"]) -> NoReturn:
+    """Say which row has no token at which position."""
+    row, which = wrong.nonzero()[0].tolist()
+    length = int(ends[row])
+    raise PositionError(
+        f"position {int(asked[row, which])} is required of every row, but row {row} has {length} tokens, positions "
+        f"0 to {length - 1} (or {-length} to -1)"
+    )
