@@ -76,7 +76,7 @@ def test_a_metric_at_a_position_is_that_of_the_logits_there(causal: bool) -> Non
             for i, row in enumerate(rows):
                 logits = model.transformer(torch.tensor([row]))[0, pos]
                 assert_close(torch.tensor(found.clean.values[i]), logits[2] - logits[0], torch.float32)
-    with pytest.raises(IndexError, match="the shortest has 3 tokens; got 3"):
+    with pytest.raises(IndexError, match="position 3 is required of every row, but row 1 has 3 tokens"):
         interp.patch(
             model, clean, corrupt, "z", metric=interp.logit_difference(2, 0).at(3), by=("layer", "head")
         )

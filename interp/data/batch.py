@@ -166,13 +166,7 @@ class Batch(Brief):
     @property
     def text_numbers(self) -> Int[Tensor, "b p"]:
         """The number of the text that each column belongs to, in the order of `identities`; -1 at padding."""
-        if self.documents is None:
-            number = torch.arange(len(self), device=self.tokens.device)[:, None].expand_as(self.tokens)
-        else:
-            starts = torch.ones_like(self.real)
-            starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
-            number = (starts & self.real).flatten().cumsum(0).view_as(self.tokens) - 1
-        return number.masked_fill(~self.real, -1)
+        return self.layout.texts(self.real)
 
     @property
     def places(self) -> Int[Tensor, "b p"]:
@@ -319,12 +313,13 @@ class Batch(Brief):
 
         Packed rows stay as they are.
         """
-        if self.keep is None or self.documents is not None:
+        if (
+            self.keep is None
+            or self.documents is not None
+            or bool((self.keep[:, 1:] <= self.keep[:, :-1]).all())
+        ):
             return self
-        kept = self.keep
-        if bool((kept[:, 1:] <= kept[:, :-1]).all()):
-            return self
-        order = (~kept).int().argsort(dim=1, stable=True)
+        order = (~self.keep).int().argsort(dim=1, stable=True)
         return self._columns(lambda x: x.gather(1, order))
 
     @property
@@ -795,19 +790,3 @@ class Text:
             if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
                 raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
         return batch.numbered()
-
-
-def single_token(text: Text, word: str) -> int | None:
-    """The one token that a word is in running text, with or without a leading space; None if several or unknown.
-
-    Errors: ValueError without a tokenizer.
-    """
-    tokenizer = text.tokenizer
-    for form in (f" {word}", word):
-        try:
-            token = text.single(form)
-        except ValueError:  # several tokens, or none that can write it
-            continue
-        if tokenizer.piece(token).strip().casefold() == word.casefold():
-            return token
-    return None

@@ -149,6 +149,16 @@ class Layout:
         starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
         return (before - before.masked_fill(~starts, 0).cummax(1).values)[:, past:]
 
+    def texts(self, real: Bool[Tensor, "b k"]) -> Int[Tensor, "b k"]:
+        """The number of the text that each column belongs to, counted row by row; -1 where it is not real."""
+        if self.documents is None:
+            number = torch.arange(len(real), device=real.device)[:, None].expand_as(real)
+        else:
+            starts = torch.ones_like(real)
+            starts[:, 1:] = self.documents[:, 1:] != self.documents[:, :-1]
+            number = (starts & real).flatten().cumsum(0).view_as(real) - 1
+        return number.masked_fill(~real, -1)
+
     def find(self, pos: int | tuple[int, ...] | PerRow | New, shape: tuple[int, int]) -> Tokens:
         """The tokens of every row (packed: of every text) at these positions of `[rows, columns]`; on the host.
 
@@ -198,10 +208,7 @@ class Layout:
         if documents is None:
             rows, lengths = torch.arange(shape[0]), real.sum(1)
         else:
-            new = torch.ones_like(real)
-            new[:, 1:] = documents[:, 1:] != documents[:, :-1]
-            number = new.flatten().cumsum(0)[flat]
-            _, lengths = number.unique_consecutive(return_counts=True)
+            lengths = Layout(keep, documents).texts(real).flatten()[flat].bincount()
             rows = flat[lengths.cumsum(0) - lengths] // shape[1]
         return rows, lengths, lengths.cumsum(0) - lengths, flat
 

@@ -9,7 +9,8 @@ from torch import Tensor
 import interp
 from interp import Batch, HookedTransformer
 from interp.attention.heads import _distinct, mention_masks, sentence_scores
-from interp.data.batch import Text, single_token
+from interp.data.batch import Text
+from interp.data.words import single_token
 from interp.model.tap import Read
 from interp.passes import observe
 from interp.residual.decomposition import IncompleteSumError

@@ -197,7 +197,7 @@ EDGES: Dims = of(*_EFFECT, "normalised", over="sender receiver")
 _PARTS: Dims = of("value", over="prompt part") | of("total", over="prompt")
 _ATTENTION: dict[str, Case] = {
     "names": Case(
-        lambda model, _: name_attention(CONFIGS[model]), of(*MENTIONS, over="prompt layer head"), ("left",),
+        lambda model, _: name_attention(CONFIGS[model]), of(*MENTIONS, over="prompt layer head"),
         rows=with_names,
     ),
     "heads on repeats": Case(
