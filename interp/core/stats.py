@@ -137,7 +137,7 @@ def wilson(
 
 def share_interval(
     mean: Float[Tensor, "*n"],
-    n: Real[Tensor, "*n"] | int,
+    n: Real[Tensor, "*#n"] | int,
     variance: Float[Tensor, "*n"] | None = None,
 ) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
     """A 95 % interval of a mean of `n` rows between 0 and 1, inside [0, 1], wide enough for the rows not seen.

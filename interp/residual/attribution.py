@@ -542,7 +542,7 @@ class Folded:
             self.unseen = torch.maximum(self.unseen, seen)
         return _dot(lost, self.final)[:, 0]
 
-    def _weighed(self, layer: int, sublayer: str, pieces: Sequence[Float[Tensor, "b c"]]) -> None:
+    def _weighed(self, layer: int, sublayer: str, pieces: Sequence[Float[Tensor, "b _"]]) -> None:
         """Take in what the pieces of a sublayer miss of it; IncompleteSumError where rounding explains less.
 
         Half precision rounds a sublayer's output number by number and independently: along a direction that makes as

@@ -249,7 +249,9 @@ class _Replay:
 
     def plus(self, term: Float[Tensor, "*b d"]) -> _Replay:
         """The same with one more term."""
-        stream, term = self.stream + term.to(self.stream), wide(term)
+        # the sum in float32, rounded once: what an addition in half precision gives
+        stream = (wide(self.stream) + wide(term.to(self.stream))).to(self.stream.dtype)
+        term = wide(term)
         largest = torch.maximum(torch.maximum(self.largest, term.abs()), wide(stream).abs())
         return replace(
             self,

@@ -1,5 +1,6 @@
 """A section that fails costs the page that section: planted in each, one after the other, and in what they share."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -49,8 +50,7 @@ def failing(cause: Exception) -> Callable[..., object]:
 
 def made() -> tuple[Report, list[str]]:
     """A report, and what was noted."""
-    note = report_module.Absences._fails.__globals__["note"]
-    note.cache_clear()
+    sys.modules[report_module.Absences.__module__].note.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found = report_of(hooked(MODEL), Question(PROMPT, ANSWER, WRONG, CORRUPTED), About(MODEL))
@@ -141,7 +141,7 @@ def test_the_command_writes_the_page_and_is_strict_where_asked(
         str(out),
         *more,
     ]
-    report_module.Absences._fails.__globals__["note"].cache_clear()
+    sys.modules[report_module.Absences.__module__].note.cache_clear()
     assert main(asked) == code
     assert MISSED in (out / "index.html").read_text(encoding="utf-8")
     assert (

@@ -125,7 +125,7 @@ def test_integrated_gradients_are_the_weighted_mean_of_gradients_on_the_line() -
 # --- lines along which the logit bends where nobody knows beforehand -----------------------------------------------
 
 
-class Bend:
+class Bend(_Line):
     """A line in closed form in place of a model: two positions, their logit's parts by point."""
 
     def __init__(self, centre: float, width: float) -> None:
@@ -141,8 +141,6 @@ class Bend:
             self.products[s] = torch.tensor([steep, math.cos(5 * s)], dtype=torch.float64)
             self.slope[s] = steep + math.cos(5 * s)
             self.logit[s] = self.part(s) + math.sin(5 * s) / 5
-
-    missed, summed, total = _Line.missed, _Line.summed, _Line.total
 
     @property
     def scale(self) -> float:
