@@ -100,7 +100,7 @@ def in_rows(model: Transformer, batch: Batch, variants: Sequence[Variant]) -> Te
     """The same numbers from one pass, in which every variant has rows of its own."""
     n = len(batch.tokens)
     edits = [
-        replace(by_hand(edit, n), rows=tuple(range(i * n, (i + 1) * n)))
+        replace(by_hand(edit, batch), rows=tuple(range(i * n, (i + 1) * n)))
         for i, variant in enumerate(variants)
         for edit in variant.edits
     ]
