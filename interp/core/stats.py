@@ -160,10 +160,11 @@ def share_interval(
         >>> float(low), round(float(high), 4), round(1 - 0.025 ** (1 / 8), 4)
         (0.0, 0.3694, 0.3694)
     """
-    m, count = fetched({"m": mean})["m"].double(), torch.as_tensor(n).cpu().double()
-    m, count = torch.broadcast_tensors(m.clamp(0.0, 1.0), count)
+    given = {"m": mean, "n": torch.as_tensor(n)} | ({} if variance is None else {"v": variance})
+    here = {name: value.double() for name, value in fetched(given).items()}
+    m, count = torch.broadcast_tensors(here["m"].clamp(0.0, 1.0), here["n"])
     most = m * (1 - m)
-    spread = most if variance is None else torch.minimum(fetched({"v": variance})["v"].double(), most)
+    spread = torch.minimum(here["v"], most) if "v" in here else most
     low, high = _lower_end(m, count, spread), 1 - _lower_end(1 - m, count, spread)
     return torch.minimum(low, m).to(mean), torch.maximum(high, m).to(mean)
 
@@ -418,15 +419,19 @@ class Moments:
         Means that no shares can have (an edited pattern may hold anything) keep Student's t.
         within: the range of other rows, at which the interval is cut off.
         """
-        error, rows = self._error()
+        mean, (error, rows) = self.mean, self._error()
+        if share:  # on the host, where its quantiles are
+            mean, error, rows = fetched(dict(enumerate((mean, error, rows)))).values()
         half = t95(rows, fewest) * error
-        low, high = (self.mean - half).clamp_min(within[0]), (self.mean + half).clamp_max(within[1])
+        low, high = (mean - half).clamp_min(within[0]), (mean + half).clamp_max(within[1])
         if not share:
             return low, high
         variance = (error.square() * (rows - 1)).masked_fill(rows < 2, 0.0)  # of one row: nothing known
-        least, most = share_interval(self.mean, rows, variance)
-        apart = (self.mean < -SHARE_ROUNDING) | (self.mean > 1 + SHARE_ROUNDING)
-        return torch.where(apart, low, least), torch.where(apart, high, most)
+        least, most = share_interval(mean, rows, variance)
+        apart = (mean < -SHARE_ROUNDING) | (mean > 1 + SHARE_ROUNDING)
+        ends = torch.stack((torch.where(apart, low, least), torch.where(apart, high, most)))
+        found = sent(ends, self.mean.device)
+        return found[0], found[1]
 
     def _error(self) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
         """The standard error of every mean, and of how many independent rows it is; NaN for fewer than two."""

@@ -47,14 +47,14 @@ def sample_of(model: Transformer) -> Float[Tensor, "n"]:
     """A few evenly spaced numbers of every parameter, in float32 at least."""
     picked = []
     for _, parameter in sorted(model.named_parameters()):
-        where = _spread(parameter.numel()).to(parameter.device)
+        where = _spread(parameter.numel(), parameter.device)
         picked.append(wide(parameter.flatten()[where].to(model.device)))
     return torch.cat(picked)
 
 
-def _spread(n: int) -> Int[Tensor, "s"]:
+def _spread(n: int, device: torch.device | None = None) -> Int[Tensor, "s"]:
     """Evenly spaced indices from 0 to n - 1, in integers: no float is exact for every n."""
-    return torch.arange(SAMPLED) * (n - 1) // (SAMPLED - 1)
+    return torch.arange(SAMPLED, device=device) * (n - 1) // (SAMPLED - 1)
 
 
 def is_of(model: Transformer, sample: Float[Tensor, "n"]) -> bool:

@@ -168,8 +168,10 @@ def check_missed(
     scale: what both are told relative to.
     """
     allowed = allowed.expand_as(error)
-    worst = (error / allowed.clamp_min(torch.finfo(error.dtype).tiny)).flatten().argmax()
-    found = Missed(*((x / scale).flatten()[worst] for x in (error, allowed))) if error.numel() else _NOTHING
+    found = _NOTHING
+    if error.numel():
+        worst = (error / allowed.clamp_min(torch.finfo(error.dtype).tiny)).flatten().argmax()
+        found = Missed(*((x / scale).take(worst) for x in (error, allowed)))  # a device is not waited for
 
     def failure() -> IncompleteSumError:
         missed, explained = float(found.error), float(found.allowed)

@@ -533,23 +533,25 @@ def _sampled(d_vocab: int, sample: int | None) -> Int[Tensor, "n"] | None:
 
 def _rank_scores(circuits: HeadCircuits, sources: Int[Tensor, "n"] | None) -> dict[str, Score]:
     """top1, with its interval over tokens, and mean_rank of every head; NaN where the circuit is zero."""
-    config, cells, counts = circuits.config, list[Tensor](), list[Tensor]()
+    config, tops, ranks, silent = circuits.config, list[Tensor](), list[Tensor](), list[Tensor]()
     screen = None if sources is None else _Screen.of(circuits, sources)
     for head in tqdm(head_names(config), desc="copying ranks", delay=1, leave=False):
         if screen is None:
             full = circuits.full_ov(head)
             places = full.diagonal_ranks()
-            top, silent = places == 0, full.norm() == 0
+            top, zero = places == 0, full.norm() == 0
         else:
-            top, places, silent = screen.ranks(circuits.ov(head).wide())
-        first, rank = Moments.of(top.double()), Moments.of(places.double())
-        shares = torch.stack((first.mean, *first.interval(share=True)))
-        means = torch.stack((rank.mean, *[torch.full_like(rank.mean, torch.nan)] * 2))
-        cells.append(torch.stack((shares, means), 1).masked_fill(silent, torch.nan))
-        counts.append(torch.stack((first.count(), rank.count())).masked_fill(silent, 0))
+            top, places, zero = screen.ranks(circuits.ov(head).wide())
+        tops.append(top)
+        ranks.append(places.double().mean())
+        silent.append(zero)
+    first, none = Moments.of(torch.stack(tops, 1).double()), torch.stack(silent)
+    missing = torch.full_like(first.mean, torch.nan)
     shape = (config.n_layers, config.n_heads)
-    value, low, high = torch.stack(cells, 1).unflatten(1, shape)
-    n = torch.stack(counts).unflatten(0, shape)
+    both = [torch.stack((first.mean, torch.stack(ranks)), -1)]
+    both += [torch.stack((end, missing), -1) for end in first.interval(share=True)]
+    value, low, high = (x.masked_fill(none[:, None], torch.nan).unflatten(0, shape) for x in both)
+    n = first.count().masked_fill(none, 0)[:, None].expand(-1, 2).unflatten(0, shape)
 
     def score(i: int, null: float, unit: str) -> Score:
         return Score(
