@@ -46,7 +46,9 @@ class PerRow:
     places: Sequence[int | None]
 
     def __post_init__(self) -> None:
-        given = self.places.tolist() if isinstance(self.places, Tensor | np.ndarray) else list(self.places)
+        several = isinstance(self.places, Sequence) and not isinstance(self.places, str)
+        given = self.places.tolist() if isinstance(self.places, Tensor | np.ndarray) else self.places
+        given = list(given) if several or isinstance(given, list) else []
         if not given or not all(each is None or _is_place(each) for each in given):
             raise ValueError(
                 f"one position for every row is required, such as [3, 4], got {shown(self.places)}"

@@ -11,6 +11,7 @@ from torch import Tensor
 from interp.core.transfers import fetched
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig, NoNorm
+from interp.model.sites import names
 from interp.model.tap import Read
 from interp.passes.frozen import input_norm, output_scale
 from interp.passes.observe import observe
@@ -23,7 +24,10 @@ ABOUT = f"median over {TOKENS - 1} random tokens of 1 / the scales of the norms 
 
 @dataclass(frozen=True)
 class TypicalFactors:
-    """What an entry is multiplied by in a typical pass; NaN where circuits have no norms, or norms come after sums."""
+    """What an entry is multiplied by in a typical pass.
+
+    NaN where circuits have no norms, norms come after sums, or a wrapped network hides them.
+    """
 
     moved: Float[Tensor, "l"]
     """An entry of each layer's full OV circuit, and the logits that a head adds per unit of attention."""
@@ -70,7 +74,9 @@ def typical_factors(circuits: HeadCircuits) -> TypicalFactors:
     before = [input_norm(network, layer, "attn_out").sites for layer in layers]
     after = [output_scale(config, layer, "attn_out") for layer in layers]
     last = ("ln_final.hook_scale",) if config.final_norm else ()
-    sites = dict.fromkeys(site for each in (*before, *after, last) for site in each)
+    every = dict.fromkeys(site for each in (*before, *after, last) for site in each)
+    known = set(names(config))
+    sites = [site for site in every if site in known]  # a wrapped network may hide its norms
     draw = torch.Generator().manual_seed(0)
     tokens = torch.randint(config.d_vocab, (1, min(TOKENS, config.n_ctx)), generator=draw)
     trace = observe(network, Batch(tokens), [Read(site) for site in sites]).trace
@@ -78,7 +84,7 @@ def typical_factors(circuits: HeadCircuits) -> TypicalFactors:
     inverse = {site: float(scale[:, 1:].double().median()) ** -1 for site, scale in seen.items()}
 
     def through(each: tuple[str, ...]) -> float:
-        return inverse[each[0]] if each else 1.0
+        return inverse.get(each[0], torch.nan) if each else 1.0
 
     read, added = (
         torch.tensor([through(x) for x in sites], dtype=torch.float64) for sites in (before, after)
