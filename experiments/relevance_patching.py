@@ -115,11 +115,12 @@ def _rows(batch: Batch) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
 def of_site(model: interp.HookedTransformer, clean: Batch, corrupt: Batch, site: str) -> xr.Dataset:
     """The agreement over all cells of a site, under each set of rules."""
     every = [
-        attribution_patch(model, clean, corrupt, site, rules=rules, agreement=ALL, each=False)
+        attribution_patch(
+            model, clean, corrupt, site, rules=rules, agreement=ALL, agreement_prompts=None, each=False
+        ).agreement
         for rules in RULES.values()
     ]
-    names = {"agreement": "value", "agreement_low": "low", "agreement_high": "high", "coefficient": "score"}
-    parts = [found[[*names][:3]].rename(names) for found in every]
+    parts = [found.to_dataset("estimate").rename(coefficient="score") for found in every]
     joined = xr.concat(parts, "rules").assign_coords(rules=list(RULES), what=SITES[site])
     return joined.assign(n=((), len(clean)))
 

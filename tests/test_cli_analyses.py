@@ -393,5 +393,5 @@ def test_attribution_patch_prints_how_well_it_agrees_with_patching(
     found = interp.attribution_patch(
         demo(), CLEAN, CORRUPT, metric=metric, by=("layer", "head"), rules="relp", agreement=12
     )
-    pearson, spearman = found.agreement.values
+    pearson, spearman = found.agreement.sel(estimate="value").values
     assert f"agreement with patching: pearson {pearson:.3f}, spearman {spearman:.3f}" in lines

@@ -175,7 +175,9 @@ def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
             f"ablate{name}": partial(interp.causal.Ablate, "head", change=interp.edits.Zero(), metric=m)
             for name, m in by_metric.items()
         },
-        "attribution_patch": lambda: interp.causal.AttributionPatch("z", metric, by=("layer", "head")),
+        "attribution_patch": lambda: interp.causal.AttributionPatch(
+            "z", metric, by=("layer", "head"), agreement=0
+        ),
         "edge_attribution": lambda: interp.circuits.EdgeAttribution(metric),
         "circuit_curve": lambda: interp.circuits.CircuitCurve(_edges(model, metric), metric, draws=1),
         "evaluate_circuit": lambda: _judged(model, metric),
@@ -230,16 +232,13 @@ def _pointing(model: interp.HookedTransformer, pairs: Batch | Pairs) -> World:
 def _agreeing(model: interp.HookedTransformer, pairs: Batch | Pairs, metric: Metric, rules: str) -> World:
     """How well estimates by a gradient agree with patching, over half of the heads."""
     question = interp.causal.AttributionPatch(
-        "z", metric, by=("layer", "head"), each=False, rules=rules or (), agreement=16
+        "z", metric, by=("layer", "head"), each=False, rules=rules or (), agreement=16, agreement_prompts=None
     )
     world = World.of(question, model, pairs)
     label = world.analysis.finish
 
     def finish(merged: Partial) -> xr.Dataset:
-        found = label(merged).rename(value="effect", low="effect_low", high="effect_high")
-        return found.rename(
-            agreement="value", agreement_low="low", agreement_high="high", coefficient="score"
-        )[["value", "low", "high"]]
+        return label(merged).agreement.to_dataset("estimate").rename(coefficient="score")
 
     return replace(world, analysis=replace(world.analysis, finish=finish))
 

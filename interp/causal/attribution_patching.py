@@ -3,7 +3,8 @@
 A patch changes the metric by metric(a_other) - metric(a_own): to first order (a_other - a_own) . d metric / d a, and
 one backward pass has the gradient at every layer, head and position at once (Nanda 2023, "Attribution Patching").
 Rows of a batch do not meet, so one pass serves all prompts. It misses what saturates: a softmax that is sure has no
-gradient, however much a real patch would change (compare with `agreement`).
+gradient, however much a real patch would change. So some cells are patched as well, and the result says how well the
+estimates agree with that.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
 from interp.causal.effects import (
     COEFFICIENTS,
+    Compared,
     Measured,
     Table,
     causal,
@@ -31,6 +34,7 @@ from interp.causal.effects import (
 from interp.causal.patching import Cells
 from interp.core.boundary import Count, public
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model import sites
@@ -43,7 +47,6 @@ from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
 from interp.passes.sweep import Sweep
-from interp.passes.variants import Variant
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -66,14 +69,18 @@ class AttributionPatch(Question):
     """Whether every prompt's effects are kept."""
     rules: Rules = ()
     """Backward rules, or the name of a preset; none = the gradient as it is."""
-    agreement: Count = 0
-    """How many cells, drawn at random, are patched too, to say how well the estimates agree with that."""
+    agreement: Count = 16
+    """How many cells of a prompt are patched too, to say how well the estimates agree with that; 0 for none."""
+    agreement_prompts: Count | None = 4
+    """In how many prompts, the first ones; None = in all."""
 
     def asked(self, model: Subject) -> Analysis:
         """Two forward passes and one backward pass per batch of pairs."""
         config, metric = under_rules(model.transformer, self.rules).config, as_metric(self.metric)
         if self.agreement < 0 or self.agreement == 1:
             raise ValueError(f"agreement requires two cells or more, or 0 for none, got {self.agreement}")
+        if self.agreement_prompts is not None and self.agreement_prompts < 1:
+            raise ValueError(f"agreement_prompts requires one or more, or None, got {self.agreement_prompts}")
         if self.direction == "noise" and metric.compares:
             raise ValueError(
                 f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise'"
@@ -83,11 +90,11 @@ class AttributionPatch(Question):
         dims = dims_asked(possible if self.by is None else self.by, possible, self.site)
         attrs = {"site": self.site, "direction": self.direction, "order": "first", **rules_attrs(self.rules)}
         coords = site_coords(names, dims, config)
-        table = Table(self.name, dims, coords, metric, model.text, attrs, first_order=True)
+        compared = Compared(self.agreement, self.agreement_prompts) if self.agreement else None
+        table = Table(self.name, dims, coords, metric, model.text, attrs, first_order=True, compared=compared)
         measure = partial(
-            _measured, cells=Cells(names, dims), metric=metric, direction=self.direction, rules=self.rules,
-            compared=self.agreement,
-        )  # fmt: skip
+            _measured, table=table, cells=Cells(names, dims), direction=self.direction, rules=self.rules
+        )
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -103,7 +110,8 @@ def attribution_patch(
     direction: Direction = "denoise",
     each: bool = True,
     rules: Rules = (),
-    agreement: Count = 0,
+    agreement: Count = 16,
+    agreement_prompts: Count | None = 4,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
@@ -126,16 +134,19 @@ def attribution_patch(
     a preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and pattern the
     relevances (value . gradient) of embeddings and biases sum to that of the final stream; `completeness_error` in
     attrs says how nearly, relative to the sum of their sizes. Rules are no improvement as such: compare with `patch`.
-    agreement: so many cells, drawn at random, are patched as well, and the result says how well the estimates agree:
-    `agreement` over `coefficient` (pearson, spearman), the correlation of estimates and effects over these cells in a
-    prompt, averaged over prompts as Fisher's z, with the ends `agreement_low` and `agreement_high` of its 95 % interval
-    (NaN for fewer than 16 prompts). Cells that are alike in both runs of a prompt do not count there.
+    agreement: so many cells are patched as well, in each of the first `agreement_prompts` prompts (None: in all): half
+    of them those of the largest estimates, the others drawn at random from what differs between the two runs. The
+    result says how well the estimates agree: `agreement`[coefficient, estimate], the correlation (pearson, spearman)
+    of estimates and effects over these cells of a prompt, averaged over prompts as Fisher's z, and the ends low and
+    high of its 95 % interval (NaN for fewer than 16 prompts). All of it is NaN, with a note, where no
+    prompt has two cells that differ in estimate and effect; a correlation below .5 has a note too. This costs about
+    half a forward pass a cell and prompt; agreement=0 leaves it out.
     Memory: three times the site's values in the layers, plus what a backward pass keeps.
     Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
     Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
     Errors: ValueError for pairs that do not align, a metric that compares with
-    the very run it is differentiated at, one without any gradient, rules that a model has no use for, and an agreement
-    over cells of which fewer than two differ in some prompt; KeyError for an unknown site or dim.
+    the very run it is differentiated at, one without any gradient, and rules that a model has no use for; KeyError for
+    an unknown site or dim.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -143,21 +154,15 @@ def attribution_patch(
         ('layer', 'pos', 'head')
     """
     data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    question = AttributionPatch(site, metric, by, direction, each, rules, agreement)
+    question = AttributionPatch(site, metric, by, direction, each, rules, agreement, agreement_prompts)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
 def _measured(
-    model: Transformer,
-    batch: Batch,
-    cells: Cells,
-    metric: Metric,
-    direction: Direction,
-    rules: Rules,
-    compared: int,
+    model: Transformer, batch: Batch, table: Table, cells: Cells, direction: Direction, rules: Rules
 ) -> Measured:
     """The estimates for some pairs, by layer, and the metric of their clean and corrupted runs."""
-    model, names, dims = under_rules(model, rules), cells.names, cells.dims
+    model, names, dims, metric = under_rules(model, rules), cells.names, cells.dims, table.metric
     pair, watched = Contrast.of(batch, direction), Watched(model, metric)
     reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
     ends = [end] if model.rules else []  # for the check; and rules may leave no gradient at any other site
@@ -170,35 +175,78 @@ def _measured(
     with torch.no_grad():
         here, there = watched.value(run.output, pair.own), watched.value(given.output, pair.other)
         beside = completeness(model, pair.own, run.output, run.trace[end]) if ends else {}
-        if compared:
-            values = {name: given.trace[Read(name)] for name in names}
-            beside |= _agreement(watched, pair.own, cells.variants(values, pair.own)[0], effect, compared)
-    return Measured(effect, effect != 0, {**pair.runs(here, there), **beside})
+        agreed = {}
+        if table.compared is not None:
+            known = table.within_rows(effect, batch)
+            agreed = _agreement(watched, pair.own, cells, (run.trace, given.trace), known, table.compared)
+    return Measured(effect, effect != 0, {**pair.runs(here, there), **beside}, agreed)
 
 
 def _agreement(
-    watched: Watched, own: Batch, variants: Sequence[Variant], estimate: Float[Tensor, "b ..."], n: int
+    watched: Watched,
+    own: Batch,
+    cells: Cells,
+    traces: tuple[Trace, Trace],
+    estimate: Float[Tensor, "b ..."],
+    compared: Compared,
 ) -> dict[str, Float[Tensor, "b"]]:
-    """Fisher's z of each prompt's correlations of estimates and effects, over patches that are alike in every batch."""
-    drawn = torch.randperm(len(variants), generator=torch.Generator().manual_seed(0))[:n].tolist()
-    found = Sweep(watched.model, own, [variants[i] for i in drawn]).run(watched.metric, watched.reference)
-    exact, changed = (found.values - found.base).mT, found.changed.mT
-    ours = estimate.flatten(1)[:, drawn].to(exact)
-    rows = [fisher_z(x[there], y[there]) for x, y, there in zip(ours, exact, changed, strict=True)]
-    values = torch.tensor(rows, dtype=torch.float64, device=exact.device)
-    if bool(values.isnan().any()):
-        raise ValueError(
-            f"agreement={n} requires two cells that differ, and effects that do, in every prompt; in some the cells "
-            "drawn have fewer: ask for more of them"
+    """Fisher's z of each prompt's correlations of estimates and effects; NaN for prompts that are not looked at.
+
+    A prompt's cells depend on nothing but that prompt and its number, however the rows are split.
+    """
+    inner = tuple(dim for dim in cells.dims if dim != "layer")
+    found = torch.full((len(own), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
+    for i, number in enumerate(range(len(own)) if own.row is None else own.row.tolist()):
+        if compared.prompts is not None and number >= compared.prompts:
+            continue
+        index = torch.tensor([i])
+        here, there = (
+            {name: trace[Read(name)][sent(index, estimate.device)] for name in cells.names}
+            for trace in traces
         )
-    return dict(zip(COEFFICIENTS, values.unbind(1), strict=True))
+        unlike = torch.stack([_differs(name, here[name], there[name], inner) for name in cells.names], 1)
+        unlike = unlike if "layer" in cells.dims else unlike.any(1)
+        drawn = _drawn(estimate[i].flatten(), unlike.flatten(), compared.cells, number)
+        if len(drawn) < 2:
+            continue
+        row = own.rows(index)
+        reference = None if watched.reference is None else watched.reference[sent(index, estimate.device)]
+        patched = Sweep(watched.model, row, cells.some(there, row, drawn.tolist())).run(
+            watched.metric, reference
+        )
+        exact, changed = (patched.values - patched.base)[:, 0], patched.changed[:, 0]
+        found[i] = torch.tensor(fisher_z(estimate[i].flatten()[drawn][changed].to(exact), exact[changed]))
+    return dict(zip(COEFFICIENTS, found.to(estimate.device).unbind(1), strict=True))
+
+
+def _drawn(
+    estimate: Float[Tensor, "n"], unlike: Bool[Tensor, "n"], size: int, seed: int
+) -> Int[Tensor, "some"]:
+    """Which cells of a prompt are patched, of those that differ between the runs (not NaN: there is no such token)."""
+    possible = (unlike & ~estimate.isnan()).nonzero()[:, 0]
+    if len(possible) <= size:
+        return possible
+    largest = estimate[possible].abs().topk(size - size // 2).indices
+    others = np.random.default_rng(seed).choice(len(possible), size, replace=False)
+    known = set(largest.tolist())
+    rest = [other for other in others.tolist() if other not in known][: size // 2]
+    return possible[torch.cat((largest, sent(rest, largest.device)))]
+
+
+def _differs(name: str, here: Tensor, there: Tensor, kept: tuple[str, ...]) -> Bool[Tensor, "b ..."]:
+    """Whether each cell's values differ between two runs."""
+    summed = _summed(name, kept)
+    return (here != there).sum(summed) > 0 if summed else here != there
 
 
 def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:
     """(a_other - a_own) . gradient, summed over all axes but the kept ones; masked scores (-inf) are no difference."""
     here, there = wide(own[Read(name)]), wide(other[Read(name)])
     change = torch.where(here == there, 0.0, there - here)
-    product = change * own[Read(name, grad=True)].to(change)
-    axes = sites.axes_of(name).split()
-    summed = [i for i, axis in enumerate(axes) if i and DIMS.get(axis) not in kept]
+    product, summed = change * own[Read(name, grad=True)].to(change), _summed(name, kept)
     return product.sum(summed) if summed else product
+
+
+def _summed(name: str, kept: tuple[str, ...]) -> list[int]:
+    """The axes of a site's values that are no dim of the cells."""
+    return [i for i, axis in enumerate(sites.axes_of(name).split()) if i and DIMS.get(axis) not in kept]

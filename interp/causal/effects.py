@@ -58,6 +58,8 @@ class Measured:
     """Whether the intervention changed anything that can reach the metric."""
     runs: Mapping[str, Float[Tensor, "b"]]
     """The metric of the runs without an intervention, by name."""
+    agreement: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
+    """Fisher's z of how estimates agree with effects, by coefficient; NaN for prompts where that is not known."""
 
     @classmethod
     def of(cls, found: Swept, shape: Sequence[int], runs: Mapping[str, Float[Tensor, "b"]]) -> Measured:
@@ -76,12 +78,27 @@ class Measured:
             return found if order is None else found[sent(order, found.device)]
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
-        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs)
+        agreed = {name: rows(part.agreement[name] for part in parts) for name in parts[0].agreement}
+        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, agreed)
 
 
 Measure = Callable[[Transformer, Batch], Measured | Steps[Measured]]
 """From a model and some prompts (with their corrupted ones, where the question compares two runs); at once, or step by
 step, so that passes are shared with other questions."""
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How many effects are measured too, where effects are estimates."""
+
+    cells: int
+    """Of each prompt."""
+    prompts: int | None
+    """The first ones; None = all."""
+
+    def __str__(self) -> str:
+        where = "each prompt" if self.prompts is None else f"each of the first {self.prompts} prompts"
+        return f"{self.cells} cells patched in {where}, half of them those of the largest estimates"
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +117,8 @@ class Table:
     """Whether effects are estimates by a gradient, which must not be zero everywhere."""
     graph: EdgeGraph | None = None
     """The edges that the cells are; None where they are none."""
+    compared: Compared | None = None
+    """How the estimates are compared with effects; None = not at all."""
 
     @classmethod
     def of_edges(
@@ -123,6 +142,21 @@ class Table:
         """The dims that number the tokens of every prompt: cells beyond a prompt's end are NaN in it."""
         return [dim for dim in self.dims if dim in COLUMN_DIMS and dim not in self.coords]
 
+    def within_rows(self, values: Float[Tensor, "b ..."], batch: Batch) -> Float[Tensor, "b ..."]:
+        """Values of cells, with NaN at the positions that a prompt does not have."""
+        for axis, dim in enumerate(self.dims, 1):
+            if dim not in self.columns:
+                continue
+            lengths = batch.lengths
+            if dim == "source" and batch.memory is not None:
+                keep, states = batch.memory.keep, batch.memory.states
+                lengths = torch.full_like(lengths, states.shape[1]) if keep is None else keep.sum(1)
+            place = torch.arange(values.shape[axis], device=values.device)
+            beyond = place >= lengths.to(values.device)[:, None]
+            beyond = beyond.view(len(beyond), *[1] * (axis - 1), -1, *[1] * (values.ndim - axis - 1))
+            values = values.masked_fill(beyond, torch.nan)
+        return values
+
 
 def causal(
     model: Subject, table: Table, measure: Measure, *, each: bool = True, pairs: bool = False
@@ -135,7 +169,7 @@ def causal(
     return Analysis(
         table.name,
         partial(_alone, computed=computed),
-        Rows if each else MaskedMeans if table.columns else Means,
+        Rows if each else MaskedMeans if table.columns or table.compared else Means,
         partial(_finish, table=table),
         pose=Posed.of(model.text, table.metric.answer, table.metric.wrong),
         pairs=pairs,
@@ -213,31 +247,14 @@ def _computed(
     if not isinstance(found, Measured):
         found = yield from found
     check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
-    effect, changed = _within_rows(found, batch, table)
-    rows = {"effect": effect, "changed": changed, **found.runs}
+    effect, changed = (table.within_rows(x, batch) for x in (found.effect, found.changed.double()))
+    rows = {"effect": effect, "changed": changed, **found.runs, **found.agreement}
     if table.columns and "clean" in rows:
         total = rows["clean"] - rows["corrupt"]
         rows[TOTAL] = total.view(-1, *[1] * (effect.ndim - 1)).where(~effect.isnan(), torch.nan)
     if each:  # of rows of several widths there are no moments
         rows["token"] = batch.token_ids.to(found.effect.device)
     return rows
-
-
-def _within_rows(found: Measured, batch: Batch, table: Table) -> tuple[Tensor, Tensor]:
-    """Effects, and what was changed, with NaN at the positions that a prompt does not have."""
-    effect, changed = found.effect, found.changed.double()
-    for axis, dim in enumerate(table.dims, 1):
-        if dim not in table.columns:
-            continue
-        lengths = batch.lengths
-        if dim == "source" and batch.memory is not None:
-            keep, states = batch.memory.keep, batch.memory.states
-            lengths = torch.full_like(lengths, states.shape[1]) if keep is None else keep.sum(1)
-        place = torch.arange(effect.shape[axis], device=effect.device)
-        beyond = place >= lengths.to(effect.device)[:, None]
-        beyond = beyond.view(len(beyond), *[1] * (axis - 1), -1, *[1] * (effect.ndim - axis - 1))
-        effect, changed = effect.masked_fill(beyond, torch.nan), changed.masked_fill(beyond, torch.nan)
-    return effect, changed
 
 
 def _not_finite(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteError | None:
@@ -252,7 +269,7 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
     effect, changed = (every.pop(name) for name in ("effect", "changed"))
     total = every.pop(TOTAL, None)
     error = {name: float(every.pop(name).mean) for name in ("completeness_error",) if name in every}
-    agreed = {name: every.pop(name) for name in COEFFICIENTS if name in every}
+    agreed = [_coefficients(merged, every.pop(name), name) for name in COEFFICIENTS if name in every]
     dims, counted = table.dims, dict(zip(table.dims, map(range, effect.mean.shape), strict=True))
     values: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, changed.mean > 0)}
     coords: dict[str, object] = {}
@@ -271,9 +288,12 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
             f"{table.metric.name}: its gradient{where} is zero in every prompt; the metric is constant or saturated "
             f"there{rules}"
         )
-    if agreed:
-        coords["coefficient"] = list(agreed)
-        values |= _agreed(list(agreed.values()))
+    notes, said = [], {}
+    if table.compared is not None:
+        coords |= {"coefficient": list(COEFFICIENTS), "estimate": ["value", "low", "high"]}
+        values["agreement"] = (("coefficient", "estimate"), _agreed(agreed))
+        said = {"agreement": _said(values["agreement"][1][:, 0], table.compared)}
+        notes += _doubts(agreed[0], table.compared)
     if "clean" in every:
         values["normalised"] = (dims, _normalised(effect.mean, every, table, total))
     given = {
@@ -290,19 +310,50 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
         attrs={
             **table.attrs, **error, "metric": table.metric.name, "unit": table.metric.unit, "effect": SIGN,
             "interval": over("prompts", table.metric.fewest),
+            **said,
         },
+        notes=notes,
     )  # fmt: skip
     return found if table.graph is None else _of_edges(found, table.graph)
 
 
-def _agreed(rows: Sequence[Moments]) -> dict[str, tuple[Sequence[str], Tensor]]:
-    """The mean of every coefficient and its interval, as Fisher's z: correlations near 1 are skewed."""
+def _coefficients(merged: Partial, moments: Moments, name: str) -> Moments:
+    """The moments of a coefficient over the prompts that have one."""
+    return MaskedMoments.of(merged.rows[name]) if isinstance(merged, Rows) else moments
+
+
+def _agreed(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
+    """The mean of every coefficient and the ends of its interval, as Fisher's z: correlations near 1 are skewed."""
     each = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
-    names = {"agreement": "value", "agreement_low": "low", "agreement_high": "high"}
-    return {
-        name: (("coefficient",), torch.stack([found[part][1] for found in each]).tanh())
-        for name, part in names.items()
-    }
+    found = torch.stack([torch.stack([one[part][1] for part in ("value", "low", "high")]) for one in each])
+    there = torch.stack([moments.count() > 0 for moments in rows])
+    return found.tanh().masked_fill(~there[:, None], torch.nan)
+
+
+def _said(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
+    each = zip(COEFFICIENTS, found.tolist(), strict=True)
+    return f"{', '.join(f'{name} {value:.3f}' for name, value in each)}, {compared}"
+
+
+LEAST_AGREEMENT = 0.5
+"""Pearson's correlation below which estimates explain less than a quarter of what patching the same cells gives."""
+
+
+def _doubts(pearson: Moments, compared: Compared) -> list[str]:
+    """What is to be said of estimates that do not agree with effects, or whose agreement is not known."""
+    if not int(pearson.count()):
+        where = "prompt" if compared.prompts is None else f"prompt of the first {compared.prompts}"
+        return [
+            f"how well these estimates agree with patching is not known: no {where} has two cells that differ in "
+            "estimate and effect"
+        ]
+    found = float(pearson.mean.tanh())
+    if found >= LEAST_AGREEMENT:
+        return []
+    return [
+        f"the estimates agree badly with patching: their correlation over the cells that were patched is {found:.2f}; "
+        "use interp.patch for what you report"
+    ]
 
 
 def _check_differing(rows: Mapping[str, Tensor], table: Table) -> None:

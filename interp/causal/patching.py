@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
+from math import prod
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, paired, site_names
@@ -137,16 +138,30 @@ class Cells:
         """One variant per cell in the order of `dims`, and the length of every dim; those of positions that some of the
         rows lack leave these as they are.
         """
-        axes = sites.axes_of(self.names[0]).split()
-        shape = values[self.names[0]].shape
-        inner = [dim for dim in self.dims if dim != "layer"]
-        lengths = [shape[axes.index(_AXES[dim])] for dim in inner]
-        along = [cells_along(dim, batch, n) for dim, n in zip(inner, lengths, strict=True)]
-        cells = [dict(zip(inner, index, strict=True)) for index in product(*along)]
-        groups = [[name] for name in self.names] if "layer" in self.dims else [list(self.names)]
+        shape = self._shape(values)
+        return self.some(values, batch, range(prod(shape))), shape
+
+    def some(self, values: Mapping[str, Tensor], batch: Batch, numbers: Sequence[int]) -> list[Variant]:
+        """The variants of the cells with these numbers, counted in the order of `variants`."""
+        shape, layered = self._shape(values), "layer" in self.dims
+        along = {
+            dim: cells_along(dim, batch, n) for dim, n in zip(self.dims, shape, strict=True) if dim != "layer"
+        }
         put = {name: Set(values[name]) for name in self.names}
-        found = [Variant([Edit(name, put[name], at) for name in group]) for group in groups for at in cells]
-        return found, (*([len(groups)] if "layer" in self.dims else []), *lengths)
+        found = []
+        for place in zip(*np.unravel_index(numbers, shape), strict=True) if shape else [()] * len(numbers):
+            index = dict(zip(self.dims, map(int, place), strict=True))
+            names = [self.names[index.pop("layer")]] if layered else self.names
+            at = {dim: along[dim][i] for dim, i in index.items()}
+            found.append(Variant([Edit(name, put[name], at) for name in names]))
+        return found
+
+    def _shape(self, values: Mapping[str, Tensor]) -> tuple[int, ...]:
+        """The length of every dim."""
+        axes, shape = sites.axes_of(self.names[0]).split(), values[self.names[0]].shape
+        return tuple(
+            len(self.names) if dim == "layer" else shape[axes.index(_AXES[dim])] for dim in self.dims
+        )
 
 
 def _usual(name: str, possible: Sequence[str]) -> tuple[str, ...]:

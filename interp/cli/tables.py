@@ -177,8 +177,7 @@ def _agreements(result: "xr.Dataset") -> Iterator[str]:
     """Every correlation of estimates with effects, and its interval where it has one."""
     for name in result.coefficient.values:
         value, low, high = (
-            float(result[key].sel(coefficient=name))
-            for key in ("agreement", "agreement_low", "agreement_high")
+            float(result.agreement.sel(coefficient=name, estimate=end)) for end in ("value", "low", "high")
         )
         yield f"{name} {value:.3f}" + (f" [{low:.3f}, {high:.3f}]" if low == low else "")
 

@@ -24,7 +24,7 @@ NAMES = ("part", "edge", "src", "dst", "token", "word", "score", "depth", "promp
 """Coordinates that say what a value is of, where there are any."""
 COUNTED = ("layer", "head")
 """Dims that those names say already."""
-FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null")
+FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null", "agreement")
 """Attributes that say how to read the numbers, in the order in which they are told."""
 
 

@@ -264,9 +264,9 @@ def merged(network: nn.Module, into: str) -> tuple[nn.Module, tuple[str, ...]]:
     try:
         with torch.no_grad(), _silent():
             before = _answer(network)
-            separate = _own_matrices(network, kinds)
+            separate, alike = _own_matrices(network, kinds), _changed_alike(network)
             plain = _plain(network)
-            untied = _untied(plain, separate)
+            untied = _untied(plain, separate, alike)
             after = _answer(plain)
     except Exception as cause:  # code of many kinds of adapters
         raise ValueError(
@@ -400,12 +400,40 @@ def _layer(module: object) -> nn.Module:
             return found
 
 
-def _untied(network: nn.Module, shared: Sequence[nn.Parameter]) -> tuple[str, ...]:
-    """What is to be said of embeddings that the base ties and the adapter has made two; its config says so too."""
+def _changed_alike(network: nn.Module) -> bool:
+    """Whether an adapter adds one and the same matrix to the embedding and the unembedding, up to rounding.
+
+    Either is a product of its own, which another shape may round otherwise.
+    """
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    base = inner(network)
+    ends = base.get_input_embeddings(), base.get_output_embeddings()  # type: ignore[operator]
+    if not all(isinstance(end, BaseTunerLayer) and hasattr(end, "get_delta_weight") for end in ends):
+        return False
+    first, last = ends
+    if first.active_adapters != last.active_adapters:
+        return False
+    pairs = [[end.get_delta_weight(name) for end in ends] for name in first.active_adapters]
+    return all(one.shape == other.shape and _rounding_apart(one, other) for one, other in pairs)
+
+
+def _rounding_apart(one: Tensor, other: Tensor) -> bool:
+    """Whether two sums of a few products, in any order, may be the same numbers: some units of the largest apart."""
+    allowed = 16 * torch.finfo(one.dtype).eps * float(one.abs().max())
+    return bool((one - other).abs().max() <= allowed)
+
+
+def _untied(network: nn.Module, shared: Sequence[nn.Parameter], alike: bool) -> tuple[str, ...]:
+    """What is to be said of embeddings that the base ties and the adapter has made two; its config says so too.
+
+    alike: whether it changes both by the same matrix; then they are one again.
+    """
     first, last = network.get_input_embeddings(), network.get_output_embeddings()  # type: ignore[operator]
     if last is None or not any(first.weight is each or last.weight is each for each in shared):
         return ()
-    if torch.equal(first.weight, last.weight):
+    if torch.equal(first.weight, last.weight) or (alike and _rounding_apart(first.weight, last.weight)):
+        last.weight = first.weight
         return ()
     config = network.config
     for each in (config, config.get_text_config()):  # type: ignore[union-attr, operator]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from interp import Edit, HookedTransformer, Read, observe
 from interp.causal import attribution_patch, patch
+from interp.causal.attribution_patching import _drawn
 from interp.causal.contrast import site_names
 from interp.causal.effects import fisher_z
 from interp.data.batch import Batch
@@ -274,7 +275,8 @@ def test_agreement_is_the_mean_fisher_z_of_patches_one_by_one() -> None:
     clean, corrupt = some_tokens(17, 6), some_tokens(17, 6, seed=1)
     corrupt[:, :2] = clean[:, :2]  # cells that are alike in both runs, which do not count
     both = {"metric": METRIC, "by": ("layer", "pos"), "each": True}
-    found = attribution_patch(HookedTransformer(model), clean, corrupt, "z", agreement=1000, **both)  # type: ignore[arg-type]
+    every = {"agreement": 1000, "agreement_prompts": None, **both}
+    found = attribution_patch(HookedTransformer(model), clean, corrupt, "z", **every)  # type: ignore[arg-type]
     exact = patch(HookedTransformer(model), clean, corrupt, "z", **both)  # type: ignore[arg-type]
     counts = exact.changed.values.copy()  # not layer 1 before the last position, which reaches nothing
     assert counts.sum() == 5 and not counts[:, :2].any()
@@ -286,49 +288,75 @@ def test_agreement_is_the_mean_fisher_z_of_patches_one_by_one() -> None:
     for z, name in ((pearson, "pearson"), (spearman, "spearman")):
         half = student95(17) * z.std(ddof=1) / 17**0.5
         given = found.sel(coefficient=name)
-        np.testing.assert_allclose(given.agreement, np.tanh(z.mean()), rtol=1e-9)
-        np.testing.assert_allclose(given.agreement_low, np.tanh(z.mean() - half), rtol=1e-9)
-        np.testing.assert_allclose(given.agreement_high, np.tanh(z.mean() + half), rtol=1e-9)
+        ends = np.tanh([z.mean(), z.mean() - half, z.mean() + half])
+        np.testing.assert_allclose(given.agreement, ends, rtol=1e-6)  # float32, in passes of other shapes
 
 
-def test_cells_are_drawn_alike_whatever_the_batch_is() -> None:
+@pytest.mark.parametrize("prompts", [4, None])
+def test_cells_are_drawn_alike_whatever_the_batch_is(prompts: int | None) -> None:
     model, clean, corrupt = (
         HookedTransformer(build("llama-gqa")),
         some_tokens(9, 6),
         some_tokens(9, 6, seed=1),
     )
-    one, other = (
-        attribution_patch(model, clean, corrupt, metric=METRIC, agreement=5, batch_size=size, each=False)
-        for size in (9, 2)
+    ask = partial(attribution_patch, model, clean, corrupt, metric=METRIC, agreement_prompts=prompts)
+    one, other, kept = (
+        ask(agreement=5, batch_size=size, each=each) for size, each in ((9, False), (2, False), (4, True))
     )
-    np.testing.assert_allclose(one.agreement, other.agreement, rtol=1e-9)
-    assert bool(one.agreement_low.isnull().all()), "9 prompts are too few for an interval"
-    every = attribution_patch(model, clean, corrupt, metric=METRIC, agreement=6 * 8, batch_size=9, each=False)
-    assert not np.allclose(one.agreement, every.agreement)
+    first, *others = (found.agreement.sel(estimate="value") for found in (one, other, kept))
+    for each in others:
+        np.testing.assert_allclose(first, each, rtol=1e-6)  # float32, in passes of other shapes
+    assert bool(one.agreement.sel(estimate=["low", "high"]).isnull().all()), "9 prompts are too few"
+    assert not np.allclose(first, ask(agreement=6 * 8, each=False).agreement.sel(estimate="value"), rtol=1e-3)
+
+
+def test_half_of_the_cells_are_those_of_the_largest_estimates() -> None:
+    model, pair = HookedTransformer(build("gpt2")), (CLEAN[:1], CORRUPT[:1])
+    estimate = attribution_patch(model, *pair, metric=METRIC)["each"].values[0]
+    exact = patch(model, *pair, "z", metric=METRIC, by=("layer", "pos", "head"))["each"].values[0]
+    drawn = _drawn(torch.tensor(estimate.ravel()), torch.ones(estimate.size, dtype=torch.bool), 6, 0).tolist()
+    assert len(set(drawn)) == 6 and set(np.abs(estimate).ravel().argsort()[-3:]) <= set(drawn)
+    found = attribution_patch(model, *pair, metric=METRIC, agreement=6).agreement.sel(estimate="value")
+    moved = np.abs(exact.ravel()[drawn]) > 0
+    x, y = (values.ravel()[drawn][moved] for values in (estimate, exact))
+    np.testing.assert_allclose(found.sel(coefficient="pearson"), np.corrcoef(x, y)[0, 1], rtol=1e-6)
+
+
+def test_by_default_the_first_prompts_say_how_far_the_estimates_can_be_trusted() -> None:
+    model = HookedTransformer(build("gpt2"))
+    found = attribution_patch(model, CLEAN, CORRUPT, metric=METRIC)
+    values = found.agreement.sel(estimate="value")
+    pearson, spearman = values.values
+    said = f"pearson {pearson:.3f}, spearman {spearman:.3f}, 16 cells patched in each of the first 4 prompts"
+    assert found.view.facts["agreement"].startswith(said) and "notes" not in found.attrs
+    wild = of_logits(
+        lambda logits: torch.sin(900 * logits[:, -1, 3])
+    )  # as good as random, and so is its slope
+    (said,) = attribution_patch(model, CLEAN, CORRUPT, metric=wild).attrs["notes"]
+    assert said.startswith("the estimates agree badly with patching")
+    assert "agreement" not in attribution_patch(model, CLEAN, CORRUPT, metric=METRIC, agreement=0)
 
 
 def test_where_the_model_is_linear_estimates_are_the_effects() -> None:
     found = attribution_patch(
         HookedTransformer(linear()), CLEAN, CORRUPT, "z", metric=METRIC, by=("layer", "head"), agreement=8
     )
-    np.testing.assert_allclose(found.agreement.sel(coefficient="pearson"), 1, atol=2e-9)
-    n = 8
-    np.testing.assert_allclose(found.agreement.sel(coefficient="spearman"), 1 - 6 / (n * (n * n - 1)))
+    agreement, n = found.agreement.sel(estimate="value"), 8
+    np.testing.assert_allclose(agreement.sel(coefficient="pearson"), 1, atol=2e-9)
+    np.testing.assert_allclose(agreement.sel(coefficient="spearman"), 1 - 6 / (n * (n * n - 1)))
 
 
-def test_cells_that_are_alike_in_a_prompt_say_nothing_of_it() -> None:
-    clean, corrupt = some_tokens(3, 6), some_tokens(3, 6, seed=1)
+@pytest.mark.parametrize("each", [True, False])
+def test_a_prompt_without_two_cells_that_differ_has_no_part_in_it(each: bool) -> None:
+    model, clean, corrupt = HookedTransformer(build("gpt2")), some_tokens(3, 6), some_tokens(3, 6, seed=1)
     corrupt[0, :5] = clean[0, :5]  # its first prompt differs at the last token alone: one cell of a layer
-    with pytest.raises(ValueError, match="agreement=12 requires two cells that differ"):
-        attribution_patch(
-            HookedTransformer(build("gpt2")),
-            clean,
-            corrupt,
-            "resid_pre",
-            metric=METRIC,
-            by=("pos",),
-            agreement=12,
-        )
+    ask = partial(attribution_patch, model, metric=METRIC, by=("pos",), agreement=12, each=each)
+    whole, rest = ask(clean, corrupt, "resid_pre"), ask(clean[1:], corrupt[1:], "resid_pre")
+    np.testing.assert_allclose(whole.agreement, rest.agreement, rtol=1e-6)
+    none = ask(clean[:1], corrupt[:1], "resid_pre")
+    assert bool(none.agreement.isnull().all())
+    (said,) = none.attrs["notes"]
+    assert "not known: no prompt of the first 4 has two cells that differ" in said
 
 
 @pytest.mark.parametrize("cells", [1, -3])

@@ -20,7 +20,7 @@ from interp.circuits.discovery import backwards, pruned
 from interp.circuits.edge_circuit import connected
 from interp.circuits.edge_rankings import largest, worth
 from interp.data.pairs import Pairs
-from interp.passes.metrics import Metric, logit_difference
+from interp.passes.metrics import Metric, logit_difference, of_logits
 from interp.zoo.planted import PLANTED, Planted
 from tests.configs import CONFIGS, build, some_tokens
 
@@ -257,7 +257,7 @@ def test_without_a_limit_as_many_edges_are_kept_as_are_faithful_enough(
 
 def test_a_metric_that_nothing_changes_has_no_size_that_is_enough() -> None:
     model = HookedTransformer(build("llama-gqa"))
-    same = logit_difference(3, 3)
+    same = of_logits(lambda logits: 0 * logits[:, -1, 3])
     with pytest.raises(ValueError, match=r"no edge at all have the same metric.*give edges=n"):
         find_circuit(model, *PAIRS, metric=same, method="exact")
 

@@ -320,11 +320,16 @@ def test_an_adapter_of_an_encoder_decoder_opens(tmp_path: Path) -> None:
 
 
 def test_an_adapter_on_an_adapter_is_merged_into_the_merged_one(tmp_path: Path) -> None:
-    first = written(of("lora"), tmp_path, llama())
-    below = of("lora").merge_and_unload()
-    network = adapted(below, 9, target_modules=["q_proj", "up_proj"], **CAUSAL)
+    """In float64: two moved adapters in a row make a network that multiplies the rounding of float32 by a hundred."""
+
+    def wide() -> nn.Module:
+        return adapted(llama().double(), **ADAPTERS["lora"][1], **CAUSAL).double()
+
+    first = written(wide(), tmp_path, llama().double())
+    above = {"target_modules": ["q_proj", "up_proj"]}
+    network = adapted(wide().merge_and_unload(), 9, **above, **CAUSAL).double()
     expected = logits(network)
-    assert far(expected, logits(adapted(llama(), 9, target_modules=["q_proj", "up_proj"], **CAUSAL)))
+    assert far(expected, logits(adapted(llama().double(), 9, **above, **CAUSAL).double()))
     model = verified(same(written(network, tmp_path / "second", str(first)), expected))
     assert len([clause for clause in model.transformer.opened if "adapter merged into" in clause]) == 2
 
