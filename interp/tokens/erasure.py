@@ -22,7 +22,7 @@ from torch import Tensor
 from interp.core.boundary import Count, nearest, public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
-from interp.core.transfers import check, sent
+from interp.core.transfers import check, fetched, sent
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
@@ -266,25 +266,30 @@ def sufficiency(whole: Float[Tensor, "b"], only_top: Float[Tensor, "s b"]) -> Fl
 def erased(
     model: Transformer,
     batch: Batch,
-    value: Float[Tensor, "b p"],
+    values: Float[Tensor, "k b p"],
     at: Int[Tensor, "b"],
     how: Removal,
     *,
     batch_size: int = 32,
-) -> Float[Tensor, "b 2"]:
-    """Both AOPC for tokens ranked by these values; all removals of all prompts are rows, `batch_size` at a time."""
-    value = sent(value, batch.tokens.device)
+) -> Float[Tensor, "k b 2"]:
+    """Both AOPC for tokens ranked by each of k sets of values; all removals of all prompts are rows of shared passes,
+    `batch_size` at a time, and those that several of the k ask for are computed once.
+    """
+    values = sent(values, batch.tokens.device)
     home = _removable(batch.host())
-    removable = sent(home, value.device)
-    top = [top_share(value, home, share) for share in how.shares]
-    nothing = torch.zeros_like(removable)
-    holes = torch.stack([nothing, *top, *(removable & ~kept for kept in top)])
+    removable = sent(home, values.device)
+    sets = []
+    for value in values:
+        top = [top_share(value, home, share) for share in how.shares]
+        sets.append(torch.stack([*top, *(removable & ~kept for kept in top)]))
+    holes = torch.stack([torch.zeros_like(removable), *torch.cat(sets)])
     answers = _answers(model, batch, holes, at, how, batch_size)
-    n = len(how.shares)
-    found = (
-        comprehensiveness(answers[0], answers[1 : n + 1]), sufficiency(answers[0], answers[n + 1 :])
-    )  # fmt: skip
-    return torch.stack(found, -1)
+    whole, each = answers[0], answers[1:].unflatten(0, (len(values), 2, len(how.shares)))
+    found = [
+        torch.stack((comprehensiveness(whole, without), sufficiency(whole, only)), -1)
+        for without, only in each
+    ]
+    return torch.stack(found)
 
 
 def top_share(
@@ -328,7 +333,7 @@ def _of_one(
             )
     value = torch.full(batch.tokens.shape, torch.nan, dtype=mine[0].dtype)
     value[batch.host().real] = torch.cat(mine)
-    return {"each": erased(model, batch, value, at, how, batch_size=batch_size)}
+    return {"each": erased(model, batch, value[None], at, how, batch_size=batch_size)[0]}
 
 
 def _of_every(
@@ -340,11 +345,12 @@ def _of_every(
     asked: CompareMethods,
 ) -> Mapping[str, Tensor]:
     """What erasing says of every method's values, and of random ones."""
-    at = columns(batch, asked.pos)
-    measured = partial(erased, model, batch, at=at, how=how, batch_size=asked.batch_size)
-    found = [measured(method.compute(trace, batch, model)["value"]) for method in each.values()]
-    chance = [measured(value) for value in random_values(batch, asked.draws, asked.seed)]
-    return {"each": torch.stack([*found, torch.stack(chance).mean(0)], 1)}
+    at, device = columns(batch, asked.pos), batch.tokens.device
+    values = [sent(method.compute(trace, batch, model)["value"], device) for method in each.values()]
+    chance = random_values(batch, asked.draws, asked.seed)
+    ranked = torch.stack([*(value.double() for value in values), *sent(chance.double(), device)])
+    found = erased(model, batch, ranked, at, how, batch_size=asked.batch_size)
+    return {"each": torch.cat((found[: len(values)], found[len(values) :].mean(0)[None])).transpose(0, 1)}
 
 
 def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]:
@@ -369,16 +375,18 @@ def _answers(
     if batch.answer is None:
         raise ValueError("erasing tokens requires an answer to watch: name it, or bring it with the data")
     base = baseline_embedding(model, how.replacement)
-    flat = rearrange(holes, "n b p -> (n b) p").to(model.device)
-    at = sent(at, model.device)
+    prompts = torch.arange(len(batch), device=holes.device).expand(len(holes), -1)
+    every = torch.cat((rearrange(prompts, "n b -> (n b) 1"), rearrange(holes, "n b p -> (n b) p").long()), 1)
+    rows, place = fetched({"rows": every})["rows"].unique(dim=0, return_inverse=True)  # how many is data
+    at, batch = sent(at, model.device), batch.to(model.device)
     found = []
-    for rows in torch.arange(len(flat)).split(batch_size):
-        prompt = rows % len(batch)
-        edit = Edit("hook_embed", partial(_replaced, base=base, holes=flat[sent(rows, flat.device)]))
-        some, place = batch.rows(prompt).to(model.device), at[sent(prompt, at.device)]
-        stream = observe(model, some, edits=[edit], stop=model.config.n_layers).output
-        found.append(_measured(model, stream, some, place, how.measure))
-    return torch.cat(found).unflatten(0, holes.shape[:2])
+    for some in rows.split(batch_size):
+        prompt, mine = some[:, 0], sent(some[:, 1:].bool(), model.device)
+        edit = Edit("hook_embed", partial(_replaced, base=base, holes=mine))
+        asked = batch.rows(prompt)
+        stream = observe(model, asked, edits=[edit], stop=model.config.n_layers).output
+        found.append(_measured(model, stream, asked, at[sent(prompt, at.device)], how.measure))
+    return torch.cat(found)[sent(place, model.device)].unflatten(0, holes.shape[:2])
 
 
 def _replaced(
