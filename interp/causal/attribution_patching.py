@@ -175,11 +175,10 @@ def _measured(
     with torch.no_grad():
         here, there = watched.value(run.output, pair.own), watched.value(given.output, pair.other)
         beside = completeness(model, pair.own, run.output, run.trace[end]) if ends else {}
-        agreed = {}
         if table.compared is not None:
             known = table.within_rows(effect, batch)
-            agreed = _agreement(watched, pair.own, cells, (run.trace, given.trace), known, table.compared)
-    return Measured(effect, effect != 0, {**pair.runs(here, there), **beside}, agreed)
+            beside |= _agreement(watched, pair.own, cells, (run.trace, given.trace), known, table.compared)
+    return Measured(effect, effect != 0, pair.runs(here, there), beside)
 
 
 def _agreement(

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 SIGN = "metric with the intervention minus metric of the same run without it"
 EDGE_DIMS = ("sender", "receiver")
+MISSED, MOVED = "missed by the integral", "size of the integral"
 TOTAL = "clean - corrupt"
 """How far the runs differ in each prompt, at the positions that it has."""
 COLUMN_DIMS = {"pos", "query", "key", "source"}
@@ -58,8 +59,10 @@ class Measured:
     """Whether the intervention changed anything that can reach the metric."""
     runs: Mapping[str, Float[Tensor, "b"]]
     """The metric of the runs without an intervention, by name."""
-    agreement: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
-    """Fisher's z of how estimates agree with effects, by coefficient; NaN for prompts where that is not known."""
+    beside: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
+    """What says how good estimates are: Fisher's z of their agreement with effects, by coefficient (NaN for prompts
+    where that is not known); `completeness_error`; what an integral missed (`MISSED`) of how far it goes (`MOVED`).
+    """
 
     @classmethod
     def of(cls, found: Swept, shape: Sequence[int], runs: Mapping[str, Float[Tensor, "b"]]) -> Measured:
@@ -78,8 +81,8 @@ class Measured:
             return found if order is None else found[sent(order, found.device)]
 
         runs = {name: rows(part.runs[name] for part in parts) for name in parts[0].runs}
-        agreed = {name: rows(part.agreement[name] for part in parts) for name in parts[0].agreement}
-        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, agreed)
+        beside = {name: rows(part.beside[name] for part in parts) for name in parts[0].beside}
+        return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, beside)
 
 
 Measure = Callable[[Transformer, Batch], Measured | Steps[Measured]]
@@ -117,6 +120,8 @@ class Table:
     """Whether effects are estimates by a gradient, which must not be zero everywhere."""
     graph: EdgeGraph | None = None
     """The edges that the cells are; None where they are none."""
+    known: Bool[Tensor, "sender receiver"] | None = None
+    """The edges of the graph that were looked at."""
     compared: Compared | None = None
     """How the estimates are compared with effects; None = not at all."""
 
@@ -128,14 +133,18 @@ class Table:
         metric: Metric,
         text: Text,
         attrs: Mapping[str, str | int | float],
+        known: Bool[Tensor, "sender receiver"] | None = None,
     ) -> Table:
-        """The table of all edges of a graph, whose effects are 0 where there is no edge; exact, or by a gradient.
+        """The table of the edges of a graph, whose effects are 0 where there is no edge; exact, or by a gradient.
 
-        attrs: how they were measured, `method` and `direction` among it.
+        attrs: how they were measured, `method` and `direction` among it. known: which edges were, None = all.
         """
         coords = {"sender": graph.senders, "receiver": graph.receivers}
-        known, estimated = {**attrs, "edges": len(graph)}, attrs["method"] != "exact"
-        return cls(name, EDGE_DIMS, coords, metric, text, known, first_order=estimated, graph=graph)
+        known = graph.exists if known is None else known
+        about, estimated = {**attrs, "edges": int(known.sum())}, attrs["method"] != "exact"
+        return cls(
+            name, EDGE_DIMS, coords, metric, text, about, first_order=estimated, graph=graph, known=known
+        )
 
     @property
     def columns(self) -> list[str]:
@@ -248,7 +257,7 @@ def _computed(
         found = yield from found
     check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
     effect, changed = (table.within_rows(x, batch) for x in (found.effect, found.changed.double()))
-    rows = {"effect": effect, "changed": changed, **found.runs, **found.agreement}
+    rows = {"effect": effect, "changed": changed, **found.runs, **found.beside}
     if table.columns and "clean" in rows:
         total = rows["clean"] - rows["corrupt"]
         rows[TOTAL] = total.view(-1, *[1] * (effect.ndim - 1)).where(~effect.isnan(), torch.nan)
@@ -269,6 +278,10 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
     effect, changed = (every.pop(name) for name in ("effect", "changed"))
     total = every.pop(TOTAL, None)
     error = {name: float(every.pop(name).mean) for name in ("completeness_error",) if name in every}
+    notes = []
+    if MISSED in every:
+        error["integral_error"] = float(every.pop(MISSED).mean / every.pop(MOVED).mean.clamp_min(TINY))
+        notes += _unconverged(error["integral_error"], table)
     agreed = [_coefficients(merged, every.pop(name), name) for name in COEFFICIENTS if name in every]
     dims, counted = table.dims, dict(zip(table.dims, map(range, effect.mean.shape), strict=True))
     values: dict[str, tuple[Sequence[str], Tensor]] = {"changed": (dims, changed.mean > 0)}
@@ -288,7 +301,7 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
             f"{table.metric.name}: its gradient{where} is zero in every prompt; the metric is constant or saturated "
             f"there{rules}"
         )
-    notes, said = [], {}
+    said = {}
     if table.compared is not None:
         coords |= {"coefficient": list(COEFFICIENTS), "estimate": ["value", "low", "high"]}
         values["agreement"] = (("coefficient", "estimate"), _agreed(agreed))
@@ -314,7 +327,7 @@ def _finish(merged: Partial, table: Table) -> xr.Dataset:
         },
         notes=notes,
     )  # fmt: skip
-    return found if table.graph is None else _of_edges(found, table.graph)
+    return found if table.graph is None or table.known is None else _of_edges(found, table.graph, table.known)
 
 
 def _coefficients(merged: Partial, moments: Moments, name: str) -> Moments:
@@ -333,6 +346,22 @@ def _agreed(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
 def _said(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
     each = zip(COEFFICIENTS, found.tolist(), strict=True)
     return f"{', '.join(f'{name} {value:.3f}' for name, value in each)}, {compared}"
+
+
+ACCEPTED = 0.05
+"""What an integral may miss, of how far it goes, before a note says so."""
+TINY = torch.finfo(torch.float64).tiny
+
+
+def _unconverged(error: float, table: Table) -> list[str]:
+    """What is said of scores that do not sum to what they integrate."""
+    if error <= ACCEPTED:
+        return []
+    return [
+        f"the integral did not converge: with {table.attrs['steps']} steps the scores out of the input miss the "
+        f"metric's change by {error:.2g} of it ({ACCEPTED} is accepted); more steps, or rule='gauss', come closer, "
+        "unless the metric jumps between the runs"
+    ]
 
 
 LEAST_AGREEMENT = 0.5
@@ -381,24 +410,24 @@ def _normalised(
     return (effect + start - corrupt) / total if total else torch.full_like(effect, torch.nan)
 
 
-def _of_edges(result: xr.Dataset, graph: EdgeGraph) -> xr.Dataset:
-    """A result over senders and receivers without numbers where there is no edge, and with the coordinate `edge`."""
+def _of_edges(result: xr.Dataset, graph: EdgeGraph, known: Bool[Tensor, "sender receiver"]) -> xr.Dataset:
+    """A result over senders and receivers with numbers at the known edges alone, and with the coordinate `edge`."""
     import xarray as xr
 
-    exists = xr.DataArray(graph.exists.numpy(), dims=EDGE_DIMS)
+    exists = xr.DataArray(known.numpy(), dims=EDGE_DIMS)
     changed = {
         name: value.where(exists, np.array(np.nan if value.dtype.kind == "f" else 0, value.dtype))
         for name, value in result.data_vars.items()
         if set(EDGE_DIMS) <= set(value.dims)
     }
-    return result.assign(changed).assign_coords(edge=(EDGE_DIMS, edge_names(graph)))
+    return result.assign(changed).assign_coords(edge=(EDGE_DIMS, edge_names(graph, known)))
 
 
-def edge_names(graph: EdgeGraph) -> np.ndarray:
-    """The name of every edge `[sender, receiver]`, "" where there is none."""
+def edge_names(graph: EdgeGraph, known: Bool[Tensor, "sender receiver"] | None = None) -> np.ndarray:
+    """The name of every edge `[sender, receiver]`, "" where there is none; known: of these alone."""
     senders, receivers = (np.array(names, dtype=np.str_) for names in (graph.senders, graph.receivers))
     names = np.char.add(np.char.add(senders, "->")[:, None], receivers)
-    return np.where(graph.exists.numpy(), names, "")
+    return np.where((graph.exists if known is None else known).numpy(), names, "")
 
 
 def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[str, ...]:

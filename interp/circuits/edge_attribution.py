@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, Watched, paired
-from interp.causal.effects import Measured, Table, causal
+from interp.causal.effects import MISSED, MOVED, Measured, Table, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
 from interp.core.boundary import Count, public
@@ -168,7 +168,9 @@ def edge_attribution(
     eap-ig-activations  mean over a of g_own with one sublayer's output at x(a), all else as in the own run: gradients
                         of either run, so that the scores of one direction do not give those of the other.
     With enough steps the scores out of the input ("eap-ig-inputs") or out of one sublayer ("eap-ig-activations") sum
-    to the exact effect of changing it. Points are those of the released code in both directions, a = k/m (`Line`).
+    to the exact effect of changing it. `integral_error` in attrs says by how much the former miss it, summed over
+    prompts and relative to how far the metric moves; where that is more than .05 a note says so. Points are those of
+    the released code in both directions, a = k/m (`Line`).
     (That code averages the gradients of all sublayers' lines for every edge instead, which sums to nothing in
     particular.)
     metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
@@ -229,7 +231,9 @@ def _scores(model: Transformer, pair: Contrast, metric: Metric, line: Line, grap
         found = along(watched, pair, Runs(change, **pair.runs(here.trace, there.trace)), line, graph)
     with torch.no_grad():
         own, other = watched.value(here.output, pair.own), watched.value(there.output, pair.other)
-    return Measured(found, found != 0, {**pair.runs(own, other), **error})
+        if line.method == "eap-ig-inputs":
+            error = {MISSED: (found[:, 0].sum(-1) - (other - own)).abs(), MOVED: (other - own).abs()}
+    return Measured(found, found != 0, pair.runs(own, other), error)
 
 
 @dataclass(frozen=True, eq=False)

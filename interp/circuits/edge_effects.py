@@ -1,24 +1,31 @@
-"""The exact effect of changing every edge of a small model, one at a time: what edge attribution estimates."""
+"""The exact effect of changing edges one at a time, all of a small model's or some: what edge attribution estimates."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import torch
-from einops import rearrange
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from tqdm import tqdm
 
 from interp.causal.contrast import Contrast, Direction, Watched, paired
 from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
+from interp.circuits.edge_attribution import EdgeAttribution, Method
+from interp.circuits.edge_rankings import largest, worth
 from interp.circuits.edge_scores import Change, check_edits
 from interp.circuits.interchange import inputs
-from interp.core.boundary import public
+from interp.core.boundary import Count, public
+from interp.core.notes import note
+from interp.core.results import noted
 from interp.core.stats import wide
+from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit, Set
@@ -26,7 +33,7 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Subject, text_of
+from interp.passes.observe import Model, Subject, as_network, text_of
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.run import answered
@@ -35,9 +42,15 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+MANY = 5_000
+"""Edges beyond which a call says beforehand that there are so many."""
+PRESELECTING: Method = "eap-ig-inputs"
+"""The estimate by which the largest edges are found: it sees what a sure softmax hides from a single gradient."""
+
+
 @dataclass(frozen=True, eq=False)
 class EdgeEffects(Question):
-    """The exact effect of every edge; `edge_effects` describes the result. Asked of pairs of prompts."""
+    """The exact effect of edges; `edge_effects` describes the result. Asked of pairs of prompts."""
 
     metric: Metric | LogitFunction | None = None
     """None = the logit difference of the answers that the data bring."""
@@ -45,14 +58,17 @@ class EdgeEffects(Question):
     """denoise: clean values into the corrupted run; noise: the other way round."""
     each: bool = False
     """Whether every prompt's effects are kept."""
+    edges: Sequence[str] | None = None
+    """The edges that are changed, by name; None = all."""
 
     def asked(self, model: Subject) -> Analysis:
         """One planned sweep per input site and batch of pairs."""
         metric, graph = as_metric(self.metric), EdgeGraph.of(model.transformer.config)
         check_edits(model.transformer)
         how = {"method": "exact", "direction": self.direction}
-        table = Table.of_edges(self.name, graph, metric, model.text, how)
-        measure = partial(_measured, graph=graph, metric=metric, direction=self.direction)
+        changed = graph.exists if self.edges is None else graph.chosen(self.edges)
+        table = Table.of_edges(self.name, graph, metric, model.text, how, changed)
+        measure = partial(_measured, graph=graph, asked=changed, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
@@ -65,23 +81,29 @@ def edge_effects(
     metric: Metric | LogitFunction | None = None,
     direction: Direction = "denoise",
     each: bool = False,
+    edges: Count | Sequence[str] | None = None,
     edits: Sequence[Edit] = (),
     prepend_bos: bool = True,
     batch_size: int = 32,
 ) -> xr.Dataset:
-    """The exact change of the metric when one edge carries the other run's value, for every edge.
+    """The exact change of the metric when one edge carries the other run's value, for every edge or some.
 
     Edge u -> v: v reads u's output of the other run, all else as in the own run, and everything after v is recomputed
     (path patching of a single edge: Goldowsky-Dill et al. 2023, arXiv:2304.05969). denoise: the clean run's values into
     the corrupted run, positive where the clean edge raises the metric; noise: the other way round.
     Returns what `edge_attribution` returns, which estimates it: Dataset[sender, receiver] with `value`, `low`, `high`
-    (NaN where there is no edge) and `n`, `normalised`, `changed` (whether the edge carries anything else in any
-    prompt), `clean` and `corrupt`, the coordinate `edge`; with `each`, every prompt's effects.
+    (NaN where there is no edge, or none that was asked for) and `n`, `normalised`, `changed` (whether the edge carries
+    anything else in any prompt), `clean` and `corrupt`, the coordinate `edge`; with `each`, every prompt's effects.
+    edges: which edges are changed: by name ("L0.mlp->L3H1.q"), or how many, those of the largest estimates by
+    `edge_attribution` (method "eap-ig-inputs") on the same pairs; None = all. An edge that the estimate takes for small
+    is then not looked at, and a note says how many were not.
     metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
     the clean prompts bring; one that compares (KL divergence) compares with the clean run.
-    Cost: one planned sweep per input site; every variant starts at its receiver's block. For small models: with
-    GPT-2 small's 32 491 edges it takes as many partial passes. Memory: what every sender says in d_model.
-    Errors: ValueError for pairs that do not align, and models (or edits) whose stream is no sum (`EdgeGraph.of`).
+    Cost: one planned sweep per input site; an edge is a pass from its receiver's block on, half a pass on the average.
+    All 32 491 of GPT-2 small are for patient people; a note says so, and a bar how long it will be. Memory: what every
+    sender says in d_model.
+    Errors: ValueError for pairs that do not align, models (or edits) whose stream is no sum (`EdgeGraph.of`), and a
+    number of edges outside 1 to all; KeyError for an edge that the model does not have.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -90,15 +112,36 @@ def edge_effects(
         'L0.resid->L0H0.q'
     """
     data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    question = EdgeEffects(metric, direction, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+    answer = partial(
+        answered, model=model, data=data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
+    )
+    graph = EdgeGraph.of(as_network(model).config)
+    if isinstance(edges, int):
+        if not 1 <= edges <= len(graph):
+            raise ValueError(f"edges must be 1 to {len(graph)}, their names, or None for all, got {edges}")
+        estimate = answer(EdgeAttribution(metric, PRESELECTING, direction=direction))
+        edges = tuple(graph.names(largest(worth(estimate), edges)))
+    elif edges is None and len(graph) > MANY:
+        note(
+            f"edge_effects: each of {len(graph):,} edges is changed in every pair, about {len(graph) // 2:,} passes of "
+            "each; edges=n changes those of the n largest estimates alone"
+        )
+    found = answer(EdgeEffects(metric, direction, each, edges))
+    if edges is None or len(edges) == len(graph):
+        return found
+    return noted(found, f"{len(set(edges))} of {len(graph)} edges were changed; the others are NaN")
 
 
 @torch.no_grad()
 def _measured(
-    model: Transformer, batch: Batch, graph: EdgeGraph, metric: Metric, direction: Direction
+    model: Transformer,
+    batch: Batch,
+    graph: EdgeGraph,
+    asked: Bool[Tensor, "sender receiver"],
+    metric: Metric,
+    direction: Direction,
 ) -> Measured:
-    """The effects in some pairs, and the metric of their clean and corrupted runs."""
+    """The effects in some pairs, 0 for edges that are not asked for, and the metric of both runs."""
     pair, watched, reads = Contrast.of(batch, direction), Watched(model, metric), Change.reads(model)
     edited = {edit.site for edit in model.edits}
     read = {each.site: _read(each.site, edited) for each in inputs(model, graph)}
@@ -109,17 +152,20 @@ def _measured(
     change = Change.between(model, here.trace, there.trace).vectors(graph, slice(0, b), slice(0, p))
     found = change.new_zeros(b, *graph.exists.shape)
     changed = torch.zeros_like(found, dtype=torch.bool)
-    for site, receivers, heads, _ in inputs(model, graph):
-        seen_by = int(graph.visible[receivers.start])
-        stream = wide(here.trace[Read(read[site])])
-        variants = _variants(
-            site, stream, change[:, :seen_by], receivers.stop - receivers.start if heads else 0
-        )
-        swept = Sweep(model, pair.own, variants).run(metric, watched.reference)
-        cells, moved = (
-            rearrange(x, "(s v) b -> b s v", s=seen_by) for x in (swept.values - swept.base, swept.changed)
-        )
-        found[:, :seen_by, receivers], changed[:, :seen_by, receivers] = cells.to(found), moved.to(changed)
+    with tqdm(total=int(asked.sum()), desc="edges", delay=1, leave=False) as bar:
+        for site, receivers, heads, _ in inputs(model, graph):
+            cells = asked[:, receivers].nonzero()
+            if not len(cells):
+                continue
+            stream = wide(here.trace[Read(read[site])])
+            variants = _variants(
+                site, stream, change, cells, receivers.stop - receivers.start if heads else 0
+            )
+            swept = Sweep(model, pair.own, variants).run(metric, watched.reference)
+            place = sent(cells, found.device)
+            found[:, place[:, 0], receivers.start + place[:, 1]] = (swept.values - swept.base).mT.to(found)
+            changed[:, place[:, 0], receivers.start + place[:, 1]] = swept.changed.mT.to(changed)
+            bar.update(len(cells))
     runs = pair.runs(*(wide(watched.value(run.output, pair.own)) for run in (here, there)))
     return Measured(found, changed, runs)
 
@@ -132,16 +178,21 @@ def _read(site: str, edited: set[str]) -> str:
 
 
 def _variants(
-    site: str, stream: Float[Tensor, "b p *h d"], change: Float[Tensor, "b s p d"], heads: int
+    site: str,
+    stream: Float[Tensor, "b p *h d"],
+    change: Float[Tensor, "b s p d"],
+    cells: Int[Tensor, "n 2"],
+    heads: int,
 ) -> list[Variant]:
-    """One per sender and input, which reads the stream with that sender's change; 0 heads: it has no head axis."""
-    found = []
-    for moved in change.unbind(1):
+    """One per sender and input (`cells`), which reads the stream with that sender's change; 0 heads: no head axis."""
+    found, dim = [], "head" if "hook_q" in site else "kv_head"
+    for sender, some in groupby(cells.tolist(), key=itemgetter(0)):
+        moved = change[:, sender]
         if stream.ndim > moved.ndim:  # every head reads a stream of its own
             copies = stream + moved[:, :, None]
         else:
             copies = stream + moved
             copies = copies[:, :, None].expand(-1, -1, heads, -1) if heads else copies
-        dim, put = "head" if "hook_q" in site else "kv_head", Set(copies)
-        found += [Variant([Edit(site, put, {dim: h} if heads else {})]) for h in range(max(1, heads))]
+        put = Set(copies)
+        found += [Variant([Edit(site, put, {dim: h} if heads else {})]) for _, h in some]
     return found

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import interp
 from interp import Edit, HookedTransformer, Read, frame, observe
 from interp.causal import EdgeGraph
+from interp.causal.effects import ACCEPTED
 from interp.circuits import EdgeAttribution, edge_attribution
 from interp.circuits.edge_attribution import Line, Method
 from interp.data.batch import Batch
@@ -174,6 +175,26 @@ def test_integrated_scores_out_of_the_input_sum_to_the_whole_effect(name: str, d
     assert errors[-1] < 1e-3 * float(expected.abs().max()) < errors[0]
     released = attributed(model, method="eap-ig-inputs", steps=100, direction=direction)
     assert float((out_of(released, ["L0.resid"]) - expected).abs().max()) < 0.1 * float(expected.abs().max())
+
+
+@both_directions
+@pytest.mark.parametrize("each", [True, False])
+def test_what_the_integral_misses_is_said(direction: str, each: bool) -> None:
+    model, ask = HookedTransformer(build("gpt2")), {"method": "eap-ig-inputs", "metric": METRIC}
+    rows = edge_attribution(model, CLEAN, CORRUPT, steps=2, direction=direction, each=True, **ask)  # type: ignore[arg-type]
+    total = (rows.clean - rows.corrupt) * (1 if direction == "denoise" else -1)
+    missed = np.abs(rows["each"].isel(sender=0).sum("receiver") - total)
+    found = edge_attribution(
+        model, CLEAN, CORRUPT, steps=2, direction=direction, each=each, batch_size=1, **ask
+    )  # type: ignore[arg-type]
+    error = found.attrs["integral_error"]
+    np.testing.assert_allclose(error, float(missed.sum() / np.abs(total).sum()), rtol=1e-4)
+    assert error > ACCEPTED
+    (said,) = found.attrs["notes"]
+    assert f"miss the metric's change by {error:.2g} of it" in said
+    more = edge_attribution(model, CLEAN, CORRUPT, steps=20, rule="gauss", direction=direction, **ask)  # type: ignore[arg-type]
+    assert more.attrs["integral_error"] < 1e-3 and "notes" not in more.attrs
+    assert "integral_error" not in edge_attribution(model, CLEAN, CORRUPT, metric=METRIC).attrs
 
 
 @both_directions

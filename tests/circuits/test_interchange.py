@@ -15,7 +15,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer, observe
 from interp.causal import EdgeGraph
-from interp.circuits import Circuit, EdgeEffects, Interchange, edge_effects, interchange
+from interp.circuits import Circuit, EdgeEffects, Interchange, edge_attribution, edge_effects, interchange
 from interp.circuits.interchange import Replacement
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
@@ -436,6 +436,50 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
         edge_effects(model, CLEAN, CLEAN, metric=METRIC)
     with pytest.raises(ValueError, match="requires reference prompts, got none"):
         interp.run([Interchange(masks, METRIC, "mean")], model, Pairs(CLEAN.tolist(), CORRUPT.tolist()))
+
+
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel"])
+def test_edges_that_are_asked_for_have_the_numbers_that_they_have_among_all(
+    name: str, direction: str
+) -> None:
+    model = build(name)
+    graph, whole = graph_of(model), effects(model, direction=direction)
+    names = [*graph.names()][1::7]
+    some = effects(model, direction=direction, edges=names)
+    here = graph.chosen(names).numpy()
+    for variable in ("value", "low", "high", "normalised"):
+        np.testing.assert_allclose(
+            some[variable].values[here], whole[variable].values[here], rtol=1e-4, atol=1e-5
+        )
+        assert np.isnan(some[variable].values[~here]).all()
+    assert (some.n.values[~here] == 0).all() and set(interp.frame(some).edge) == set(names)
+    assert some.attrs["notes"] == [f"{len(names)} of {len(graph)} edges were changed; the others are NaN"]
+
+
+def test_a_number_of_edges_is_those_of_the_largest_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, ran = build("gpt2"), []
+    module = sys.modules["interp.circuits.edge_effects"]  # the name in the package is the function
+    plain = module.Sweep
+    monkeypatch.setattr(
+        module, "Sweep", lambda m, b, variants: ran.append(len(variants)) or plain(m, b, variants)
+    )
+    some = effects(model, edges=9)
+    assert sum(ran) == 9
+    estimate = edge_attribution(
+        HookedTransformer(model), CLEAN, CORRUPT, metric=METRIC, method="eap-ig-inputs"
+    )
+    table = interp.frame(estimate)
+    assert set(interp.frame(some).edge) == set(table.edge[table.value.abs().nlargest(9).index])
+
+
+def test_edges_that_cannot_be_asked_for_are_refused() -> None:
+    model = build("gpt2")
+    for number in (0, len(graph_of(model)) + 1):
+        with pytest.raises(ValueError, match=f"edges must be 1 to {len(graph_of(model))}"):
+            effects(model, edges=number)
+    with pytest.raises(KeyError, match=r"no edge 'L1H0->L0\.mlp'"):
+        effects(model, edges=["L1H0->L0.mlp"])
 
 
 def test_what_a_layer_says_is_projected_once_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,6 +156,14 @@ def _without_copying(found: xr.Dataset, head: str) -> xr.Dataset:
     return found.drop_vars("label").where(~here)
 
 
+_AGREEMENT = of("agreement", over="coefficient estimate")
+
+
+def _but_agreement(result: xr.Dataset, head: str = "") -> xr.Dataset:
+    """Cells are patched in the first prompts alone, those that differ between the runs: not those of a silent head."""
+    return result.drop_vars("agreement", errors="ignore")
+
+
 def _but_what_changed(found: xr.Dataset, head: str) -> xr.Dataset:
     """But for whether the head could be changed: one that is zero already cannot."""
     if "sender" in found.dims:
@@ -385,9 +393,13 @@ _LENSES: dict[str, Case] = {
 _CAUSAL: dict[str, Case] = {
     "Ablate": Case(Ablate("head"), effects("layer head"), of_others=_but_what_changed),
     "AttributionPatch": Case(
-        AttributionPatch("z"), effects("layer pos head", "clean corrupt"), undrawn="a map has two dims, select"
+        AttributionPatch("z"), effects("layer pos head", "clean corrupt") | _AGREEMENT,
+        undrawn="a map has two dims, select", drawn_apart=_but_agreement, of_others=_but_agreement,
     ),
-    "AttributionPatch heads": Case(AttributionPatch("z", by=("layer", "head")), effects("layer head", "clean corrupt")),
+    "AttributionPatch heads": Case(
+        AttributionPatch("z", by=("layer", "head")), effects("layer head", "clean corrupt") | _AGREEMENT,
+        drawn_apart=_but_agreement, of_others=_but_agreement,
+    ),
     "CausalTrace": Case(
         CausalTrace(range(2, 4), samples=2, sigma=0.3),
         of(*_EFFECT, "spread", over="layer role")
