@@ -213,6 +213,7 @@ def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_name
         (["report", *PLANTED, "--wrong", "d"], "requires an answer"),
         (["report", *PLANTED, "--answer", "d", "--wrong", "d"], "must differ"),
         ([*MODEL, "--answer", "d"], "requires a prompt"),
+        (["report", *PLANTED, "--chat"], "messages require a tokenizer with a chat template"),
         (["report", *PLANTED, "--device", "abacus"], "device 'abacus' is not available"),
         (["heads", "--model", "groundtruth-inductoin"], "nearest: groundtruth-induction"),
         (["heads", "-m", "demo-attn-2l", "--checkpoints", "step7"], "has no revision 'step7'; it has ['step1200'"),

@@ -11,6 +11,9 @@ import tyro
 from interp.cli.opening import Common, OfModel
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from interp.hooked import HookedTransformer
     from interp.pages import Question
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
@@ -38,6 +41,8 @@ class Report(OfModel):
     """Seed of the random tokens on which heads are scored."""
     corrupt: str | None = None
     """The prompt once more, token for token, but for what changes its answer: what patching compares it with."""
+    chat: bool = False
+    """The prompts are what a user says: put them into the model's chat template."""
 
     def run(self) -> None:
         """Load, analyse, write, say what was found; the output folder is tried before any work."""
@@ -50,6 +55,8 @@ class Report(OfModel):
             about = About(self.model, DEMOS[self.model].summary, zoo.card(self.model))
         with replacing(self.out) as folder:
             model = self.opened()
+            if self.chat:
+                question = self.said(model, question)
             report = report_of(model, question, about, seed=self.seed)
             write_report(report, folder)
         for one in findings(report):
@@ -69,6 +76,16 @@ class Report(OfModel):
                 "a corrupted prompt (--corrupt) requires a prompt of your own (--prompt), got none"
             )
         return Question(PROMPT, ANSWER, WRONG, CORRUPT)
+
+    def said(self, model: "HookedTransformer", question: "Question") -> "Question":
+        """The same question about a conversation that the prompt begins."""
+        from interp.pages import Question
+
+        def told(text: str) -> "Tensor":
+            return model.chat([{"role": "user", "content": text}])
+
+        corrupt = None if question.corrupt is None else told(question.corrupt)
+        return Question.of(model.text, told(question.prompt), question.answer, question.wrong, corrupt)
 
 
 @dataclass(frozen=True)

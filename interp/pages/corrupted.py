@@ -9,6 +9,7 @@ from interp.causal import EdgeGraph, Patch
 from interp.causal.contrast import Direction, paired
 from interp.circuits import circuit_curve, edge_attribution
 from interp.circuits.edge_attribution import Method
+from interp.data.batch import Prompts
 from interp.model.config import MLPS, ModelConfig
 from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
@@ -38,8 +39,8 @@ def patches(config: ModelConfig, metric: Metric) -> dict[str, Patch]:
 class Pair:
     """Two aligned prompts and what is watched in both."""
 
-    prompt: str
-    corrupt: str
+    prompt: Prompts
+    corrupt: Prompts
     metric: Metric
 
     def edges(self, model: Subject) -> "xr.Dataset":
@@ -56,7 +57,7 @@ class Pair:
         return sizes, asked(fractions=shares, draws=0)
 
 
-def check_aligned(model: Subject, prompt: str, corrupt: str | None) -> None:
+def check_aligned(model: Subject, prompt: Prompts, corrupt: Prompts | None) -> None:
     """ValueError for a corrupted prompt that is none: as many tokens, not the same ones, and a model with logits."""
     if corrupt is None:
         return

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 import torch
 import xarray as xr
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
@@ -23,7 +23,7 @@ from interp.core.boundary import public
 from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
-from interp.data.batch import Batch
+from interp.data.batch import Batch, Prompts, Text
 from interp.data.pairs import Pairs
 from interp.data.stream import DataSource, prompt_source
 from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
@@ -65,12 +65,42 @@ class Question:
     """What the page is about."""
 
     prompt: str
+    """The text; of a prompt given as ids what they are as text."""
     answer: str | None = None
     """The next token asked about, leading space included; None = the model's own most probable one."""
     wrong: str | None = None
     """The token it is contrasted with; None = the runner-up if there is no answer either, else nothing."""
     corrupt: str | None = None
     """The corrupted prompt: the prompt, token for token, but for what changes the answer; None = no causal sections."""
+    ids: tuple[int, ...] | None = None
+    """The prompt's tokens, where it was given as ids, such as a conversation; None = those of the text."""
+    corrupt_ids: tuple[int, ...] | None = None
+    """The same of the corrupted prompt."""
+
+    @classmethod
+    def of(
+        cls,
+        text: Text,
+        prompt: Prompts,
+        answer: str | None = None,
+        wrong: str | None = None,
+        corrupt: Prompts | None = None,
+    ) -> Question:
+        """The question about prompts in any form: text, or the ids of one prompt (`model.chat(...)`)."""
+        (said, ids), (other, other_ids) = (_as_text(text, each) for each in (prompt, corrupt))
+        if said is None:
+            raise ValueError("a prompt is required, got None")
+        return cls(said, answer, wrong, other, ids, other_ids)
+
+    @property
+    def tokens(self) -> str | Int[Tensor, "1 p"]:
+        """The prompt as a model takes it."""
+        return self.prompt if self.ids is None else torch.tensor([self.ids])
+
+    @property
+    def corrupt_tokens(self) -> str | Int[Tensor, "1 p"] | None:
+        """The corrupted prompt as a model takes it."""
+        return self.corrupt if self.corrupt_ids is None else torch.tensor([self.corrupt_ids])
 
     def __post_init__(self) -> None:
         if self.wrong is not None and self.answer is None:
@@ -79,6 +109,17 @@ class Question:
             )
         if self.wrong is not None and self.wrong == self.answer:
             raise ValueError(f"answer and wrong answer must differ, both are {self.answer!r}")
+
+
+def _as_text(text: Text, prompt: Prompts | None) -> tuple[str | None, tuple[int, ...] | None]:
+    """A prompt as text, and its ids where it is none; ValueError for several prompts."""
+    if prompt is None or isinstance(prompt, str):
+        return prompt, None
+    batch = text.batch(prompt)
+    if len(batch) != 1:
+        raise ValueError(f"a report is about one prompt, got {len(batch)}")
+    ids = tuple(batch.host().tokens[batch.host().real].tolist())
+    return text.tokenizer.decode(list(ids)) if text.tokenizer else " ".join(map(str, ids)), ids
 
 
 @dataclass(frozen=True)
@@ -201,8 +242,8 @@ def report_of(
     stream.
     """
     model = as_model(model)
-    batch = model.text.batch(question.prompt)
-    check_aligned(model, question.prompt, question.corrupt)
+    batch = model.text.batch(question.tokens)
+    check_aligned(model, question.tokens, question.corrupt_tokens)
     config = model.transformer.config
     _check_model(config, question)
     _check_size(config, batch.tokens.shape[1])
@@ -349,7 +390,7 @@ def _about_interventions(
     model: Subject, question: Question, answered: _Answered, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables of what changes the answer, from one run: patching only with a corrupted prompt."""
-    config, prompt, corrupt = model.transformer.config, question.prompt, question.corrupt
+    config, prompt, corrupt = model.transformer.config, question.tokens, question.corrupt_tokens
     metric = logit_difference(answered.answer, answered.wrong)
     replaced = ablations(config, metric, corrupt=corrupt is not None)
     patched = {} if corrupt is None else patches(config, metric)
@@ -378,9 +419,10 @@ def _about_corrupted(
     model: Subject, question: Question, answered: _Answered
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables of edges between the prompt and its corrupted one; none without that."""
-    if question.corrupt is None:
+    corrupt = question.corrupt_tokens
+    if corrupt is None:
         return {}
-    pair = Pair(question.prompt, question.corrupt, logit_difference(answered.answer, answered.wrong))
+    pair = Pair(question.tokens, corrupt, logit_difference(answered.answer, answered.wrong))
     scores = cache(lambda: pair.edges(model))
     return {
         "edges": lambda: tables.edges(scores()),
@@ -390,9 +432,10 @@ def _about_corrupted(
 
 def _corrupted(model: Subject, question: Question, answered: _Answered, batch: Batch) -> Corrupted | None:
     """What the model answers to the corrupted prompt; None if there is none."""
-    if question.corrupt is None:
+    corrupt = question.corrupt_tokens
+    if corrupt is None or question.corrupt is None:
         return None
-    other = model.text.batch(question.corrupt)
+    other = model.text.batch(corrupt)
     last = fetched({"last": observe(model.transformer, other, []).output[0, -1]})["last"]
     answer, wrong = _candidates(answered, last, model)
     total = answered.asked_of(last)

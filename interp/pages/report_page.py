@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from markupsafe import Markup
 
 from interp.core.boundary import public
+from interp.data.batch import Prompts
 from interp.pages.findings import Finding, findings
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
 from interp.pages.report import About, Fitted, Question, Report, report_of
-from interp.passes.observe import Model
+from interp.passes.observe import Model, text_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,10 +79,10 @@ class ReportPage:
 @public()
 def report(
     model: Model,
-    prompt: str,
+    prompt: Prompts,
     answer: str | None = None,
     wrong: str | None = None,
-    corrupt: str | None = None,
+    corrupt: Prompts | None = None,
     *,
     about: About | None = None,
     seed: int = 0,
@@ -91,6 +92,7 @@ def report(
 
     What was found in sentences, then every picture and number; shown in a notebook, or `.save(folder)`.
 
+    prompt: text, or the ids of one prompt, such as a conversation: `report(model, model.chat([...]))`.
     answer: the next token asked about, leading space included; None = the model's own most probable one. wrong: the
     token it is contrasted with. corrupt: the prompt once more, token for token, but for what changes its answer; with
     it the page has patching maps and a circuit. about: the model's name and what is known of it; None = its name
@@ -108,5 +110,7 @@ def report(
     """
     told = About(str(getattr(model, "name", "model"))) if about is None else about
     return ReportPage(
-        report_of(model, Question(prompt, answer, wrong, corrupt), told, seed=seed, lenses=lenses)
+        report_of(
+            model, Question.of(text_of(model), prompt, answer, wrong, corrupt), told, seed=seed, lenses=lenses
+        )
     )

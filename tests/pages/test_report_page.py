@@ -5,10 +5,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pandas as pd
 import pytest
 
 import interp
-from interp.pages import About, Report, ReportPage, page
+from interp.pages import About, Question, Report, ReportPage, page, report_of
 from tests.pages.conftest import CORRUPTED, PLANTED
 from tests.pages.reports import ANSWER, PROMPT, WRONG
 from tests.pages.visits import Visit, needs_browser, visit
@@ -91,6 +92,27 @@ def test_an_edit_that_an_analysis_of_the_page_cannot_follow_is_named_where_its_s
     why = "the edit of L0.mlp (Zero) changes that"
     assert any(why in note for note in shown.report.notes) and why in shown.html
     assert "attribution" in shown.tables
+
+
+@pytest.mark.slow
+def test_ids_are_a_prompt_and_the_page_is_that_of_their_text(planted: Report) -> None:
+    model = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+    prompt, corrupt = (model.text.batch(text).tokens for text in (PLANTED, CORRUPTED))
+    found = report_of(model, Question.of(model.text, prompt, "d", "e", corrupt), planted.about, seed=3)
+    assert found.tables.keys() == planted.tables.keys()
+    for name, table in planted.tables.items():
+        pd.testing.assert_frame_equal(found.tables[name], table)
+    assert found.question.ids == tuple(prompt[0].tolist()) and PLANTED in found.question.prompt
+
+
+def test_a_conversation_is_a_prompt_of_the_page() -> None:
+    model = hooked("gpt2")
+    said = model.chat([{"role": "user", "content": "When Mary"}])
+    shown = interp.report(model, said)
+    assert list(shown.tables["tokens"].token) == model.text.pieces(said[0].tolist())
+    assert model.to_string(said) in html.unescape(shown.html)
+    with pytest.raises(ValueError, match="a report is about one prompt, got 2"):
+        interp.report(model, said.repeat(2, 1))
 
 
 def test_what_is_no_model_is_refused_by_name() -> None:
