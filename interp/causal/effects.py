@@ -358,9 +358,8 @@ def _unconverged(error: float, table: Table) -> list[str]:
     if error <= ACCEPTED:
         return []
     return [
-        f"the integral did not converge: with {table.attrs['steps']} steps the scores out of the input miss the "
-        f"metric's change by {error:.2g} of it ({ACCEPTED} is accepted); more steps, or rule='gauss', come closer, "
-        "unless the metric jumps between the runs"
+        f"the integral did not converge: in {table.attrs['steps']} steps it misses the metric's change by {error:.2g} of "
+        f"it ({ACCEPTED} is accepted); try more steps, or rule='gauss'"
     ]
 
 

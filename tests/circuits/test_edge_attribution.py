@@ -191,7 +191,7 @@ def test_what_the_integral_misses_is_said(direction: str, each: bool) -> None:
     np.testing.assert_allclose(error, float(missed.sum() / np.abs(total).sum()), rtol=1e-4)
     assert error > ACCEPTED
     (said,) = found.attrs["notes"]
-    assert f"miss the metric's change by {error:.2g} of it" in said
+    assert f"misses the metric's change by {error:.2g} of it" in said
     more = edge_attribution(model, CLEAN, CORRUPT, steps=20, rule="gauss", direction=direction, **ask)  # type: ignore[arg-type]
     assert more.attrs["integral_error"] < 1e-3 and "notes" not in more.attrs
     assert "integral_error" not in edge_attribution(model, CLEAN, CORRUPT, metric=METRIC).attrs
