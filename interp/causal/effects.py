@@ -358,8 +358,8 @@ def _unconverged(error: float, table: Table) -> list[str]:
     if error <= ACCEPTED:
         return []
     return [
-        f"the integral did not converge: in {table.attrs['steps']} steps it misses the metric's change by {error:.2g} of "
-        f"it ({ACCEPTED} is accepted); try more steps, or rule='gauss'"
+        f"the integral did not converge: in {table.attrs['steps']} steps it misses the metric's change by {error:.2g} "
+        f"of it ({ACCEPTED} is accepted); try more steps, or rule='gauss'"
     ]
 
 
