@@ -16,7 +16,7 @@ absolute sum S are allowed eps (8 + sqrt n) S (`bound`), and in half precision w
 | pairs = q . k of the stream (`score_parts`) | lengths of all query parts x all key parts | as in float32 |
 | q . k of the stream = the score of the pass | length of q x length of k, before they cancel | that, `ROUNDINGS` |
 | ALTI-Logit = logit | what heads moved, other columns | length of what heads moved, `ROUNDINGS` |
-| orders, paths = the frozen pass (`paths`) | the orders, largest number of each vector | as in float32: start upcast |
+| orders, paths = the frozen pass (`paths`) | lengths of a v and of columns of W, by head | float32: start upcast |
 | the frozen pass = the pass | the same, six roundings a layer | the same in the model's eps: coarse, and noted |
 | an edited z, output = c x what was moved (`edited_sums`) | a v, a v W | z, `ROUNDINGS` |
 

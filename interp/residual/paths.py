@@ -301,13 +301,8 @@ def order_logits(frozen: Frozen) -> tuple[Float[Tensor, "order b p v"], float]:
     frozen.check("logits by order")
     parts = frozen.part_logits(frozen.orders)
     parts = torch.cat((parts[:1] + frozen.constant, parts[1:]))
-    check_sum(parts, frozen.logits(frozen.again), "logits by order", size=_widest(parts))
+    check_sum(parts, frozen.logits(frozen.again), "logits by order", size=frozen.logits_size)
     return parts, sum_error(parts, frozen.model.uncapped(wide(frozen.final)))
-
-
-def _widest(parts: Float[Tensor, "c *b d"]) -> Float[Tensor, "*b 1"]:
-    """The sum of the parts' largest numbers: parts are products, and one may be small where its terms are not."""
-    return parts.abs().amax(-1).sum(0)[..., None]
 
 
 def _finish_orders(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.Dataset:
@@ -408,7 +403,8 @@ def _contributions(trace: Trace, batch: Batch, model: Transformer) -> Mapping[st
     own, exact = logits.gather(1, asked), end.of(frozen.again)[:, 0] + constant.to(last)
     whole = own[:, 0] if batch.wrong is None else own[:, 0] - own[:, 1]
     frozen.check("paths")
-    size = values.abs().sum(1) + exact.abs() + own.abs().sum(1)
+    read = frozen.ending.size(frozen.size)[:, -1].norm(dim=-1) * direction.to(values).norm(dim=-1)
+    size = read + constant.to(values).abs() + exact.abs() + own.abs().sum(1)
     check_sum(values.mT, exact, "paths", size=size)
     rounding = whole - values.sum(1)
     largest = torch.cat((values.abs(), own.abs()), 1).amax(1).clamp_min(torch.finfo(whole.dtype).tiny)
@@ -593,21 +589,40 @@ class Frozen:
         is as sharp as the pass: between two streams a block rounds six times (normed stream, values, what they are
         mixed to, output, its norm, sum), each time relative to its own vector.
         """
-        size = _widest(self.orders)
+        size, dtype, final = self.size, self.model.dtype, wide(self.final)
         check_sum(self.orders, self.again, what, size=size)
-        dtype, final = self.model.dtype, wide(self.final)
         allowed = EPS[dtype] / EPS[final.dtype] * bound(6 * len(self.layers), size, final.dtype)
         check_missed((self.again - final).abs(), allowed, size, what)
 
-    @cached_property
+    @property
     def orders(self) -> Float[Tensor, "order b p d"]:
         """The final stream by order, 0 to n_layers."""
-        stack = self.start[None]
+        return self._orders[0]
+
+    @property
+    def size(self) -> Float[Tensor, "b p d"]:
+        """The sum of the absolute terms that the orders are made of: what their rounding is relative to.
+
+        Heads may cancel, and then it is much more than what they add. A term is z W_O of one head, its size at most the
+        length of z before the values of several keys cancel, times that of a column of W_O.
+        """
+        return self._orders[1]
+
+    @cached_property
+    def _orders(self) -> tuple[Float[Tensor, "order b p d"], Float[Tensor, "b p d"]]:
+        stack, size = self.start[None], self.start.abs()
         for layer in self.layers:
-            more = layer.added(layer.mixed(stack))
-            zero = torch.zeros_like(stack[:1])
+            values = layer.values(stack)
+            more, zero = layer.added(layer.mix(values)), torch.zeros_like(stack[:1])
+            size = layer.sum.size(size + layer.size(values))
             stack = layer.sum.split(torch.cat((stack, zero)) + torch.cat((zero, more)), 0)
-        return stack
+        return stack, size
+
+    @property
+    def logits_size(self) -> Float[Tensor, "b p v"]:
+        """The sum of the absolute terms of the logits by order."""
+        normed = self.ending.size(self.size).norm(dim=-1, keepdim=True) * abs(self.model.config.logit_scale)
+        return normed * Weights(self.model).W_U.to(normed).norm(dim=0) + self.constant.abs()
 
     @cached_property
     def first_order(self) -> Float[Tensor, "l b p d"]:
@@ -655,12 +670,26 @@ class FrozenLayer:
 
     def mixed(self, stack: Float[Tensor, "order b p d"]) -> Float[Tensor, "order b p h e"]:
         """z of every head by order: A N(x) W_V, with beta and b_V on order 0."""
+        return self.mix(self.values(stack))
+
+    def values(self, stack: Float[Tensor, "order b p d"]) -> Float[Tensor, "order b p h e"]:
+        """N(x) W_V of every head by order, with beta and b_V on order 0."""
         w = self.weights
         assert w.W_V is not None and w.b_V is not None
         normed = self.reading.split(stack, 0)
         value = einsum(normed, w.W_V.to(stack), "o b p d, g d e -> o b p g e")
-        value = _with(value, w.b_V)[:, :, :, self.kv_head]
-        return einsum(self.pattern, value, "b h q k, o b k h e -> o b q h e")
+        return _with(value, w.b_V)[:, :, :, self.kv_head]
+
+    def mix(self, values: Float[Tensor, "order b p h e"]) -> Float[Tensor, "order b p h e"]:
+        """z of every head by order: the values as the pattern weighs them."""
+        return einsum(self.pattern, values, "b h q k, o b k h e -> o b q h e")
+
+    def size(self, values: Float[Tensor, "order b p h e"]) -> Float[Tensor, "b p d"]:
+        """The sum of the absolute terms of what attention adds to the stream, constants included."""
+        lengths = einsum(self.pattern.abs(), values.norm(dim=-1), "b h q k, o b k h -> b q h")
+        columns = self.weights.W_O.to(values).norm(dim=1)
+        terms = einsum(lengths, columns, "b q h, h d -> b q d") + self.weights.b_O.to(values).abs()
+        return self.output.size(terms)
 
     def added(self, z: Float[Tensor, "order b p h e"]) -> Float[Tensor, "order b p d"]:
         """What attention adds to the stream: z W_O through the norm and factor of its output; constants on order 0."""

@@ -185,6 +185,30 @@ def test_orders_of_80_layers_sum_and_find_what_is_missing(dtype: torch.dtype) ->
             order_logits(Frozen(model, lost(trace, f"blocks.{MIDDLE}.attn.hook_pattern", ALL)))
 
 
+def test_orders_of_heads_that_cancel_are_held_to_what_their_terms_round_off() -> None:
+    """Two heads that write 3 000 times what is left of them, as trained ones do in part: nothing is refused for it."""
+    config = replace(BARE, n_layers=3)
+    model = perturbed(config, torch.float32)
+    with torch.no_grad():
+        for layer in range(config.n_layers):
+            attn, e = model.block(layer).attn, config.d_head
+            for rows in attn.qkv.weight.unflatten(0, (3, config.n_heads, e)):
+                rows[1] = rows[0]
+            for bias in [] if attn.qkv.bias is None else attn.qkv.bias.unflatten(0, (3, config.n_heads, e)):
+                bias[1] = bias[0]
+            attn.out.weight[:, :e] *= 3000
+            attn.out.weight[:, e : 2 * e] = -attn.out.weight[:, :e] * (1 - 1 / 3000)
+    trace = observe(model, Batch(TOKENS), frozen_reads(config)).trace
+    frozen = Frozen(model, trace)
+    parts, _ = order_logits(frozen)
+    widest = frozen.orders.abs().amax(-1).sum(0)
+    missed = (frozen.orders.sum(0) - frozen.again).abs().amax(-1)
+    assert bool((missed > bound(len(parts), widest, torch.float32)).any()), "their sum alone says too little"
+    frozen.orders[1].zero_()
+    with pytest.raises(IncompleteSumError, match="logits by order"):
+        order_logits(frozen)
+
+
 def test_the_bound_holds_of_sums_of_any_length_in_any_order() -> None:
     """Of 400 sums each of 10 to 10 000 terms of one sign, where roundings are largest, added one after the other."""
     generator = torch.Generator().manual_seed(0)
