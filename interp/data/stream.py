@@ -394,6 +394,17 @@ class PromptBatches(GivenBatches):
         """The same rows in their order and columns: for edits that tell those of a batch apart."""
         return GivenBatches(list(self.prompts.split(self.most)))
 
+    def in_order(self) -> GivenBatches:
+        """The same rows in their order, as many at a time as `TOKENS` and `most` allow: for what is written down."""
+        here = self.prompts.host().right_aligned()
+        found, start, longest = [], 0, 0
+        for i, n in enumerate([*here.lengths.tolist(), TOKENS]):
+            rows, longest = i - start, max(longest, n)
+            if rows and (i == len(here) or rows == self.most or (rows + 1) * longest > TOKENS):
+                found.append(here.rows(torch.arange(start, i)).trimmed())
+                start, longest = i, n
+        return GivenBatches(found)
+
 
 def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: int) -> DataSource:
     """Any data as batches by window: batches as they are, everything else as a padded stream with the usual options.

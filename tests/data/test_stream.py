@@ -209,7 +209,8 @@ def test_prompts_are_batched_once_each_with_their_own_tokens(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "TOKENS", 24)
         source = prompt_source(Batch.of(rows, side=side), TEXT, prepend_bos=True, batch_size=most)
-    assert isinstance(source, PromptBatches) and source.windows is not None and source.rows == len(rows)
+        assert isinstance(source, PromptBatches) and source.windows is not None and source.rows == len(rows)
+        in_order = list(source.in_order().batches)
     batches = [batch for w in range(source.windows) for batch in source.window(w).batches]
     found = {}
     for batch in batches:
@@ -223,6 +224,8 @@ def test_prompts_are_batched_once_each_with_their_own_tokens(
     assert [found[i] for i in range(len(rows))] == rows and sum(map(len, batches)) == len(rows)
     widths = [batch.tokens.shape[1] for batch in batches]
     assert widths == sorted(widths, reverse=True)
+    assert all(len(batch) <= most and (batch.tokens.numel() <= 24 or len(batch) == 1) for batch in in_order)
+    assert [t[k].tolist() for b in in_order for t, k in zip(b.tokens, b.real, strict=True)] == rows
     given = source.as_given().batches
     assert torch.equal(torch.cat([batch.tokens for batch in given]), Batch.of(rows, side=side).tokens)
 
