@@ -350,10 +350,16 @@ class _Work:
     engine: Literal["ray"] | None
 
     def __post_init__(self) -> None:
-        if isinstance(self.source, PromptBatches) and of_columns(self.model):
-            object.__setattr__(self, "source", self.source.as_given())
+        if isinstance(self.source, PromptBatches):
+            object.__setattr__(self, "source", self._cut(self.source))
         if self._several and self.source.windows is None:
             raise ValueError("several processes require data that can be read again, got an iterator")
+
+    def _cut(self, prompts: PromptBatches) -> GivenBatches:
+        """Prompts as batches for this work: by length, unless edits or questions know them in the order given."""
+        if of_columns(self.model):
+            return prompts.as_given()
+        return prompts.in_order() if any(a.enough for a in self.questions.analyses) else prompts
 
     @property
     def _several(self) -> bool:
