@@ -516,11 +516,11 @@ def _collected(
     what = f"parts before depth {n}"
     rounding, missed = rounded_off(cache, model, places, whole, what)
     names = tuple(map(str, parts))
-    every = _moved(parts, rounding, left)
-    stacked = every[: len(names)]
+    rows = _moved(parts, rounding, left)
+    stacked = rows[: len(names)]
     size = _absolute(stacked) + wide(whole).abs()
     size = size + size.mean(-1, keepdim=True)  # a norm in the stream takes a mean off
-    summed = check_sum(every, whole, what, size=size)
+    summed = check_sum(rows, whole, what, size=size)
     return Decomposition(
         stacked,
         names,
