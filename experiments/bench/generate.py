@@ -1,7 +1,8 @@
 """Claim: greedy generation with the key/value cache is no slower than Hugging Face's, and 5x faster than without.
 
 GPT-2 small's shape with one prompt of 16 tokens and 100 new ones; both shapes with 1 and 8 prompts of 32 tokens and 32
-new ones, also padded on the left; float32. Every system must produce the same tokens.
+new ones, also padded on the left; SmolLM2's shape, 30 layers, with one prompt of 15 and 60 new ones; float32. Every
+system must produce the same tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 import torch
 import tyro
 from measure import cpu_seconds, memory, report, timing, work
-from subjects import Pair, gpt2_small, llama_small
+from subjects import Pair, gpt2_small, llama_small, smollm2
 from torch import Tensor
 
 from interp import Batch
@@ -69,6 +70,7 @@ def main(repeats: int = 7, few: bool = False) -> None:
         return
     cases = [first, *(Case(pair, rows) for pair in (gpt2, llama) for rows in (1, 8))]
     cases += [Case(pair, 8, padded=True) for pair in (gpt2, llama)]
+    cases.append(Case(smollm2(), prompt=15, new=60))
     for case in cases:
         _compare(case, repeats)
     compared_without_cache(first, repeats)

@@ -57,6 +57,15 @@ def llama_small() -> Pair:
     return _pair(f"llama-{SIZE}", config)
 
 
+def smollm2() -> Pair:
+    """SmolLM2-135M's shape: 30 layers, width 576, 9 heads on 3 key/value heads, gated MLP of 1536, tied 49152."""
+    config = transformers.LlamaConfig(
+        num_hidden_layers=30, hidden_size=576, intermediate_size=1536, num_attention_heads=9, num_key_value_heads=3,
+        vocab_size=_vocabulary(49152), tie_word_embeddings=True, max_position_embeddings=2048, eos_token_id=None,
+    )  # fmt: skip
+    return _pair(f"smollm2-{SIZE}" if NARROW else "smollm2", config)
+
+
 def gemma2_small() -> Pair:
     """8 layers, width 512, 8 heads of 64 on 4 key/value heads, soft caps, window 64 in every other layer."""
     config = transformers.Gemma2Config(

@@ -325,7 +325,7 @@ class Batch(Brief):
     @property
     def layout(self) -> Layout:
         """How its rows are laid out, as a pass is told."""
-        return Layout(self.keep, self.documents)
+        return Layout(self.keep, self.documents, numbers=self.row if self.documents is None else None)
 
     def tokens_at(self, pos: Places) -> Tokens:
         """The tokens of every row (in packed rows: of every text) at one position, at several, or at one of its own.
@@ -334,7 +334,7 @@ class Batch(Brief):
         Errors: PositionError (an IndexError and ValueError) for a row that is too short, naming it.
         """
         here, asked = self.host(), several(pos)
-        numbers = self.identities()
+        numbers = here.identities()
         if isinstance(asked, PerRow) and numbers is not None:
             asked = asked.of(numbers.tolist())
         rows, columns = here.tokens.shape

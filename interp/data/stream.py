@@ -273,23 +273,29 @@ def _with_pairs(batch: Batch, pairs: Mapping[int, Paired]) -> Batch:
 
 
 def padded(rows: Sequence[Numbered], budget: int, pad_id: int) -> Iterator[Batch]:
-    """Batches of rows of about the same length, longest first; rows times columns <= budget, or a single row.
+    """Batches of rows of about the same length, longest first; rows times columns <= budget, or a single row."""
+    for places in of_like_lengths([len(ids) for _, ids in rows], budget):
+        part = [rows[i] for i in places]
+        batch = Batch.of([ids for _, ids in part], pad_id=pad_id)
+        yield replace(batch, row=torch.tensor([number for number, _ in part]))
 
-    A batch ends where its budget does, or earlier where the padding that this saves costs more than another pass.
+
+def of_like_lengths(lengths: Sequence[int], budget: int, most: int | None = None) -> Iterator[list[int]]:
+    """Places of rows that make a batch, longest first (equal ones in their order).
+
+    A batch has as many rows as its budget of rows times columns and `most` allow, one at least. It ends earlier where
+    the padding that this saves costs more than another pass.
     """
-    ordered = sorted(rows, key=lambda row: -len(row[1]))
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
     start = 0
-    for stop in _ends([len(ids) for _, ids in ordered], budget):
-        waiting = deque(ordered[start:stop])
-        while waiting:
-            size = max(1, budget // len(waiting[0][1]))
-            part = [waiting.popleft() for _ in range(min(size, len(waiting)))]
-            batch = Batch.of([ids for _, ids in part], pad_id=pad_id)
-            yield replace(batch, row=torch.tensor([number for number, _ in part]))
-        start = stop
+    for stop in _ends([lengths[i] for i in order], budget, most):
+        while start < stop:
+            size = max(1, min(budget // lengths[order[start]], most or stop))
+            yield order[start : min(start + size, stop)]
+            start = min(start + size, stop)
 
 
-def _ends(lengths: Sequence[int], budget: int) -> list[int]:
+def _ends(lengths: Sequence[int], budget: int, most: int | None) -> list[int]:
     """Where runs of rows, longest first, end so that they cost least: cells, and `PASS` more for each batch.
 
     The cells of a run are its rows times its longest. Least over all ways to part the lengths, by dynamic programming
@@ -298,7 +304,8 @@ def _ends(lengths: Sequence[int], budget: int) -> list[int]:
     widths, counts = (each[::-1] for each in np.unique(np.array(lengths, np.int64), return_counts=True))
     ends = counts.cumsum()
     rows = ends - (ends - counts)[:, None]  # [i, j] = those of lengths i to j
-    batches = -(-rows // np.maximum(budget // widths, 1)[:, None])
+    sizes = np.maximum(np.minimum(budget // widths, most or len(lengths)), 1)
+    batches = -(-rows // sizes[:, None])
     cost = widths[:, None] * rows + max(PASS, budget // PASS) * batches
     least, after = np.zeros(len(widths) + 1, np.int64), []
     for i in reversed(range(len(widths))):
@@ -365,6 +372,40 @@ class GivenBatches:
         return iter(counted(self.batches))
 
 
+@dataclass(eq=False)
+class PromptBatches(GivenBatches):
+    """Prompts in memory as batches of rows of about the same length, so that a pass computes little padding.
+
+    Rows are numbered by their places, by which what is kept of each is put back into the order of the prompts.
+    """
+
+    prompts: Batch
+    most: int
+    """How many rows a batch may have."""
+
+    @classmethod
+    def of(cls, prompts: Batch, most: int) -> PromptBatches:
+        """Batches of at most so many rows, and of `TOKENS` columns times rows or a single row."""
+        here = prompts.host().right_aligned()
+        runs = of_like_lengths(here.lengths.tolist(), TOKENS, most)
+        return cls([here.rows(torch.tensor(places)).trimmed() for places in runs], prompts, most)
+
+    def as_given(self) -> GivenBatches:
+        """The same rows in their order and columns: for edits that tell those of a batch apart."""
+        return GivenBatches(list(self.prompts.split(self.most)))
+
+    def in_order(self) -> GivenBatches:
+        """The same rows in their order, as many at a time as `TOKENS` and `most` allow: for what is written down."""
+        here = self.prompts.host().right_aligned()
+        found, start, longest = [], 0, 0
+        for i, n in enumerate([*here.lengths.tolist(), TOKENS]):
+            rows, longest = i - start, max(longest, n)
+            if rows and (i == len(here) or rows == self.most or (rows + 1) * longest > TOKENS):
+                found.append(here.rows(torch.arange(start, i)).trimmed())
+                start, longest = i, n
+        return GivenBatches(found)
+
+
 def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: int) -> DataSource:
     """Any data as batches by window: batches as they are, everything else as a padded stream with the usual options.
 
@@ -393,7 +434,7 @@ def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: i
 def prompt_source(
     data: DataSource | Data | Pairs, text: Text, *, prepend_bos: bool, batch_size: int
 ) -> DataSource:
-    """Prompts in their order, `batch_size` rows at a time; other data as a stream.
+    """Prompts in batches of about the same length, of at most `batch_size` rows; other data as a stream.
 
     Errors: ValueError for prompts that do not fit the model, or a batch size below 1.
     """
@@ -401,6 +442,8 @@ def prompt_source(
         raise ValueError(f"batch_size must be a number of rows, at least 1, got {batch_size!r}")
     if is_prompts(data):
         batch = by_place(text.batch(data, prepend_bos=prepend_bos))
+        if batch.documents is None:
+            return PromptBatches.of(batch, batch_size)
         return GivenBatches(list(batch.split(batch_size)))
     source = data_source(data, text, TOKENS)
     return (

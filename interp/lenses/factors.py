@@ -22,7 +22,7 @@ from interp.core.boundary import nearest, public
 from interp.core.stats import Rows, finite, wide
 from interp.core.transfers import check
 from interp.data.batch import Answers, Batch, Prompts
-from interp.data.stream import prompt_source
+from interp.data.stream import GivenBatches, by_place
 from interp.model.attention import Memory
 from interp.model.config import MLP, ModelConfig
 from interp.model.edits import Add, Edit
@@ -178,8 +178,8 @@ def gradient_factors(
         )
     batch = batch if posed is None else posed(batch)
     analysis = Analysis("gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows)
-    source = prompt_source(batch, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
-    total = reduced_over(analysis, subject, source)
+    batches = GivenBatches(list(by_place(batch).split(batch_size)))  # as it is: factors have its columns
+    total = reduced_over(analysis, subject, batches)
     assert isinstance(total, Rows)
     names = [name.removesuffix(" x") for name in total.rows if name.endswith(" x")]
     rows = {name: value.to(batch.tokens.device) for name, value in total.rows.items()}

@@ -10,7 +10,7 @@ computed together, so that no number depends on the batch; what is kept are sums
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
@@ -18,28 +18,34 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from tqdm import tqdm
 
 from interp.core.boundary import Count, public
+from interp.core.notes import note
 from interp.core.results import labelled
 from interp.core.stats import Partial, wide
 from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
-from interp.data.stream import DataSource, Stream, prompt_source
+from interp.data.stream import DataSource, PromptBatches, Stream, prompt_source
 from interp.lenses.fitted_jacobian_lens import FittedJacobianLens, token_directions
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
+from interp.model.kv_cache import KVCache, Prefix
 from interp.model.sites import stream_after
 from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
 from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject, as_model
 from interp.passes.rules import Rules, rules_attrs, under_rules
+from interp.passes.sweep import continues
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
 
+MINUTE, MINUTE_ON_GPU = 4e12, 6e14
+"""FLOPs of a minute on one core of a CPU, and on a GPU: a fit of more says how much it will do before it begins."""
 FEWEST = 16
 """Prompts below which J is never precise enough: where a quarter of them has a J ten times as large as the others', a
 fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`)."""
@@ -118,6 +124,8 @@ def jacobian_lens(
     it is.
     rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`.
     groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws.
+    Cost: a backward pass over the positions that count for each row of J, d_model of them or one for each of `tokens`,
+    for every prompt: a fit of more than about a minute says before it begins how many.
     Memory: 8 layers d^2 bytes for each group, and 4 to 8 for each of `batch_size` prompts.
     Caveats: a mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts
     like those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
@@ -134,7 +142,28 @@ def jacobian_lens(
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
     if isinstance(source, Stream) and source is not data:
         source = replace(source, rows_per_window=batch_size)
+    if isinstance(source, PromptBatches) and (said := _long(question, subject, source.prompts)):
+        note(said)
     return FittedJacobianLens.of_result(answered(question, subject, source), subject)
+
+
+def _long(asked: JacobianLens, subject: Subject, prompts: Batch) -> str | None:
+    """What a fit that takes longer than about a minute on this device will do, and what does less; else None."""
+    model, layers = subject.transformer, chosen(subject.transformer.config, asked.layers)
+    n_layers, d = model.config.n_layers, model.config.d_model
+    products = d if asked.tokens is None else len(subject.text.outputs(asked.tokens))
+    counted = (prompts.lengths.cpu() - 1 - asked.skip).clamp_min(0)
+    cells = products * int(counted.sum()) * (n_layers - min(layers) - 1)
+    flop = 2 * cells * sum(x.numel() for x in model.blocks.parameters()) / n_layers
+    if flop < (MINUTE * torch.get_num_threads() if model.device.type == "cpu" else MINUTE_ON_GPU):
+        return None
+    plain = cells / (int(prompts.lengths.sum()) * n_layers)
+    fewer = "" if asked.tokens is not None else f"; tokens=[...] takes one for each token instead of {d}"
+    most = "" if asked.precision is None else "at most "
+    return (
+        f"jacobian_lens: {most}{products} vector-Jacobian products for each of {int((counted > 0).sum())} prompts, the "
+        f"work of about {plain:.0f} passes over them{fewer}, later layers and shorter prompts take less"
+    )
 
 
 def chosen(config: ModelConfig, layers: Sequence[int] | None) -> tuple[int, ...]:
@@ -169,10 +198,14 @@ def _compute(
     nothing = wide(torch.empty(0, dtype=model.dtype)).new_zeros(
         len(layers), len(rows), d, device=model.device
     )
-    found = [
-        prompt_jacobian(model, text.to(model.device), layers, rows, skip) if count else nothing
-        for text, count in zip(texts, counts, strict=True)
-    ]
+    total = len(rows) * sum(count > 0 for count in counts)
+    with tqdm(total=total, desc="vector-Jacobian products", delay=1, leave=False) as bar:
+        found = [
+            prompt_jacobian(model, text.to(model.device), layers, rows, skip, bar.update)
+            if count
+            else nothing
+            for text, count in zip(texts, counts, strict=True)
+        ]
     return {"jacobian": torch.stack(found), "positions": torch.tensor(counts)}
 
 
@@ -189,23 +222,33 @@ def _texts(batch: Batch) -> Iterator[Batch]:
 
 @torch.enable_grad()
 def prompt_jacobian(
-    model: Transformer, text: Batch, layers: Sequence[int], rows: Float[Tensor, "r d"], skip: int
+    model: Transformer,
+    text: Batch,
+    layers: Sequence[int],
+    rows: Float[Tensor, "r d"],
+    skip: int,
+    done: Callable[[int], object] = int,
 ) -> Float[Tensor, "l r d"]:
     """Rows of the Jacobian of one text: mean over source positions s of sum_t rows . d x_final[t] / d x_l[s].
 
-    One forward pass of as many copies as rows are differentiated at once; one backward pass for each such part.
+    One forward pass of as many copies as rows are differentiated at once; one backward pass for each such part. Both
+    have the columns that count alone where that can be (`_differentiated`). done: told of the rows of every part.
     """
-    n = text.tokens.shape[1]
     room = TOGETHER if model.device.type == "cpu" else TOGETHER_ON_GPU
+    columns, before = _differentiated(model, text, skip)
+    n = columns.stop - columns.start
     parts = -(-len(rows) // max(1, room // n))
     size = -(-len(rows) // parts)
     copies = text.rows(torch.zeros(size, dtype=torch.long))
     reads = [Read(stream_after(model.config, layer), grad=True) for layer in layers]
     tap = Tap(reads)
     final = model(
-        copies.tokens, tap, stop=model.config.n_layers, types=copies.types, memory=copies.memory
+        copies.tokens[:, columns], tap, stop=model.config.n_layers, memory=copies.memory,
+        types=None if copies.types is None else copies.types[:, columns],
+        cache=None if before is None else Prefix(before, columns.start, size),
     )  # fmt: skip
-    sources, counted = [tap.live[read] for read in reads], slice(skip, n - 1)
+    last = text.tokens.shape[1] - 1 - columns.start
+    sources, counted = [tap.live[read] for read in reads], slice(skip - columns.start, last)
     found = []
     pieces = rows.to(final).split(size)
     for piece in pieces:
@@ -214,8 +257,29 @@ def prompt_jacobian(
         grads = torch.autograd.grad(final, sources, towards, retain_graph=piece is not pieces[-1])
         mean = [wide(grad[: len(piece), counted]).mean(1).to(model.device) for grad in grads]
         found.append(torch.stack(mean))
+        done(len(piece))
     tap.close()
     return torch.cat(found, 1)
+
+
+def _differentiated(model: Transformer, text: Batch, skip: int) -> tuple[slice, KVCache | None]:
+    """The columns of a text that a derivative passes through, and keys and values of those before them.
+
+    Where no column sees a later one these are the columns that count: what is skipped is a constant to them, and the
+    last one reaches none of them.
+    """
+    whole, config, n = slice(0, text.tokens.shape[1]), model.config, text.tokens.shape[1]
+    if model.edits or text.memory is not None or not continues(config, n):
+        return whole, None
+    if not skip:
+        return slice(0, n - 1), None
+    first = text.tokens[:, :skip], None if text.types is None else text.types[:, :skip]
+    cache = model.new_cache(1, skip)
+    if not isinstance(cache, KVCache):
+        return whole, None
+    with torch.no_grad():
+        model(first[0], stop=config.n_layers, types=first[1], cache=cache)
+    return slice(skip, n - 1), cache
 
 
 # --- many prompts -------------------------------------------------------------------------------------------------

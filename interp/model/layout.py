@@ -127,11 +127,13 @@ class Layout:
     """An id per column; neighbours with the same id are one text, which sees nothing of the others. None = one text."""
     prompt: int | None = None
     """While text is generated, how many columns the prompts have; None = all tokens are there."""
+    numbers: Int[Tensor, "t"] | None = None
+    """Which of the prompts each text is, by which an error names it; None = its place."""
 
     def to(self, device: torch.device) -> Layout:
         """The same on another device."""
         keep, documents = (None if x is None else x.to(device) for x in (self.keep, self.documents))
-        return Layout(keep, documents, self.prompt)
+        return Layout(keep, documents, self.prompt, self.numbers)
 
     @property
     def uniform(self) -> bool:
@@ -185,7 +187,7 @@ class Layout:
         short = places >= lengths[:, None]
         wrong = there & ((places < 0) | (short if self.prompt is None else torch.zeros_like(short)))
         if bool(wrong.any()):
-            _refuse(wrong, asked, ends)
+            _refuse(wrong, asked, ends, self.numbers)
         there = there & ~short
         places = places.clamp_min(0).minimum((lengths[:, None] - 1).clamp_min(0))
         columns = flat[(starts[:, None] + places).clamp_max(len(flat) - 1)] % shape[1]
@@ -230,11 +232,16 @@ class Layout:
         return keep, documents
 
 
-def _refuse(wrong: Bool[Tensor, "t n"], asked: Int[Tensor, "t n"], ends: Int[Tensor, "t"]) -> NoReturn:
+def _refuse(
+    wrong: Bool[Tensor, "t n"],
+    asked: Int[Tensor, "t n"],
+    ends: Int[Tensor, "t"],
+    numbers: Int[Tensor, "t"] | None,
+) -> NoReturn:
     """Say which row has no token at which position."""
     row, which = wrong.nonzero()[0].tolist()
-    length = int(ends[row])
+    length, number = int(ends[row]), row if numbers is None else int(numbers[row])
     raise PositionError(
-        f"position {int(asked[row, which])} is required of every row, but row {row} has {length} tokens, positions "
+        f"position {int(asked[row, which])} is required of every row, but row {number} has {length} tokens, positions "
         f"0 to {length - 1} (or {-length} to -1)"
     )

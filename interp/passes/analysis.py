@@ -22,7 +22,7 @@ from interp.data.spellings import Spellings
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.edited import of_columns
+from interp.passes.edited import check_tokens, of_columns
 from interp.passes.observe import Subject, deepest, observe
 from interp.passes.steps import Steps, done_together
 
@@ -255,6 +255,7 @@ class Questions:
             home = home.left_aligned()
         elif not of_columns(model):
             home = home.right_aligned()
+        check_tokens(model, home)
         batch = home.to(model.device)
         if lonely := [a.name for a in self.analyses if a.pairs and batch.corrupt is None]:
             raise ValueError(

@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 
-from interp.model.edits import POSITIONS, Detach, Edit, Project, Scale, Zero
+from interp.data.batch import Batch
+from interp.model.edits import COLUMNS, POSITIONS, Detach, Edit, Project, Scale, Zero
+from interp.model.layout import NEW, PositionError
 from interp.model.sites import axes_of, block_rows, find
 from interp.model.transformer import Transformer
 
@@ -50,6 +52,18 @@ def _alike(edit: Edit) -> bool:
         return True
     ndim, axes = getattr(getattr(edit.change, "values", None), "ndim", 0), len(axes_of(edit.site).split())
     return edit.planned and (ndim <= 1 or (names_tokens(edit) and ndim < axes))
+
+
+def check_tokens(model: Transformer, batch: Batch) -> None:
+    """PositionError, naming the prompt, for a token that the model is edited at and a row lacks."""
+    for edit in filter(names_tokens, model.edits):
+        asked = [edit.cells[axis] for axis in (*COLUMNS, "k") if axis in edit.cells]
+        try:
+            for pos in asked:
+                if pos != NEW:
+                    batch.tokens_at(pos)
+        except PositionError as cause:
+            raise PositionError(f"the edit of {edit.name}: {cause}") from cause
 
 
 def names_tokens(edit: Edit) -> bool:

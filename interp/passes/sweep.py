@@ -93,7 +93,7 @@ def base_run(
     tap = Tap([*entering.values(), *seen.values()], changes([(0, edit) for edit in common], 1, len(batch), 0))
     n = batch.tokens.shape[1]
     cache: KVCache | None = None
-    if config.causal and not config.stateful and batch.documents is None and not _turns_by_length(config, n):
+    if batch.documents is None and continues(config, n):
         made = model.new_cache(len(batch), n)
         assert isinstance(made, KVCache)  # a network with a memory of its own is stateful
         cache = made
@@ -109,6 +109,11 @@ def base_run(
         {site: found[r] for site, r in seen.items()},
         cache,
     )
+
+
+def continues(config: ModelConfig, columns: int) -> bool:
+    """Whether columns of a text so long can be computed from the keys and values of those before them alone."""
+    return config.causal and not config.stateful and not _turns_by_length(config, columns)
 
 
 def _turns_by_length(config: ModelConfig, columns: int) -> bool:

@@ -134,7 +134,7 @@ def sum_error(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> flo
 
 def _largest(parts: Float[Tensor, "c ..."], whole: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The largest number of each vector of the parts and the whole."""
-    largest = wide(torch.maximum(parts.abs().amax(0), whole.abs().to(parts)))
+    largest = wide(torch.maximum(_absolute(parts, torch.inf), whole.abs().to(parts)))
     largest = largest.amax(-1, keepdim=True) if whole.ndim > 1 else largest
     return largest.clamp_min(torch.finfo(largest.dtype).tiny)
 
@@ -154,7 +154,7 @@ def check_sum(
     terms are not; None = that of the parts and the whole. more: what the model rounded of the whole beyond that.
     """
     parts, whole = wide(parts), wide(whole)
-    of_parts = parts.abs().sum(0) + whole.abs()
+    of_parts = _absolute(parts) + whole.abs()
     size = of_parts if size is None else torch.maximum(wide(size), of_parts)
     error = (parts.sum(0) - whole).abs()
     return check_missed(error, bound(len(parts), size, parts.dtype) + more, _largest(parts, whole), what)
@@ -387,11 +387,13 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
 
     every = _collected(cache, model, depth(model, layer), into_heads(cache, model))
     is_head = [Part.of(name).kind in ("head", "cross_head") for name in every.parts]
-    names = [name for name, head in zip(every.parts, is_head, strict=True) if head]
-    heads = torch.tensor(is_head, device=every.values.device)
-    rest = every.values[~heads].sum(0, keepdim=True)
-    values = torch.cat((every.values[heads], rest))
-    return Decomposition(values, (*names, REMAINDER), every.complete, every.rounding, every.missed)
+    heads = [i for i, head in enumerate(is_head) if head]
+    others = every.values[~torch.tensor(is_head, device=every.values.device)]
+    values = torch.stack(
+        [*(every.values[i] for i in heads), others.sum(0)]
+    )  # of views: nothing is held twice
+    names = (*(every.parts[i] for i in heads), REMAINDER)
+    return Decomposition(values, names, every.complete, every.rounding, every.missed)
 
 
 def before_attention(cache: Cache, model: Transformer, layer: int, split: Split) -> Decomposition:
@@ -510,19 +512,37 @@ def _collected(
         if norm.norm is not None:
             there = norm.recorded(cache)
             parts, left = _behind(there, parts, Part(f"{norm.norm.name}_bias", i)), there.through(left)
-    stacked, whole = torch.stack(list(parts.values())), stream(cache, model, n) if whole is None else whole
+    whole = stream(cache, model, n) if whole is None else whole
     what = f"parts before depth {n}"
     rounding, missed = rounded_off(cache, model, places, whole, what)
-    size = stacked.abs().sum(0) + wide(whole).abs()
+    names = tuple(map(str, parts))
+    rows = _moved(parts, rounding, left)
+    stacked = rows[: len(names)]
+    size = _absolute(stacked) + wide(whole).abs()
     size = size + size.mean(-1, keepdim=True)  # a norm in the stream takes a mean off
-    summed = check_sum(torch.cat((stacked, rounding[None], left[None])), whole, what, size=size)
+    summed = check_sum(rows, whole, what, size=size)
     return Decomposition(
         stacked,
-        tuple(map(str, parts)),
+        names,
         n == model.config.n_layers,
         wide(whole) - stacked.sum(0),
         _worse(missed, summed),
     )
+
+
+def _moved(parts: dict[Part, Tensor], *more: Tensor) -> Float[Tensor, "c *n d"]:
+    """The parts and what follows them in one tensor; they are taken out of the dict, so that none is held twice."""
+    first = next(iter(parts.values()))
+    found = first.new_empty(len(parts) + len(more), *first.shape)
+    for row, part in zip(found, list(parts), strict=False):
+        row.copy_(parts.pop(part))
+    found[-len(more) :] = torch.stack(more)
+    return found
+
+
+def _absolute(parts: Float[Tensor, "c *n"], order: float = 1.0) -> Float[Tensor, "*n"]:
+    """The sum of the parts' absolute values (the largest one, with infinity), which are never made."""
+    return torch.linalg.vector_norm(parts, ord=order, dim=0)
 
 
 def _left(

@@ -23,7 +23,16 @@ from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown, notes_of
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Rejected
-from interp.data.stream import DataSource, GivenBatches, Stream, about, data_source, prompt_source, windows_of
+from interp.data.stream import (
+    DataSource,
+    GivenBatches,
+    PromptBatches,
+    Stream,
+    about,
+    data_source,
+    prompt_source,
+    windows_of,
+)
 from interp.model.config import Json
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
@@ -36,6 +45,7 @@ from interp.passes.analysis import (
     Questions,
     function_name,
 )
+from interp.passes.edited import of_columns
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
 from interp.passes.together import least, one_after_another
 from interp.runs.kept import looked_at, once
@@ -290,7 +300,7 @@ def answered(
     """The answer to one question: what the function of the same name returns.
 
     data: as `run` takes them (None: a question that needs none), with the difference that prompts (texts, ids, a batch)
-    keep their order, are cut into batches of `batch_size` rows, and must all be usable.
+    must all be usable. Rows of like lengths share a pass of at most `batch_size` of them; results have the order given.
     Errors: those of the question; NotFiniteError (a ValueError) for prompts on which the model gives NaN or infinity.
     """
     subject = _subject([question], model, edits)
@@ -321,10 +331,11 @@ def all_reduced_over(
     questions = Questions.of(analyses, model.transformer.config)
     _Work(questions, model.transformer, source, None, None, None).go(progress.due, progress, progress.add)
     if rejected := progress.finished.rejected:
-        raise NotFiniteError(f"{analyses[0].name}: row {rejected[0].row}: {rejected[0].reason}")
+        first = min(rejected, key=lambda each: each.row)
+        raise NotFiniteError(f"{analyses[0].name}: row {first.row}: {first.reason}")
     total = progress.total()
     assert total is not None, "prompts in memory are at least one row"
-    return total
+    return _in_order(total, source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -339,8 +350,16 @@ class _Work:
     engine: Literal["ray"] | None
 
     def __post_init__(self) -> None:
+        if isinstance(self.source, PromptBatches):
+            object.__setattr__(self, "source", self._cut(self.source))
         if self._several and self.source.windows is None:
             raise ValueError("several processes require data that can be read again, got an iterator")
+
+    def _cut(self, prompts: PromptBatches) -> GivenBatches:
+        """Prompts as batches for this work: by length, unless edits or questions know them in the order given."""
+        if of_columns(self.model):
+            return prompts.as_given()
+        return prompts.in_order() if any(a.enough for a in self.questions.analyses) else prompts
 
     @property
     def _several(self) -> bool:
@@ -514,8 +533,7 @@ def _results(
         raise ValueError(
             f"some rows that can be used are required, got {len(rejected)} rows, all set aside{first}"
         )
-    if isinstance(source, Stream):
-        total = {name: p.ordered() if isinstance(p, Rows) else p for name, p in total.items()}
+    total = _in_order(total, source)
     finished = questions.finished(total)
     datasets = {
         name: _with_origin(_numbered(value, total[name]), network) for name, value in finished.items()
@@ -523,6 +541,13 @@ def _results(
     if rejected:  # a function gives its result alone, and rows must not get lost unseen
         datasets = {name: each.assign_attrs(rejected=len(rejected)) for name, each in datasets.items()}
     return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, _rejected_table(rejected))
+
+
+def _in_order(total: Mapping[str, Partial], source: DataSource) -> Mapping[str, Partial]:
+    """Kept rows in the order of the data, where batches were made of rows of like lengths."""
+    if not isinstance(source, Stream | PromptBatches):
+        return total
+    return {name: part.ordered() if isinstance(part, Rows) else part for name, part in total.items()}
 
 
 def _rejected_table(rejected: Sequence[Rejected]) -> pd.DataFrame:

@@ -24,7 +24,7 @@ from torch import Tensor
 from interp.core.boundary import describe, nearest, public
 from interp.data.batch import Batch
 from interp.data.sources import Data, Rejected
-from interp.data.stream import DataSource, prompt_source, windows_of
+from interp.data.stream import DataSource, PromptBatches, prompt_source, windows_of
 from interp.model.config import Json
 from interp.model.layout import Layout
 from interp.model.sites import find
@@ -325,6 +325,7 @@ def store_activations(
     with held:
         index = _begun(folder, wanted, stored)
         given = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
+        given = given.in_order() if isinstance(given, PromptBatches) else given
         rejected: list[Rejected] = []
         parts = _new_entries(network, _batches(given, rejected), ActivationStore(folder, index))
         for tensors in _regrouped(parts, shard_entries):

@@ -14,6 +14,7 @@ from interp import Batch, Edit, HookedTransformer
 from interp.attention import AttentionEntropy, Dispersion, attention_entropy, dispersion
 from interp.attention.attention_rows import row_numbers
 from interp.core.temperature import log_n_factor
+from interp.data.stream import prompt_source
 from interp.edits import Set, Zero
 from interp.model import Transformer
 from interp.model.tap import Read, Tap
@@ -185,7 +186,8 @@ def test_what_has_no_meaning_is_refused() -> None:
 
 @pytest.mark.parametrize("m", [None, 5])
 def test_the_functions_are_their_questions_in_a_run(m: int | None) -> None:
-    model, batches = HookedTransformer(build("llama-gqa")), list(Batch.of(ROWS).split(2))
+    model = HookedTransformer(build("llama-gqa"))
+    batches = prompt_source(Batch.of(ROWS), model.text, prepend_bos=True, batch_size=2)
     both = interp.run([AttentionEntropy(m), Dispersion(m)], model, batches)
     for function in (attention_entropy, dispersion):
         found = function(model, Batch.of(ROWS), train_length=m, batch_size=2)

@@ -14,6 +14,7 @@ import interp
 from interp import Batch, Edit, HookedTransformer, Stream, run
 from interp.core.stats import MaskedMoments, Moments
 from interp.data import open_source
+from interp.data.stream import prompt_source
 from interp.dynamics import InContext, OneTokenLosses, in_context, loss_map, one_token_losses
 from interp.dynamics.in_context import compared_indices, log_index_slope
 from interp.edits import Zero
@@ -400,7 +401,7 @@ def test_the_defaults_work_on_the_models_that_come_with_the_package(name: str) -
 def test_the_function_is_the_record_applied_and_streams_give_the_same() -> None:
     model = hooked()
     texts = [f"{text}{' and the cat' * (i % 3)}" for i, text in enumerate(list(CORPUS) * 3)]
-    batches = list(model.text.batch(texts).split(4))
+    batches = prompt_source(texts, model.text, prepend_bos=True, batch_size=4)
     found = in_context(model, texts, batch_size=4)
     xr.testing.assert_identical(run([InContext()], model, batches)["in_context"], found)
     one = one_token_losses(model, texts, seed=2, batch_size=4)

@@ -15,6 +15,7 @@ from interp import Batch, Edit, HookedTransformer, Read, Stream
 from interp.core.covariance import Covariance
 from interp.core.stats import Moments
 from interp.data import open_source
+from interp.data.stream import prompt_source
 from interp.edits import Zero
 from interp.features import (
     SAE,
@@ -396,7 +397,7 @@ def test_too_few_features_leave_true_directions_alone() -> None:
 def test_the_function_is_the_record_applied_and_edits_are_those_of_the_model() -> None:
     sae, rows = random_sae(ReLU()), Batch.of(ROWS)
     found = sae_quality(model(), rows, sae, "L1.resid", batch_size=2)
-    batches = list(rows.numbered().split(2))
+    batches = prompt_source(rows, model().text, prepend_bos=True, batch_size=2)
     asked = SaeQuality(sae, STREAM, reference=batches)
     xr.testing.assert_identical(interp.run([asked], model(), batches)["sae_quality"], found)
     plain = interp.run([Reconstruction(sae, STREAM)], model(), batches)["reconstruction"]

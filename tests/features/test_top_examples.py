@@ -17,7 +17,7 @@ import interp
 from interp import Batch, HookedTransformer
 from interp.core.contexts import Examples
 from interp.data.sources import open_source
-from interp.data.stream import Layout, Stream
+from interp.data.stream import Layout, Stream, prompt_source
 from interp.features import SAE, ReLU, TopExamples, examples_table, top_examples
 from interp.features.top_examples import QUANTILES, RELATIVE_ERROR
 from interp.model import Read
@@ -228,7 +228,7 @@ def test_shards_and_a_journal_give_the_same_bits(tmp_path: Path) -> None:
 
 def test_the_function_is_the_record_applied() -> None:
     found = top_examples(model(), TEXTS, BLOCK + "mlp.hook_post", cells=[3, 17], top=2, batch_size=5)
-    batches = list(model().text.batch(TEXTS).split(5))
+    batches = prompt_source(TEXTS, model().text, prepend_bos=True, batch_size=5)
     asked = TopExamples("L1.post", [3, 17], 2)
     xr.testing.assert_identical(interp.run([asked], model(), batches)["top_examples"], found)
     assert found.part.values.tolist() == ["L1N3", "L1N17"]

@@ -1,6 +1,8 @@
 """The Jacobian lens: autograd's whole Jacobian, closed forms, finite differences, and TransformerLens' own fit."""
 
 import importlib
+import re
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,6 +38,7 @@ EVERY = (
     "bloom", "t5", "gpt-oss", "granite-moe", "glm4-moe", "macaron", "cohere2",
 )  # fmt: skip
 SKIP = 2
+lens_module = importlib.import_module("interp.lenses.jacobian_lens")
 
 
 def deep(name: str = "gpt2", layers: int = 3) -> Transformer:
@@ -201,6 +204,43 @@ def test_it_stops_at_the_precision_and_not_before_sixteen_prompts() -> None:
     found = fitted(model, other, precision=1e-9)
     assert found.prompts == 12 and found.error is not None and float(found.error[0]) > 1e-3
     assert fitted(model, same, precision=None).prompts == 20
+
+
+def test_prompts_are_asked_for_in_the_order_given_whatever_their_lengths() -> None:
+    """A fit that stops has seen the first prompts, not the longest ones."""
+    model, short = build("gpt2"), some_tokens(rows=1)[0].tolist()[:7]
+    rows = [short] * 16 + [some_tokens(rows=1)[0].tolist()] * 4
+    found, alone = fitted(model, rows, batch_size=4), fitted(model, [short])
+    assert found.prompts == 16
+    assert_close(found.jacobian, alone.jacobian)
+
+
+def test_a_long_fit_says_before_it_begins_how_many_products_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product of a row passes n - 1 - skip columns and the blocks after the lowest layer, here 1 of 2."""
+    model, tokens = build("gpt2"), some_tokens(rows=3, n=9)
+    monkeypatch.setattr(lens_module, "MINUTE", 1.0)
+    text = "at most 24 vector-Jacobian products for each of 3 prompts, the work of about 8 passes over them; tokens="
+    assert 24 * 3 * (9 - 1 - SKIP) * 1 / (3 * 9 * 2) == 8.0
+    with pytest.warns(interp.Note, match=re.escape(text)):
+        fitted(model, tokens)
+    with pytest.warns(interp.Note, match=r"at most 1 vector-Jacobian products for each of 3 prompts, [^;]*$"):
+        fitted(model, tokens, tokens=[5])
+    monkeypatch.setattr(lens_module, "MINUTE", 1e12)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", interp.Note)
+        fitted(model, some_tokens(rows=3, n=8))
+
+
+def test_what_counts_is_differentiated_alone() -> None:
+    """The columns skipped are constants, the last reaches none that counts: 9 - 1 - 2 of 9, and with edits all."""
+    model, tokens = build("llama-gqa"), some_tokens(rows=1, n=9)
+    columns = []
+    for network in (model, model.edited(interp.Edit("L0.mlp", interp.edits.Scale(1.0)))):
+        text = Batch(tokens)
+        columns.append(lens_module._differentiated(network, text, SKIP)[0])
+        found = lens_module.prompt_jacobian(network, text, [0], torch.eye(24, dtype=torch.float64), SKIP)
+        assert_close(found[0], whole_jacobian(model, tokens[0], 0))
+    assert columns == [slice(SKIP, 8), slice(0, 9)]
 
 
 def test_the_result_says_whether_the_data_ended_first() -> None:

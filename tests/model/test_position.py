@@ -44,6 +44,29 @@ def test_interleaved_equals_half_split_after_a_permutation() -> None:
 
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("dim", [None, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_rotation_and_its_gradient_are_bit_equal_to_turning_every_pair_by_itself(
+    interleaved: bool, dim: int | None, dtype: torch.dtype
+) -> None:
+    """The operators may change, and no bit of any model's numbers with them."""
+    rotary, positions = Rotary(dim=dim, interleaved=interleaved), torch.tensor([[0, 1, 2, 5, 9, 200]])
+    turn = Rotation.at(rotary, DIM, positions, dtype)
+    x, weights = heads(6).to(dtype).requires_grad_(), heads(6).to(dtype)
+    half = (dim or DIM) // 2
+    expected = x.clone()
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        cos, sin = turn.cos[..., i], turn.sin[..., i]
+        expected[..., a] = x[..., a] * cos - x[..., b] * sin
+        expected[..., b] = x[..., b] * cos + x[..., a] * sin
+    actual = turn.apply(x)
+    assert torch.equal(actual, expected)
+    grads = (torch.autograd.grad((each * weights).sum(), x)[0] for each in (actual, expected))
+    assert torch.equal(*grads)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("dim", [None, 4])
 def test_the_score_depends_on_the_offset_only(interleaved: bool, dim: int | None) -> None:
     rotary, q, k = Rotary(interleaved=interleaved, dim=dim), heads(1), heads(1)
 

@@ -318,3 +318,45 @@ def test_ids_of_texts_of_several_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match=r"to_batch"):
         model.to_tokens(["The cat", "The cat sat on the mat"])
     assert model.to_tokens(["The cat", "The cat"]).shape[0] == 2
+
+
+def test_prompts_are_computed_by_length_and_answered_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row is that of the text alone, in the place of its prompt, with few cells of padding computed."""
+    rows, model = texts(4, 7), HookedTransformer(build("llama-gqa"))
+    cells = []
+
+    def counting(tokens: torch.Tensor, *given: object, **more: object) -> torch.Tensor:
+        cells.append(tokens.numel())
+        return forward(tokens, *given, **more)
+
+    forward = model.transformer.forward
+    monkeypatch.setattr(model.transformer, "forward", counting)
+    monkeypatch.setattr("interp.data.stream.PASS", 1)
+    found = interp.logit_lens(model, Batch.of(rows, side="left"), pos=-1, batch_size=3)
+    assert sum(cells) < 1.25 * sum(map(len, rows)) < len(rows) * max(map(len, rows))
+    for i, row in enumerate(rows):
+        alone = interp.logit_lens(model, Batch.of([row]), pos=-1)
+        assert_close(torch.from_numpy(found.kl[i].values), torch.from_numpy(alone.kl[0].values))
+
+
+def test_hooks_that_may_tell_columns_apart_see_the_prompts_as_given() -> None:
+    rows = texts(5)
+    model, seen = HookedTransformer(build("gpt2")), []
+
+    def watch(value: torch.Tensor, hook: object) -> None:
+        seen.append(value.shape[:2])
+
+    given = Batch.of(rows, side="left")
+    with model.hooks([("blocks.0.hook_resid_pre", watch)]):
+        interp.logit_lens(model, given, pos=-1, batch_size=3)
+    width = given.tokens.shape[1]
+    assert seen == [(3, width), (1, width)]
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_prompt_that_is_too_short_is_named_by_its_place_among_all(edited: bool) -> None:
+    model = HookedTransformer(build("gpt2"))
+    rows = [[3, 1], [4, 1, 5, 9, 2], [6, 5, 3, 5]]
+    edits = [Edit("L0.mlp", Zero(), at={"pos": 3})] if edited else []
+    with pytest.raises(PositionError, match="position 3 is required of every row, but row 0 has 2 tokens"):
+        interp.logit_lens(model, Batch.of(rows), pos=-1 if edited else 3, edits=edits)

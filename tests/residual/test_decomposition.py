@@ -1,15 +1,18 @@
 """The residual stream taken apart: every decomposition sums, on every config, and says so when it does not."""
 
 import functools
+from dataclasses import replace
+from itertools import accumulate
 
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.profiler import profile
 
 from interp import HookedTransformer, Part
 from interp.model import MLP, MoE
 from interp.residual import ActivationCache, IncompleteSumError, decomposition as residual
-from tests.configs import CONFIGS, build, some_tokens
+from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.model.observed import everything
 from tests.residual import slow_parts
@@ -222,3 +225,17 @@ def test_every_name_of_a_part_is_the_canonical_one() -> None:
         every = [*cache.decompose_resid().parts, *cache.stack_head_results().parts[:-1]]
         every += cache.accumulated_resid(incl_mid=True).parts
         assert every == [str(Part.of(part)) for part in every]
+
+
+def test_parts_are_held_once_beside_the_result() -> None:
+    """Twice the parts of the stream live at once, as the allocator counts; four times when sums were of copies."""
+    model = HookedTransformer(perturbed(replace(CONFIGS["llama-gqa"], n_layers=12, n_ctx=256)))
+    cache = model.run_with_cache(torch.arange(256)[None] % 30)[1]
+    with profile(profile_memory=True) as profiler:
+        found = cache.stack_head_results()
+    events = (e for e in profiler.kineto_results.events() if e.name() == "[memory]")
+    changes = [change for _, change in sorted((e.start_ns(), e.nbytes()) for e in events)]
+    living = max(accumulate(changes))
+    of_one = found.values[0].nbytes
+    parts = 1 + 12 * (CONFIGS["llama-gqa"].n_heads + 2)  # heads, their bias and the MLP of a layer
+    assert len(found.parts) * of_one < living < 2.2 * parts * of_one

@@ -10,6 +10,7 @@ import xarray as xr
 import interp
 from interp import Batch, Edit, HookedTransformer
 from interp.core.stats import Moments
+from interp.data.stream import prompt_source
 from interp.edits import Zero
 from interp.model import Tap
 from interp.tokens import (
@@ -204,7 +205,7 @@ def test_values_belong_to_tokens_and_not_to_columns() -> None:
 
 
 def test_the_functions_are_their_questions_in_a_run() -> None:
-    batches = list(Batch.of(ROWS).numbered().split(2))
+    batches = prompt_source(Batch.of(ROWS), model().text, prepend_bos=True, batch_size=2)
     given, methods = token_attribution(model(), Batch.of(ROWS)), ("rollout", "gradient_x_input")
     questions = [Erasure(given, ANSWER, batch_size=2), CompareMethods(ANSWER, methods=methods, batch_size=2)]
     run = interp.run(questions, model(), batches)

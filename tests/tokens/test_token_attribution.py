@@ -11,6 +11,7 @@ import xarray as xr
 
 import interp
 from interp import Batch, Edit, HookedTransformer
+from interp.data.stream import prompt_source
 from interp.edits import Add, Resample, Scale, Set, Zero
 from interp.tokens import (
     METHODS,
@@ -199,7 +200,7 @@ def test_gradients_are_taken_in_every_model_of_the_table(name: str) -> None:
 def test_the_function_is_its_question_in_a_run(method: str) -> None:
     question = TokenAttribution(ANSWER, WRONG, FEW_STEPS[method], -1, 2)
     found = token_attribution(model(), Batch.of(ROWS), ANSWER, WRONG, method=FEW_STEPS[method], batch_size=2)
-    batches = list(Batch.of(ROWS).split(2))
+    batches = prompt_source(Batch.of(ROWS), model().text, prepend_bos=True, batch_size=2)
     assert found.identical(interp.run(question, model(), batches)["token_attribution"])
     both = interp.run([question, LayerMixing("norms")], model(), batches)
     xr.testing.assert_allclose(found, both["token_attribution"], rtol=1e-12)  # attention by another kernel
@@ -209,7 +210,11 @@ def test_the_function_is_its_question_in_a_run(method: str) -> None:
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_mixing_of_layers_is_its_question_in_a_run(kernel: Kernel) -> None:
     found = layer_mixing(model(), Batch.of(ROWS), kernel=kernel, batch_size=2)
-    run = interp.run(LayerMixing(kernel), model(), list(Batch.of(ROWS).split(2)))
+    run = interp.run(
+        LayerMixing(kernel),
+        model(),
+        prompt_source(Batch.of(ROWS), model().text, prepend_bos=True, batch_size=2),
+    )
     assert found.identical(run["layer_mixing"])
     assert len(interp.frame(found).columns) <= 12 and all(found[name].attrs["unit"] for name in found)
 
@@ -358,7 +363,7 @@ def test_a_stream_that_is_replaced_breaks_the_chain_over_layers_and_nothing_else
 
 
 def test_alti_logit_does_not_move_the_columns_that_edits_name() -> None:
-    edits = [Edit("L0H1", Zero(), {"pos": 3})]
+    edits = [Edit("L0H1", Zero(), {"pos": 2})]
     refused = pytest.raises(ValueError, match="away from the positions of the edit of L0H1")
     with refused:
         token_attribution(model(), Batch.of(ROWS), ANSWER, method="alti_logit", edits=edits)
