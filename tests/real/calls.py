@@ -262,7 +262,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "token_attribution": BOTH, "frame": {"result": attribution},
     "copying": {"ranks": lambda: True},
     # causes
-    "causal.align": {"base": texts(*PROMPTS[:1] * 4), "source": texts(*CORRUPT[:1] * 4), "answer": lambda: [" Mary", " John"] ,
+    "causal.align": {"base": texts(PROMPTS[0], CORRUPT[0], PROMPTS[0], CORRUPT[0]),
+                     "source": texts(CORRUPT[0], PROMPTS[0], CORRUPT[0], PROMPTS[0]),
+                     "answer": texts(" John", " Mary", " John", " Mary"),
                      "layers": lambda: [MIDDLE], "pos": lambda: [14], "descent": lambda: interp.causal.Descent(3)},
     "causal.batches": {"pairs": lambda: interp.tasks.IndirectObjects(rows=4).pairs(model().text.tokenizer)},
     "causal.continuations": {"pairs": lambda: [(PROMPTS[0], " Mary."), (FACT, " Paris, which")]},
