@@ -197,6 +197,7 @@ def report(
 
 
 def machine() -> dict[str, object]:
+    """Where figures are taken."""
     cpus = [
         line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")
     ]

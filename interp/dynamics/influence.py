@@ -126,7 +126,10 @@ class _Asked:
         if examples.weight is not None:
             raise ValueError("influence is that of rows that count alike, got rows with weights")
         source = prompt_source(
-            examples.batch, self.subject.text, prepend_bos=False, batch_size=min(self.batch_size, most or self.batch_size)
+            examples.batch,
+            self.subject.text,
+            prepend_bos=False,
+            batch_size=min(self.batch_size, most or self.batch_size),
         )
         return reduced_over(Analysis("influence", compute, kept), self.subject, source)
 
@@ -158,7 +161,9 @@ def drawn(
     p = logits.shape[1]
     levels = sent(uniforms(row, p, seed, start=sample * width).T, logits.device)
     found = []
-    for each, level in zip(logits.detach(), levels, strict=True):  # a row at a time: float64 over the vocabulary
+    for each, level in zip(
+        logits.detach(), levels, strict=True
+    ):  # a row at a time: float64 over the vocabulary
         cumulative = each.double().softmax(-1).cumsum(-1)
         found.append(torch.searchsorted(cumulative, level[:, None].contiguous(), right=True)[:, 0])
     return torch.stack(found).clamp_max(logits.shape[-1] - 1)

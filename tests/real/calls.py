@@ -1,14 +1,13 @@
 """A call of every public function that a model goes into, on SmolLM2, with arguments that a researcher would give.
 
-`CALLS` and `WORDS` are read as those of `tests/contract/calls.py`, which has the smallest calls on models of two layers;
-here are prompts, layers and sizes for thirty layers of nine heads. `tests/real/test_calls.py` makes each call once, and
-`experiments/bench/real.py` prints what each costs.
+`CALLS` and `WORDS` are read as those of `tests/contract/calls.py`, which has the smallest calls on models of two
+layers; here are prompts, layers and sizes for thirty layers of nine heads. `tests/real/test_calls.py` makes each call
+once, and `experiments/bench/real.py` prints what each costs.
 """
 
 import functools
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -16,12 +15,14 @@ import transformers
 import xarray as xr
 
 import interp
+import interp.dynamics
+import interp.families
 from interp import HookedTransformer
 from interp.causal import Subspace
 from interp.circuits import Circuit
-from interp.data.batch import Batch
 from interp.editing import EditCase, FineTuning
 from interp.edits import Zero
+from interp.families.reference import reference_of
 from interp.tasks import Examples, RepeatedTokens
 from tests.contract import calls
 from tests.contract.calls import Made
@@ -106,11 +107,9 @@ def circuit_of_one() -> Circuit:
     return interp.find_circuit(model(), PROMPTS[0], CORRUPT[0], metric=one, method="eap", edges=154)
 
 
-def reference(tokens: torch.Tensor, keep: torch.Tensor | None) -> torch.Tensor:
-    """The logits of transformers."""
-    with torch.no_grad():
-        found: torch.Tensor = theirs()(tokens, attention_mask=keep).logits
-    return found
+def reference() -> interp.verify.Reference:
+    """Transformers' network of the same file."""
+    return reference_of(theirs(), model().transformer, torch.float32)
 
 
 @once
@@ -194,9 +193,7 @@ def rows() -> Examples:
 
 def direction() -> Subspace:
     draw = torch.Generator().manual_seed(0)
-    return Subspace(
-        f"blocks.{MIDDLE}.hook_resid_post", torch.randn(1, model().cfg.d_model, generator=draw)
-    )
+    return Subspace(f"blocks.{MIDDLE}.hook_resid_post", torch.randn(1, model().cfg.d_model, generator=draw))
 
 
 def last_word() -> torch.Tensor:
@@ -215,7 +212,9 @@ def activations() -> torch.Tensor:
 
 
 def fact() -> EditCase:
-    return EditCase(FACT, " Rome", "Eiffel Tower", {"neighbourhood": (("The Louvre is in the city of", " Paris"),)})
+    return EditCase(
+        FACT, " Rome", "Eiffel Tower", {"neighbourhood": (("The Louvre is in the city of", " Paris"),)}
+    )
 
 
 def shift(subject: object, given: EditCase) -> interp.editing.WeightEdit:
@@ -237,12 +236,16 @@ WORDS: Mapping[str, Made] = {
     "revisions": lambda: ["step10"], "eta": lambda: 0.1, "folder": new_folder, "path": folder,
     "vectors": activations, "tokens": lambda: [" Mary", " John"], "prompts": texts(*PROMPTS), "text": lambda: TEXTS[1],
     "tuned": tuned, "directions": lambda: [direction()], "hf_model": theirs, "change": Zero,
-    "config": lambda: model().cfg,
+    "config": lambda: model().cfg, "edits": lambda: [interp.Edit("L23H3", Zero())],
 }  # fmt: skip
 """What a required argument of this name is, where a line says nothing else."""
 
 METRIC: Mapping[str, Made] = {"metric": metric}
 BOTH: Mapping[str, Made] = {"answer": WORDS["answer"], "wrong": WORDS["wrong"]}
+ONE_PAIR: Mapping[str, Made] = {
+    "clean": lambda: PROMPTS[0], "corrupt": lambda: CORRUPT[0],
+    "metric": lambda: interp.logit_difference(ANSWERS[0], WRONG[0]),
+}  # fmt: skip
 ONE: Mapping[str, Made] = {"data": texts(PROMPTS[0])}
 LONG: Mapping[str, Made] = {"data": texts(*TEXTS)}
 REPEATED: Mapping[str, Made] = {"data": lambda: RepeatedTokens(period=25, repeats=2, rows=4)}
@@ -256,8 +259,10 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "attribution_patch": METRIC, "patch": METRIC | {"by": lambda: ("layer", "pos")}, "path_patch": METRIC,
     "heads": REPEATED | {"sentences": lambda: None}, "attention.attention_kernel": REPEATED,
     "logit_lens": {"answer": WORDS["answer"], "top": lambda: 5},
-    "observe": {"batch": texts(*PROMPTS), "reads": lambda: [interp.Read(f"blocks.{i}.hook_resid_post") for i in range(30)]},
-    "run": {"questions": lambda: [interp.lenses.LogitLens(top=5), interp.attention.AttentionEntropy()], "data": texts(*TEXTS)},
+    "observe": {"batch": texts(*PROMPTS),
+                "reads": lambda: [interp.Read(f"blocks.{i}.hook_resid_post") for i in range(30)]},
+    "run": {"questions": lambda: [interp.lenses.LogitLens(top=5), interp.attention.AttentionEntropy()],
+            "data": texts(*TEXTS)},
     "report": {"prompt": lambda: PROMPTS[0], "answer": lambda: ANSWERS[0], "wrong": lambda: WRONG[0]},
     "token_attribution": BOTH, "frame": {"result": attribution},
     "copying": {"ranks": lambda: True},
@@ -276,12 +281,13 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # circuits
     "circuits.circuit_curve": METRIC | {"fractions": lambda: (0.01, 0.1)},
     "circuits.edge_attribution": METRIC, "circuits.score_edges": METRIC,
-    "circuits.edge_effects": METRIC,
+    "circuits.edge_effects": ONE_PAIR,
     "circuits.edge_stability": {"top": lambda: 100}, "evaluate_circuit": METRIC,
     "find_circuit": METRIC | {"edges": lambda: 154}, "circuits.interchange": METRIC | {"circuits": circuit},
     "circuits.recovery": {"tables": lambda: [edges()], "planted": lambda: ["L23H3->logits"]},
     "circuits.read_attribution_graph": {"path": graph_file}, "circuits.read_mib": {"path": mib_file},
-    "circuits.write_attribution_graph": {"circuit": circuit_of_one, "asked": graph_prompt, "path": lambda: new_folder() / "graph.json"},
+    "circuits.write_attribution_graph": {"circuit": circuit_of_one, "asked": graph_prompt,
+                                        "path": lambda: new_folder() / "graph.json"},
     "circuits.write_mib": {"path": lambda: new_folder() / "scores.json"},
     # depth and training
     "dynamics.consensus": {}, "dynamics.in_context": LONG | {"early": lambda: 2, "late": lambda: 8},
@@ -325,13 +331,15 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "lenses.compare_lenses": {"lenses": lambda: {"logit lens": None, "tuned lens": lens()},
                               "sites": lambda: "resid_pre"},
     "lenses.gradient_cosines": BOTH, "lenses.gradient_factors": BOTH, "lenses.gradient_rank": BOTH,
-    "lenses.jacobian_lens": {"data": texts(TEXTS[1]), "layers": lambda: [MIDDLE], "tokens": lambda: [" Paris", " Rome"]},
+    "lenses.jacobian_lens": {"data": texts(TEXTS[1]), "layers": lambda: [MIDDLE],
+                             "tokens": lambda: [" Paris", " Rome"]},
     "lenses.late_layers": BOTH, "lenses.output_lens": BOTH | {"top": lambda: 5},
     "lenses.patchscope": ONE | {"top": lambda: 5},
     "lenses.train_tuned_lens": LONG | {"steps": lambda: 2},
     # sums of paths, tokens
     "residual.paths": BOTH, "residual.path_matrix": {"heads": lambda: ("L16H0", "L17H3")},
-    "tokens.compare_methods": BOTH | ONE | {"answer": lambda: [" Mary"], "wrong": lambda: [" John"], "draws": lambda: 1},
+    "tokens.compare_methods": BOTH | ONE | {"answer": lambda: [" Mary"], "wrong": lambda: [" John"],
+                                        "draws": lambda: 1},
     "tokens.erasure": BOTH,
     "tokens.evidence": {"known": lambda: torch.ones(attribution()["value"].shape).bool()},
     "tokens.routes": {"shares": lambda: interp.tokens.flow_routes(model(), list(PROMPTS))},
@@ -339,17 +347,20 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "weights.bigram_table": LONG, "weights.composition_directions": {"top": lambda: 5},
     "weights.directions": {"vectors": lambda: activations()[:8], "top": lambda: 5},
     "weights.matching_scores": {"previous": lambda: torch.rand(30, 9)},
-    "weights.neurons": {"top": lambda: 5}, "weights.skip_trigrams": {"sources": lambda: [" Mary", " John"], "top": lambda: 5},
+    "weights.neurons": {"top": lambda: 5},
+    "weights.skip_trigrams": {"sources": lambda: [" Mary", " John"], "top": lambda: 5},
     "weights.singular_directions": {"count": lambda: 3, "top": lambda: 5}, "weights.top_pairs": {"top": lambda: 10},
     # models as such
-    "model.mean_next_token_loss": {"logits": lambda: model()(list(TEXTS[:1])), "tokens": lambda: model().to_tokens(TEXTS[0])},
-    "model.next_token_loss": {"logits": lambda: model()(list(TEXTS[:1])), "tokens": lambda: model().to_tokens(TEXTS[0])},
+    "model.mean_next_token_loss": {"logits": lambda: model()(list(TEXTS[:1])),
+                                   "tokens": lambda: model().to_tokens(TEXTS[0])},
+    "model.next_token_loss": {"logits": lambda: model()(list(TEXTS[:1])),
+                              "tokens": lambda: model().to_tokens(TEXTS[0])},
     "model.next_token_loss_of": {"model": lambda: model().transformer, "tokens": lambda: model().to_tokens(TEXTS[0]),
                                  "stream": lambda: activations()[None, : model().to_tokens(TEXTS[0]).shape[1]]},
     "passes.speculate": {"draft": model, "max_new_tokens": lambda: 5},
     "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=5), "data": texts(*PROMPTS)},
     "runs.store_activations": LONG | {"sites": lambda: [f"blocks.{MIDDLE}.hook_resid_post"]},
-    "verify.contract": {"reference": lambda: reference},
+    "verify.contract": {"reference": reference},
     "training.mean_loss": {"model": lambda: model().transformer, "examples": rows},
     "training.scores": {"model": lambda: model().transformer, "examples": rows},
     "families.load_state": {"tensors": lambda: dict(model().transformer.state_dict())},
@@ -363,6 +374,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "HookedTransformer.chat": {"messages": lambda: [{"role": "user", "content": "Who wrote Hamlet?"}]},
     "HookedTransformer.to_single_token": {"text": lambda: " Mary"},
     "HookedTransformer.to_str_tokens": {"prompt": lambda: PROMPTS[0]},
+    "HookedTransformer.edited": {}, "HookedTransformer.to_string": {"tokens": lambda: [5, 6]},
     "HookedTransformer.to_tokens": {"text": lambda: PROMPTS[0]},
     "HookedTransformer.to_texts": {"batch": lambda: model().to_batch(list(PROMPTS))},
     "HookedTransformer.generate": {"max_new_tokens": lambda: 10},
@@ -376,8 +388,65 @@ OF_NO_SUCH_MODEL: Mapping[str, str] = {
     **dict.fromkeys(("training.exactly_right", "verify.pair_contract"), "of encoder-decoders"),
 }  # fmt: skip
 """What has a model among its arguments, but none like this."""
+OF_FILES = ("families.any_from_folder", "families.from_folder", "families.is_encoder_decoder", "families.tokenizer_for",
+            "families.tokenizer_in")  # fmt: skip
+"""What reads the folder, beside those that `CALLS` has."""
 GIVEN = {"model", "circuits", "load", "hf_model"}
 """The arguments that models are given as."""
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(("residual.orders", "residual.paths", "residual.term_importance"),
+                    "path expansion is exact for attention-only models with an unembedding; this one has an MLP"),
+    "weights.superposition": "superposition is read off a plain MLP with biases",
+}  # fmt: skip
+"""What a model like this is refused by, and the sentence."""
+TAKES_MINUTES: Mapping[str, str] = {
+    "circuits.edge_effects": "70 651 edges of one pair, each a pass from its receiver on",
+}
+"""What the tests leave out, and why; `experiments/bench/real.py` asks it, as long as its patience lasts."""
+
+MOST = 480
+"""MiB by which a call may grow: the weights are 513."""
+LARGER: Mapping[str, int] = {
+    # the weights once more, in memory of their own
+    **dict.fromkeys(("families.any_from_hf_model", "families.from_hf_model", "families.load_state"), 600),
+    "causal.align": 800,  # a null: the model with all weights in random order
+    # theirs have W_U and W_E apart, and every head's matrices
+    "compat.from_hooked_transformer": 800, "compat.to_hooked_state": 900, "compat.load_hooked": 1400,
+    "dynamics.influence": 800,  # squares of the gradients of a layer, in float64 and merged as a tree
+    "dynamics.learning_coefficient": 2000,  # what moves, its gradient and a step, of all parameters
+    "lenses.train_tuned_lens": 800,  # 31 matrices, their gradients and the optimiser's two moments
+    "report": 1500,
+}  # fmt: skip
+"""MiB of those that need more, and what for."""
+
+MISSING: Mapping[str, frozenset[str]] = {
+    name: frozenset(variables.split())
+    for name, variables in {
+        # cells beyond a row's last token: three prompts of 12, 15 and 16 tokens
+        **dict.fromkeys(("attribution_patch", "patch"), "each"),
+        "backward_lens": "x delta relative_update", "token_attribution": "value",
+        **dict.fromkeys(
+            ("logit_lens", "dynamics.over_checkpoints", "runs.answered"), "top_prob entropy kl target_prob"
+        ),
+        "lenses.output_lens": "vocabulary_mean target_logit norm top_logit bottom_logit",
+        "tokens.flow_routes": "value attn_bias resid mlp resid_mid", "tokens.layer_mixing": "value mixing_ratio",
+        # pairs of heads of one layer or against the order, edges that do not exist
+        **dict.fromkeys(("composition",), "value excess relative"),
+        "weights.composition_scores": "the tensor", "weights.matching_scores": "the tensor",
+        **dict.fromkeys(("circuits.edge_attribution", "circuits.score_edges"), "value normalised"),
+        "circuits.edge_stability": "kept",
+        # lists that end before the longest one
+        "editing.changed_tokens": "peak kl loss tuned_loss", "features.top_examples": "peak activation",
+        **dict.fromkeys(("features.probe", "features.probe_neurons"), "weight"), "weights.spectra": "singular",
+        # scores that only some cells have
+        "causal_trace": "value spread total", "evaluate_circuit": "value needed", "heads": "confidence",
+        "attention.attention_paths": "query_moved key_moved", "dynamics.splitting": "order",
+        "dynamics.learning_coefficient": "spread", "editing.activation_difference": "value",
+        "editing.diff": "value each",
+        "lenses.compare_lenses": "value", "lenses.late_layers": "value null_sd", "weights.head_tokens": "value",
+    }.items()
+}  # fmt: skip
+"""The variables of a result in which NaN says that there is no such number."""
 
 
 @once
@@ -388,8 +457,10 @@ def functions() -> Mapping[str, Callable[..., object]]:
 
 def called_names() -> list[str]:
     """The functions that a model goes into, then what is called on a model first."""
-    found = [name for name, value in functions().items() if name in CALLS or GIVEN & {*calls.signature(value).parameters}]
-    return [name for name in found if name not in OF_NO_SUCH_MODEL] + [f"HookedTransformer.{name}" for name in calls.METHODS]
+    given = {name: GIVEN & {*calls.signature(value).parameters} for name, value in functions().items()}
+    found = [name for name, models in given.items() if models or name in CALLS or name in OF_FILES]
+    of_models = [f"HookedTransformer.{name}" for name in calls.METHODS]
+    return [name for name in found if name not in OF_NO_SUCH_MODEL] + of_models
 
 
 def function_of(name: str) -> Callable[..., object]:
@@ -402,3 +473,9 @@ def function_of(name: str) -> Callable[..., object]:
 def given(name: str, special: Mapping[str, Mapping[str, Made]] = CALLS) -> dict[str, object]:
     """The arguments of a call; what other calls need is made once."""
     return calls.valid(name, function_of(name), special, WORDS)
+
+
+def answer(name: str, given: Mapping[str, object]) -> object:
+    """What the call gives, to its end where it comes bit by bit."""
+    found = calls.called(name, function_of(name), given)
+    return list(found) if isinstance(found, Iterator) else found
