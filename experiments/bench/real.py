@@ -97,15 +97,15 @@ BUDGETS = (
     Budget("features.probe_neurons", "48 texts", "63 s", "1.3 fwd",
            {"data": lambda: PARAGRAPHS[:48], "labels": lambda: [True, False] * 24}),
     Budget("token_attribution", "integrated gradients, IOI", "10 s, error .88", "error <= .05",
-           IOI | {"method": lambda: "integrated_gradients"}),
+           {**IOI, "method": lambda: "integrated_gradients"}),
     Budget("token_attribution", "integrated gradients, 400 tokens", "16 700 MB", "500 MB",
-           IOI | {"data": lambda: LONG, "method": lambda: "integrated_gradients"}),
+           {**IOI, "data": lambda: LONG, "method": lambda: "integrated_gradients"}),
     Budget("lenses.jacobian_lens", "16 texts, 3 layers", "> 240 s", "estimate first; a bar",
            {"data": lambda: [*calls.TEXTS, *calls.TEXTS], "layers": lambda: [5, 15, 25]}, ("tokens",)),
     Budget("causal_trace", "IOI, defaults", "19 s", "12 s", {}, ("samples",)),
     Budget("backward_lens", "IOI, all matrices", "5 s", "5 s", IOI),
     Budget("patch", "IOI, 450 cells", "1.6 s", "1.6 s", calls.ONE_PAIR),
-    Budget("patch", "IOI, z by head", "5.8 s", "5.8 s", calls.ONE_PAIR | {"site": lambda: "z"}, ("by",)),
+    Budget("patch", "IOI, z by head", "5.8 s", "5.8 s", {**calls.ONE_PAIR, "site": lambda: "z"}, ("by",)),
     Budget("tokens.compare_methods", "IOI, defaults", "20 s", "8 s", {}, ("draws",)),
 )  # fmt: skip
 """The rows of section 5 of REAL_MODELS.md: seconds of CPU, memory over the loaded model."""
@@ -151,7 +151,7 @@ def main(
 def arguments(row: Budget) -> dict[str, object]:
     """What a call with a budget is given."""
     of_tests = {k: make for k, make in calls.CALLS.get(row.function, {}).items() if k not in row.defaults}
-    return calls.given(row.function, {row.function: of_tests | row.given})
+    return calls.given(row.function, {row.function: {**of_tests, **row.given}})
 
 
 def stop(number: int, frame: object) -> None:
@@ -217,7 +217,8 @@ def batches(prompts: object) -> Iterator[Batch]:
         case Batch():
             whole = prompts
         case _:
-            whole = calls.model().to_batch(prompts)  # type: ignore[arg-type]
+            assert is_prompts(prompts)
+            whole = calls.model().to_batch(prompts)
     for each in whole.split(32):
         yield each.trimmed()
 
