@@ -72,7 +72,8 @@ def influence(
     matrices, layers: as in `interp.lenses.gradient_factors`; None = all. determined_only: whether the loss that the
     model was trained on, and the queries' measure, count determined tokens alone. Returns Dataset[row, query] `value`.
     Caveats: embeddings, unembedding, biases and gains are held fixed; no optimiser's statistics; a model in the middle
-    of training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each.
+    of training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each, and under
+    "ekfac" a few float64 copies of all matrices: name `layers` of a large model.
     Errors: ValueError for packed or weighted rows, damping that is not above 0, fewer than one sample, and those of
     `interp.lenses.gradient_factors`.
 

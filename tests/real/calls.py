@@ -415,7 +415,8 @@ LARGER: Mapping[str, int] = {
     "dynamics.influence": 800,  # squares of the gradients of a layer, in float64 and merged as a tree
     "dynamics.learning_coefficient": 2000,  # what moves, its gradient and a step, of all parameters
     "lenses.train_tuned_lens": 800,  # 31 matrices, their gradients and the optimiser's two moments
-    "report": 1500,
+    "report": 1200,  # budget 1 000: the pairs of parts of all scores of the last layer
+    "verify.contract": 1000,  # transformers' network in half precision, gradients of both embeddings
 }  # fmt: skip
 """MiB of those that need more, and what for."""
 
@@ -432,7 +433,7 @@ MISSING: Mapping[str, frozenset[str]] = {
         "tokens.flow_routes": "value attn_bias resid mlp resid_mid", "tokens.layer_mixing": "value mixing_ratio",
         # pairs of heads of one layer or against the order, edges that do not exist
         **dict.fromkeys(("composition",), "value excess relative"),
-        "weights.composition_scores": "the tensor", "weights.matching_scores": "the tensor",
+        "weights.composition_scores": "tensor", "weights.matching_scores": "tensor",
         **dict.fromkeys(("circuits.edge_attribution", "circuits.score_edges"), "value normalised"),
         "circuits.edge_stability": "kept",
         # lists that end before the longest one

@@ -45,9 +45,9 @@ def test_the_answer_has_numbers_and_takes_bounded_memory(name: str) -> None:
 
 
 def not_numbers(found: object) -> set[str]:
-    """The variables of a result that have NaN or infinite numbers; "the tensor" of what has no variables."""
+    """The variables of a result that have NaN or infinite numbers; "tensor" of what has no variables."""
     if isinstance(found, torch.Tensor):
-        return set() if bool(found.isfinite().all()) else {"the tensor"}
+        return set() if bool(found.isfinite().all()) else {"tensor"}
     if not isinstance(found, xr.Dataset):
         return set()
     numbers = {str(name): x for name, x in found.data_vars.items() if x.dtype.kind == "f"}
