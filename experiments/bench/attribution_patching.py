@@ -51,7 +51,9 @@ def main(repeats: int = 7) -> None:
         "forward + backward": activations_only(pair, clean),
         "the same, last logits": activations_only(pair, clean, last=1),
         "by hand": lambda: by_hand(pair, clean, corrupt),
-        "interp, heads": lambda: attribution_patch(pair.ours, clean, corrupt, "z", metric=METRIC, agreement=0),
+        "interp, heads": lambda: attribution_patch(
+            pair.ours, clean, corrupt, "z", metric=METRIC, agreement=0
+        ),
         "interp, edges": lambda: edge_attribution(pair.ours, clean, corrupt, metric=METRIC),
     }
     ours = attribution_patch(pair.ours, clean, corrupt, "z", metric=METRIC, agreement=0)["each"].values

@@ -87,7 +87,7 @@ BUDGETS = (
     Budget("evaluate_circuit", "32 pairs, 154 edges, defaults", "> 300 s", "150 s", pairs(32)),
     Budget("circuits.circuit_curve", "32 pairs, defaults", "11 s a pair", "1 fwd per pair and point", pairs(32),
            ("fractions",)),
-    Budget("circuits.edge_effects", "one pair", "> 60 s", "estimate first; a bar", {}),
+    Budget("circuits.edge_effects", "one pair, all edges", "> 60 s", "estimate first; a bar", {}, ("edges",)),
     Budget("find_circuit", "model and pairs alone", "refused", "answers", pairs(8), ("edges", "metric")),
     Budget("editing.key_moment", "60 paragraphs, layer 2", "82 s, 2 800 MB", "1.2 fwd", {"data": lambda: PARAGRAPHS}),
     Budget("editing.key_moment", "60 paragraphs, layer 8", "> 170 s", "1.2 fwd",

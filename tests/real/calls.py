@@ -281,7 +281,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # circuits
     "circuits.circuit_curve": METRIC | {"fractions": lambda: (0.01, 0.1)},
     "circuits.edge_attribution": METRIC, "circuits.score_edges": METRIC,
-    "circuits.edge_effects": ONE_PAIR,
+    "circuits.edge_effects": {**ONE_PAIR, "edges": lambda: 100},
     "circuits.edge_stability": {"top": lambda: 100}, "evaluate_circuit": METRIC,
     "find_circuit": METRIC | {"edges": lambda: 154}, "circuits.interchange": METRIC | {"circuits": circuit},
     "circuits.recovery": {"tables": lambda: [edges()], "planted": lambda: ["L23H3->logits"]},
@@ -399,11 +399,6 @@ REFUSED: Mapping[str, str] = {
     "weights.superposition": "superposition is read off a plain MLP with biases",
 }  # fmt: skip
 """What a model like this is refused by, and the sentence."""
-TAKES_MINUTES: Mapping[str, str] = {
-    "circuits.edge_effects": "70 651 edges of one pair, each a pass from its receiver on",
-}
-"""What the tests leave out, and why; `experiments/bench/real.py` asks it, as long as its patience lasts."""
-
 MOST = 480
 """MiB by which a call may grow: the weights are 513."""
 LARGER: Mapping[str, int] = {
@@ -424,7 +419,7 @@ MISSING: Mapping[str, frozenset[str]] = {
     name: frozenset(variables.split())
     for name, variables in {
         # cells beyond a row's last token: three prompts of 12, 15 and 16 tokens
-        **dict.fromkeys(("attribution_patch", "patch"), "each"),
+        "attribution_patch": "each agreement", "patch": "each",
         "backward_lens": "x delta relative_update", "token_attribution": "value",
         **dict.fromkeys(
             ("logit_lens", "dynamics.over_checkpoints", "runs.answered"), "top_prob entropy kl target_prob"
@@ -435,6 +430,7 @@ MISSING: Mapping[str, frozenset[str]] = {
         **dict.fromkeys(("composition",), "value excess relative"),
         "weights.composition_scores": "tensor", "weights.matching_scores": "tensor",
         **dict.fromkeys(("circuits.edge_attribution", "circuits.score_edges"), "value normalised"),
+        "circuits.edge_effects": "value normalised",
         "circuits.edge_stability": "kept",
         # lists that end before the longest one
         "editing.changed_tokens": "peak kl loss tuned_loss", "features.top_examples": "peak activation",

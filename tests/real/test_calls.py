@@ -17,12 +17,12 @@ from tests.real.memory import OwnMemory
 MIB = 2**20
 MAY_BE_NONE = {"low", "high", "null", "p"}
 """An interval of one prompt is NaN, and so are chance and p where there are none."""
-ANSWER = [name for name in calls.called_names() if name not in {*calls.REFUSED, *calls.TAKES_MINUTES}]
+ANSWER = [name for name in calls.called_names() if name not in calls.REFUSED]
 
 
 def test_every_line_of_the_tables_is_a_call() -> None:
     names = set(calls.called_names())
-    assert {*calls.CALLS, *calls.REFUSED, *calls.MISSING, *calls.LARGER, *calls.TAKES_MINUTES} <= names
+    assert {*calls.CALLS, *calls.REFUSED, *calls.MISSING, *calls.LARGER} <= names
     assert set(calls.OF_NO_SUCH_MODEL) <= set(calls.functions())
     assert len(names) > 140
 
