@@ -13,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,8 @@ from typing import Literal
 import torch
 import tyro
 from measure import report
+
+from tests.real.memory import OwnMemory, status
 
 GOAL, CLAIM_MEMORY = 1.2, 1.15
 System = Literal["interp", "huggingface"]
@@ -98,8 +99,8 @@ def measured(system: System, folder: Path) -> Figures:
     """Wall and CPU seconds of a load and of a load with a first forward pass, and the memory both took."""
     load = LOADERS[system]()
     tokens = torch.arange(16)[None]
-    start, start_cpu, before = time.perf_counter(), time.process_time(), _status("VmRSS")
-    with _OwnMemory() as own, torch.no_grad():
+    start, start_cpu, before = time.perf_counter(), time.process_time(), status("VmRSS")
+    with OwnMemory() as own, torch.no_grad():
         model = load(folder)
         loaded, loaded_cpu = time.perf_counter() - start, time.process_time() - start_cpu
         model(tokens)
@@ -109,27 +110,9 @@ def measured(system: System, folder: Path) -> Figures:
         "load_cpu_s": loaded_cpu,
         "first_logits_s": answered,
         "first_logits_cpu_s": answered_cpu,
-        "taken_gib": (_status("VmHWM") - before) / GIB,
+        "taken_gib": (status("VmHWM") - before) / GIB,
         "own_gib": own.peak / GIB,
     }
-
-
-class _OwnMemory:
-    """The largest growth of anonymous memory while it is entered, sampled every 5 ms."""
-
-    def __enter__(self) -> "_OwnMemory":
-        self._before, self.peak, self._stop = _status("RssAnon"), 0, threading.Event()
-        self._thread = threading.Thread(target=self._watch)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.005):
-            self.peak = max(self.peak, _status("RssAnon") - self._before)
 
 
 def _ours() -> Callable[[Path], Callable[[torch.Tensor], object]]:
@@ -151,12 +134,6 @@ def _hugging_face() -> Callable[[Path], Callable[[torch.Tensor], object]]:
 
 
 LOADERS = {"interp": _ours, "huggingface": _hugging_face}
-
-
-def _status(field: str) -> int:
-    """A line of /proc/self/status, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
 
 
 if __name__ == "__main__":

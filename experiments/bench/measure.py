@@ -193,10 +193,11 @@ def report(
     line: dict[str, object] = {"bench": bench, "system": system, "what": what}
     for part in parts:
         line |= part if isinstance(part, Mapping) else asdict(part)
-    print(json.dumps(line | more | _machine()), flush=True)
+    print(json.dumps(line | more | machine()), flush=True)
 
 
-def _machine() -> dict[str, object]:
+def machine() -> dict[str, object]:
+    """Where figures are taken."""
     cpus = [
         line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")
     ]

@@ -86,9 +86,20 @@ def main(whole: bool = False, only: tuple[str, ...] = (), lines: Path = ROOT / "
     for script in only or QUICK:
         kept[script] = _ran(script, () if whole else QUICK[script])
         lines.write_text(json.dumps(kept), encoding="utf-8")
-    found = [line for script in QUICK for line in kept.get(script, ())]
-    before, _, rest = README.read_text(encoding="utf-8").partition(BEGIN)
-    README.write_text(f"{before}{BEGIN}\n\n{tables(found)}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+    write(tables([line for script in QUICK for line in kept.get(script, ())]), BEGIN)
+
+
+def write(text: str, begin: str) -> None:
+    """Put a text into README.md between a mark of its own and the next end."""
+    before, mark, rest = README.read_text(encoding="utf-8").partition(begin)
+    if not mark:
+        raise ValueError(f"{README} has no line {begin}")
+    README.write_text(f"{before}{begin}\n\n{text}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def _ran(script: str, arguments: Sequence[str]) -> list[Line]:
@@ -114,7 +125,7 @@ def tables(lines: Iterable[Line]) -> str:
     parts = [
         f"Measured on {first['cpu']}, torch {first['torch']}, Python {first['python']}, {first['threads']} thread.",
         "",
-        *_table(
+        *markdown(
             ("script", "system", "what", "asked", "ratio", "rounds", "operators", "GFLOP", "MiB allocated", "more"),
             (_claim(line) for line in claims),
         ),
@@ -124,7 +135,7 @@ def tables(lines: Iterable[Line]) -> str:
         "On the models and rows of the contract tests (2 or 3 layers of width 24, 5 rows); `forwards` is the CPU time",
         "of the question over that of one plain forward of its rows.",
         "",
-        *_table(
+        *markdown(
             ("question", "forwards", "operators", "of a forward", "MFLOP", "of a forward", "KiB at most", "kernels",
              "waits", "sent"),
             ((str(line["system"]), *(_cost(line, name) for name in COSTS)) for line in costs),
@@ -132,10 +143,6 @@ def tables(lines: Iterable[Line]) -> str:
         "",
     ]  # fmt: skip
     return "\n".join(parts)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows)]
 
 
 def _claim(line: Line) -> list[str]:

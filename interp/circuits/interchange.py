@@ -123,6 +123,8 @@ _HELD = "corrections of a layer"
 """Where the memory of a pass keeps the corrections of a layer's queries, keys and values until the last is visited."""
 _LIVE = "what senders say, for gradients"
 """Where a pass with gradients keeps what its senders say."""
+_PARTS = "changes of senders, for gradients"
+"""Where a pass with gradients keeps what is carried to the stream, sender by sender: once a pass."""
 _CHANGES, _KNOWN = "changes of senders", "how many are known"
 """Where it keeps replaced - current of every sender so far, carried to the stream, and how many `Said` that is."""
 
@@ -532,7 +534,9 @@ class DroppedEdges:
         visible = int(self.graph.visible[receivers.start])
         seen = [each for each in self._said if each.senders.stop <= visible]
         if self.differentiable:  # nothing is written in place
-            parts = [self._said_by(each, said) for each in seen]
+            parts = memory.setdefault(_PARTS, [])
+            assert isinstance(parts, list)
+            parts += [self._said_by(each, said) for each in seen[len(parts) :]]
             return self._weighted(torch.cat(parts), receivers)
         if _CHANGES not in memory:
             start = self._change(START, said[Read(START)])

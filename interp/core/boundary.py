@@ -336,7 +336,7 @@ def shown(value: object) -> str:
         kind = f"{value.dtype} and " if hasattr(value, "dtype") else ""
         kind = f"no numbers (device meta), {kind}" if getattr(value, "is_meta", False) else kind
         return f"{type(value).__name__} of {kind}shape {shape_text(shape)}"
-    short = _SHORT.repr(value).partition("\n")[0]
+    short = _SHORT.repr(value).partition("\n")[0].removesuffix("(")  # of a network, whose parts follow
     return f"{short} ({type(value).__name__})" if type(value).__name__ not in short else short
 
 

@@ -37,6 +37,8 @@ from interp.tasks.examples import Examples
 if TYPE_CHECKING:
     import xarray as xr
 
+AT_ONCE = 2**25
+"""Numbers of all rows of a pass, before they are added up: 128 MiB in float32, twice that in float64."""
 Method = Literal["dot", "kfac", "ekfac"]
 Solved = Mapping[str, Float[Tensor, "c i o"]]
 """What stands for the queries' gradients of each matrix, after the inverse curvature."""
@@ -70,7 +72,8 @@ def influence(
     matrices, layers: as in `interp.lenses.gradient_factors`; None = all. determined_only: whether the loss that the
     model was trained on, and the queries' measure, count determined tokens alone. Returns Dataset[row, query] `value`.
     Caveats: embeddings, unembedding, biases and gains are held fixed; no optimiser's statistics; a model in the middle
-    of training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each.
+    of training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each, and under
+    "ekfac" a few float64 copies of all matrices: name `layers` of a large model.
     Errors: ValueError for packed or weighted rows, damping that is not above 0, fewer than one sample, and those of
     `interp.lenses.gradient_factors`.
 
@@ -116,14 +119,18 @@ class _Asked:
         examples: Examples,
         compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
         kept: Reduction,
+        most: int | None = None,
     ) -> object:
-        """What is kept of all rows."""
+        """What is kept of all rows; most: of how many in one pass."""
         if examples.batch.documents is not None:
             raise ValueError("influence is that of rows with one text each, got packed ones")
         if examples.weight is not None:
             raise ValueError("influence is that of rows that count alike, got rows with weights")
         source = prompt_source(
-            examples.batch, self.subject.text, prepend_bos=False, batch_size=self.batch_size
+            examples.batch,
+            self.subject.text,
+            prepend_bos=False,
+            batch_size=min(self.batch_size, most or self.batch_size),
         )
         return reduced_over(Analysis("influence", compute, kept), self.subject, source)
 
@@ -154,10 +161,13 @@ def drawn(
     """A token for every position, drawn from what the model predicts there; the row's number decides the draw."""
     p = logits.shape[1]
     levels = sent(uniforms(row, p, seed, start=sample * width).T, logits.device)
-    cumulative = logits.detach().double().softmax(-1).cumsum(-1)
-    return torch.searchsorted(cumulative, levels[..., None].contiguous(), right=True)[..., 0].clamp_max(
-        logits.shape[-1] - 1
-    )
+    found = []
+    for each, level in zip(
+        logits.detach(), levels, strict=True
+    ):  # a row at a time: float64 over the vocabulary
+        cumulative = each.double().softmax(-1).cumsum(-1)
+        found.append(torch.searchsorted(cumulative, level[:, None].contiguous(), right=True)[:, 0])
+    return torch.stack(found).clamp_max(logits.shape[-1] - 1)
 
 
 def nats(
@@ -181,7 +191,9 @@ def _solved(
     }
     if method == "dot":
         return {name: (x, delta) for name, (x, delta) in pairs.items()}
-    curvature = fisher(asked, rows, method)
+    widths = [(x.shape[-1], delta.shape[-1]) for x, delta in pairs.values()]
+    numbers = sum(max(i * i + o * o, i * o) for i, o in widths)
+    curvature = fisher(asked, rows, method, max(1, AT_ONCE // numbers))
     solved = {}
     for name, (x, delta) in pairs.items():
         matrix = curvature[name].to(x)
@@ -191,9 +203,12 @@ def _solved(
     return solved
 
 
-def fisher(asked: _Asked, rows: Examples, method: Method) -> dict[str, Kronecker]:
-    """The Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis."""
-    moments = asked.over(rows, partial(_moments, asked=asked, examples=rows), Means)
+def fisher(asked: _Asked, rows: Examples, method: Method, most: int | None = None) -> dict[str, Kronecker]:
+    """The Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis.
+
+    most: of how many rows in one pass, each of which has squared matrices of its own.
+    """
+    moments = asked.over(rows, partial(_moments, asked=asked, examples=rows), Means, most)
     assert isinstance(moments, Means)
     mean = {name: each.mean for name, each in moments.moments.items()}
     count, real, tokens = len(rows.batch), int(rows.batch.real.sum()), asked.tokens(rows)
@@ -206,7 +221,7 @@ def fisher(asked: _Asked, rows: Examples, method: Method) -> dict[str, Kronecker
         found[name] = Kronecker.of(mean[f"{name} x"], mean[f"{name} delta"], scale)
     if method == "kfac":
         return found
-    squares = asked.over(rows, partial(_squares, asked=asked, examples=rows, bases=found), Means)
+    squares = asked.over(rows, partial(_squares, asked=asked, examples=rows, bases=found), Means, most)
     assert isinstance(squares, Means)
     return {
         name: each.corrected(squares.moments[name].mean.to(each.basis_in.device) * (count / tokens))

@@ -101,6 +101,8 @@ def learning_coefficient(
     not read one number as a dimension.
     Errors: those of `learning_coefficient_of`; ValueError for unknown parameters, packed rows, rows_per_step out of
     range, an encoder-decoder.
+    Memory: three times the parameters that move, so name few of a large model; each step is a forward and a backward
+    pass of its rows.
 
     Example:
         >>> rows = interp.tasks.RepeatedSequences(8, 12, 3, 4).batch(interp.tasks.Place(0, 0), 8)
@@ -232,7 +234,8 @@ def _chain(
                 base = {loss: loss(at)}
         if i >= sampler.burn_in:
             kept.append((value - base[loss]).double())
-        for name, gradient in gradients.items():
+        for name in list(gradients):
+            gradient = gradients.pop(name)  # so that there is never more than one set of them
             pull = strength * gradient + sampler.localisation * (point[name] - at[name])
             shake = torch.randn(gradient.shape, generator=noise, dtype=gradient.dtype, device=device)
             point[name] = point[name] - sampler.step / 2 * pull + sampler.step**0.5 * shake

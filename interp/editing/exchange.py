@@ -64,6 +64,10 @@ class Piece:
         )
 
 
+AT_ONCE = 2**22
+"""Numbers that are widened together where two models are compared: 32 MiB in float64."""
+
+
 @dataclass(frozen=True, eq=False)
 class Change:
     """How a piece of one model differs from another's, on the host."""
@@ -185,10 +189,20 @@ def changes(one: Transformer, other: Transformer, pieces: Iterable[Piece]) -> di
         mine, its = (piece.of(net.get_parameter(piece.parameter)).detach() for net in (one, other))
         its = its.to(mine.device)
         found[piece, False] = (mine != its).any()
-        mine, its = mine.double(), its.double()
-        found[piece, True] = torch.stack(((its - mine).square().sum(), mine.square().sum()))
+        found[piece, True] = _squares(mine, its)
     here = fetched(found)
     return {piece: Change(bool(here[piece, False]), here[piece, True]) for piece, squares in here if squares}
+
+
+def _squares(mine: Tensor, its: Tensor) -> Float[Tensor, "2"]:
+    """The summed squares of the change and of the one's numbers, in float64, a tile of rows at a time."""
+    rows = max(1, AT_ONCE * len(mine) // mine.numel()) if mine.ndim and mine.numel() else 1
+    tiles = zip(torch.atleast_1d(mine).split(rows), torch.atleast_1d(its).split(rows), strict=True)
+    total = torch.zeros(2, dtype=torch.float64, device=mine.device)
+    for one, other in tiles:
+        own = one.double()
+        total += torch.stack(((other - own).square().sum(), own.square().sum()))
+    return total
 
 
 def moved(changed: Iterable[Change]) -> float:

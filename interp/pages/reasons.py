@@ -26,6 +26,7 @@ from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.pages.views import packed
+from interp.passes.memory import tile_floats
 
 SIDES = 3
 """Parts of each side that are kept of a score."""
@@ -116,7 +117,8 @@ class _Largest:
         """From scores that were split."""
         pairs = scores.pairs
         at = [(marginal.gather(1, top), top) for marginal, top in _tops(pairs)]
-        best = pairs.flatten(1).abs().topk(min(PAIRS, pairs[0].numel())).indices
+        several = pairs.flatten(1).split(max(1, tile_floats(pairs.device) // pairs[0].numel()))
+        best = torch.cat([some.abs().topk(min(PAIRS, some.shape[1])).indices for some in several])
         width = pairs.shape[2]
         values = torch.cat(
             [

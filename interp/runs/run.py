@@ -176,7 +176,9 @@ def _found(
     """What `run` returns, about a model that is fit to be asked."""
     asked, alone = _asked(questions, subject, bootstrap, seed)
     if asked and data is None:
-        raise ValueError(f"{', '.join(a.name for a in asked)} ask about rows of data, got none")
+        raise ValueError(
+            f"{', '.join(a.name for a in asked)} must be asked about rows: data is required, got none"
+        )
     if not asked and (data is not None or place.folder is not None):
         raise ValueError(
             f"{', '.join(alone)} need no data and leave nothing to resume: call run without data and out"

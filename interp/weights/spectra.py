@@ -33,8 +33,8 @@ from interp.runs.run import answered
 if TYPE_CHECKING:
     import xarray as xr
 
-AT_ONCE = 2**26
-"""Numbers of the matrices that are decomposed together: 256 MiB in float32."""
+AT_ONCE = 2**24
+"""Numbers of the matrices that are decomposed together: 64 MiB in float32, and as much again in the decomposition."""
 
 
 @dataclass(frozen=True, eq=False)

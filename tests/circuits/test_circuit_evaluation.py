@@ -1,6 +1,7 @@
 """Faithfulness, CPR, CMD, completeness and minimality are their formulas; planted circuits have them all."""
 
 import functools
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -25,7 +26,15 @@ from interp.circuits import (
 from interp.circuits.circuit_evaluation import MIB_FRACTIONS, area, effect_shares
 from interp.circuits.edge_circuit import connected
 from interp.circuits.edge_rankings import largest, worth
-from interp.circuits.interchange import CircuitPasses, DroppedEdges, Replacement, inputs, nothing_said
+from interp.circuits.interchange import (
+    CircuitPasses,
+    DroppedEdges,
+    Replacement,
+    Said,
+    Values,
+    inputs,
+    nothing_said,
+)
 from interp.core.stats import Moments
 from interp.data.batch import Batch
 from interp.passes.metrics import Metric, logit_difference, of_logits
@@ -290,6 +299,31 @@ def test_completeness_and_minimality_are_knockouts_by_hand() -> None:
         left = without(kept, node)
         share = float(result.overlap.sel(circuit=f"without {node}"))
         assert share == pytest.approx(int(left.sum()) / int(kept.sum()))
+
+
+def test_a_pass_with_gradients_carries_what_a_sender_says_to_the_stream_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And once more where its slope is weighed: not for each receiver, each of which would keep, in half precision, a
+    copy of the matrices of all layers before it.
+    """
+    plain, seen = DroppedEdges._said_by, Counter[int]()
+
+    def watched(self: DroppedEdges, each: Said, said: Values) -> Tensor:
+        seen[each.rows.start] += 1
+        return plain(self, each, said)
+
+    monkeypatch.setattr(DroppedEdges, "_said_by", watched)
+    model = HookedTransformer(build("llama-gqa"))
+    task = Task(model, CLEAN[:1], CORRUPT[:1], METRIC)
+    kept = connected(task.graph, largest(worth(task.scored("eap")), 16))
+    passes = CircuitPasses.of(model, METRIC, "zero", None)
+    batch = replace(
+        paired(model.text, CLEAN[:1], CORRUPT[:1]), answer=torch.tensor([3]), wrong=torch.tensor([4])
+    )
+    assert isinstance(batch, Batch)
+    passes.first_order(model.transformer, batch, kept)
+    assert len(seen) > model.cfg.n_layers and set(seen.values()) == {2}
 
 
 @pytest.mark.parametrize("name", ["llama-gqa", "gpt2", "gemma2"])

@@ -563,9 +563,14 @@ def public_names() -> Iterator[tuple[str, Callable[..., object]]]:
                 yield full, value
 
 
-def valid(name: str, function: Callable[..., object]) -> dict[str, object]:
-    """The arguments of its valid call."""
-    special = CALLS.get(name, {})
+def valid(
+    name: str,
+    function: Callable[..., object],
+    calls: Mapping[str, Mapping[str, Made]] = CALLS,
+    words: Mapping[str, Made] = WORDS,
+) -> dict[str, object]:
+    """The arguments of its valid call, as a table of calls and a table of words say."""
+    special = calls.get(name, {})
     found = {}
     for parameter in signature(function).parameters.values():
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
@@ -573,7 +578,7 @@ def valid(name: str, function: Callable[..., object]) -> dict[str, object]:
         if parameter.name in special:
             found[parameter.name] = special[parameter.name]()
         elif parameter.default is inspect.Parameter.empty:
-            found[parameter.name] = WORDS[parameter.name]()
+            found[parameter.name] = words[parameter.name]()
     return found
 
 

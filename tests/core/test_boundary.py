@@ -84,6 +84,11 @@ def test_an_argument_that_is_not_there_is_answered_with_the_one_that_is() -> Non
         painted()  # type: ignore[call-arg]
 
 
+def test_a_network_is_named_by_its_kind() -> None:
+    with pytest.raises(ValueError, match=r"words must be .*, got Sequential$"):
+        painted(torch.nn.Sequential(torch.nn.Linear(2, 2)))  # type: ignore[arg-type]
+
+
 def test_fields_of_records_are_looked_at_too() -> None:
     check_fields(Red(2))
     with pytest.raises(ValueError, match="Red: depth must be int, got 'deep'"):

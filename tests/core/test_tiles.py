@@ -19,6 +19,7 @@ SHAPES = over("rows, columns", [(13, 13), (7, 20), (9, 16), (1, 5), (4, 4)])
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 4 x 4, runs of at most 40 entries: every product here takes several, the last of them smaller."""
     monkeypatch.setattr(tiles, "TILE", 40)
+    monkeypatch.setattr(tiles, "WIDENED", 40)
     monkeypatch.setattr(tiles, "CACHED", 4)
 
 

@@ -1,5 +1,6 @@
 """Influence: kernels against closed forms, the whole against autograd and explicit inverses, ranks against scipy."""
 
+import importlib
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -24,6 +25,7 @@ from interp.tasks.examples import Examples, Place
 from tests.configs import build
 from tests.tolerances import assert_close
 
+influence_module = importlib.import_module("interp.dynamics.influence")
 TASK = RepeatedSequences(d_vocab=12, width=7, low=2, high=3)
 ROWS, QUERIES = TASK.batch(Place(0, 0), 5), TASK.batch(Place(0, 1), 3)
 CONFIG = ModelConfig(1, 6, 2, 7, 12, mlp=MLP(8), position=Learned())
@@ -154,6 +156,25 @@ def test_batches_do_not_move_an_estimate() -> None:
     model = network()
     one, two = (influence(model, padded(ROWS), QUERIES, batch_size=n) for n in (2, 5))
     np.testing.assert_allclose(one.value.values, two.value.values, rtol=1e-9)
+
+
+def test_rows_whose_matrices_are_large_go_one_by_one_and_give_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Only the passes that add up squares: each row has matrices of its own there."""
+    model, sizes = network(), []
+    whole = influence(model, padded(ROWS), QUERIES)
+    plain = influence_module.prompt_source
+
+    def watched(*given: object, batch_size: int, **how: object) -> object:
+        sizes.append(batch_size)
+        return plain(*given, batch_size=batch_size, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(influence_module, "prompt_source", watched)
+    monkeypatch.setattr(influence_module, "AT_ONCE", 1)
+    found = influence(model, padded(ROWS), QUERIES)
+    np.testing.assert_allclose(found.value.values, whole.value.values, rtol=1e-9)
+    assert sizes == [32, 1, 1, 32]
 
 
 def linear_regression(rows: int = 30) -> tuple[Tensor, Tensor, Tensor]:

@@ -23,6 +23,7 @@ from interp.editing import (
     diff,
     diff_interactions,
     difference,
+    exchange,
     finetune_edit,
     gradient_edit,
     key_moment,
@@ -51,6 +52,20 @@ def other(name: str) -> Transformer:
     """Another model of the config, all of whose parameters differ."""
     torch.manual_seed(1)
     return perturbed(CONFIGS[name], seed=zlib.crc32(name.encode()) + 1)
+
+
+@pytest.mark.parametrize("at_once", [1, 30, 2**22])
+def test_the_length_of_a_change_is_that_of_all_numbers_whatever_is_widened_at_once(
+    at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exchange, "AT_ONCE", at_once)
+    one, two = build("gpt2"), other("gpt2")
+    owned = pieces_of(one, "head")
+    found = exchange.changes(one, two, [piece for pieces in owned.values() for piece in pieces])
+    for piece, change in found.items():
+        mine, its = (piece.of(net.get_parameter(piece.parameter)).double() for net in (one, two))
+        expected = torch.stack(((its - mine).norm(), mine.norm())).square()
+        torch.testing.assert_close(change.squares, expected.detach(), rtol=1e-12, atol=0)
 
 
 def ragged() -> Batch:

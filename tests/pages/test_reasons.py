@@ -37,7 +37,11 @@ def test_every_score_of_a_layer_is_split_as_one_by_one(name: str) -> None:
     assert sorted(told) == list(range(model.cfg.n_heads))
 
 
-def test_what_is_kept_are_the_largest_parts_of_every_score() -> None:
+@pytest.mark.parametrize("tile", [1, 2**23])
+def test_what_is_kept_are_the_largest_parts_of_every_score(
+    tile: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("interp.pages.reasons.tile_floats", lambda device: tile)
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     prompt = "When Mary and John went to the store"
     batch = model.text.batch(prompt)
