@@ -40,6 +40,8 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parents[2]
 Group = Literal["questions", "demo", "smollm2"]
 Call = Callable[[], object]
+Costs = dict[str, float | str]
+"""What a call costs, or the error that it ends with."""
 COUNTS = ("operators", "gflop", "token_layers", "allocated_mib", "cpu_s")
 LARGER = 1.02
 """What a count must grow by to be named: bytes differ a little from run to run."""
@@ -143,10 +145,9 @@ class Tree:
 
     def names(self, group: Group) -> list[str]:
         """The calls of a group that the tree has."""
-        found = self._asked({"names": group})
-        return [str(name) for name in found["names"]]
+        return list(self._asked({"names": group}))
 
-    def called(self, group: Group, name: str) -> tuple[dict[str, float | str], dict[str, np.ndarray]]:
+    def called(self, group: Group, name: str) -> tuple[Costs, dict[str, np.ndarray]]:
         """What a call costs, or its error; and the numbers of its result."""
         path = self.out / "numbers.pkl"
         path.unlink(missing_ok=True)
@@ -159,7 +160,7 @@ class Tree:
         self.process.stdin.close()
         self.process.wait()
 
-    def _asked(self, question: Mapping[str, str]) -> dict[str, object]:
+    def _asked(self, question: Mapping[str, str]) -> Costs:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(question) + "\n")
         self.process.stdin.flush()
@@ -167,7 +168,7 @@ class Tree:
         if not answer:
             said = (self.out / "stderr").read_text(encoding="utf-8")[-2000:]
             raise RuntimeError(f"the process of the {self.out.name} tree ended at {question}: {said}")
-        found: dict[str, object] = json.loads(answer)
+        found: Costs = json.loads(answer)
         return found
 
 
@@ -182,13 +183,13 @@ def answer_all() -> None:
     for question in map(json.loads, sys.stdin):
         with redirect_stdout(sys.stderr), redirect_stderr(io.StringIO()):
             if "names" in question:
-                found: dict[str, object] = {"names": [*calls(question["names"])]}
+                found: Costs = dict.fromkeys(calls(question["names"]), 0.0)
             else:
                 found = counted(calls(question["group"])[question["name"]], Path(question["path"]))
         print(json.dumps(found), file=out, flush=True)
 
 
-def counted(made: Call, path: Path) -> dict[str, object]:
+def counted(made: Call, path: Path) -> Costs:
     """What a call costs that was made once before; the numbers of its result go into a file.
 
     What the package keeps of weights between calls is forgotten before each.
@@ -292,7 +293,7 @@ def of_demo() -> dict[str, Call]:
     both = interp.causal.batches(model, pairs)
     prompts = ["When Mary and John went to the shop, John gave a book to", "Mary saw John. John saw"]
     texts = [*prompts, "The boy and the girl", "Then Anna and Tom had a long talk. Tom gave a drink to Anna"]
-    answers = {"answer": " Mary", "wrong": " John"}
+    zero, answers = interp.edits.Zero(), (" Mary", " John")
 
     rows = [model.text.batch(text).tokens[0].tolist() for text in texts]
 
@@ -302,7 +303,7 @@ def of_demo() -> dict[str, Call]:
     return {
         "patch": lambda: interp.patch(model, *both, "z"),
         "patch streams": lambda: interp.patch(model, *both),
-        "ablate": lambda: interp.ablate(model, both[0], "head"),
+        "ablate": lambda: interp.ablate(model, both[0], "head", change=zero),
         "attribution_patch": lambda: interp.attribution_patch(model, *both, "z"),
         "path_patch": lambda: interp.path_patch(model, *both),
         "edge_attribution": lambda: interp.circuits.edge_attribution(model, *both, method="eap-ig-inputs"),
@@ -311,14 +312,14 @@ def of_demo() -> dict[str, Call]:
         "evaluate_circuit": lambda: interp.evaluate_circuit(
             model, *both, interp.find_circuit(model, *both, edges=40)
         ),
-        "causal_trace": lambda: interp.causal_trace(model, prompts[0], " Mary", samples=4),
+        "causal_trace": lambda: interp.causal_trace(model, prompts[0], "Mary", " Mary", samples=4),
         "heads": lambda: interp.heads(model),
-        "attribute": lambda: interp.attribute(model, prompts, **answers),
-        "attribute by head": lambda: interp.attribute(model, prompts, **answers, parts="head"),
+        "attribute": lambda: interp.attribute(model, prompts, *answers),
+        "attribute by head": lambda: interp.attribute(model, prompts, *answers, parts="head"),
         "logit_lens": lambda: interp.logit_lens(model, texts, top=5),
         "packed rows": packed,
         "backward_lens": lambda: interp.backward_lens(model, prompts[0], " Mary"),
-        "token_attribution": lambda: interp.token_attribution(model, prompts, **answers),
+        "token_attribution": lambda: interp.token_attribution(model, prompts, *answers),
         "copying": lambda: interp.copying(model, ranks=False),
         "composition": lambda: interp.weights.composition(model, "K"),
         "generate": lambda: model.generate(prompts, max_new_tokens=8),

@@ -142,6 +142,18 @@ class Extremes:
         signed = self.scores if self.rule.largest else -self.scores
         return signed.masked_fill(self.rows < 0, torch.nan)
 
+    def notes(self) -> tuple[str, ...]:
+        """A sentence where some list has fewer places than were asked for; nothing else."""
+        fewest = int((self.rows >= 0).sum(-1).min())
+        if fewest == self.rule.k:
+            return ()
+        why = (
+            "a text is listed at its best token alone (once_per_row)"
+            if self.rule.once_per_row
+            else "no more tokens count"
+        )
+        return (f"{fewest} places where {self.rule.k} were asked for: {why}; the others are NaN",)
+
     def merge(self, other: "Extremes") -> "Extremes":
         """The list over both parts; ValueError if they were made by different rules."""
         if self.rule != other.rule:

@@ -199,6 +199,7 @@ def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
             "pos": "tokens before it in its text", "order": "the largest first; ties by row, then pos",
             "interval": over("texts", FEWEST_LOSSES),
         },
+        notes=top.notes(),
     )  # fmt: skip
     return text.worded(found, piece="tokens")
 

@@ -334,6 +334,7 @@ def _finish(
             "interval": f"95 % over texts, of the density from {FEWEST_TEXTS} on, of the mean from {FEWEST_SUMS}",
             "null": "none: the largest of many values is large by chance; compare with the quantiles",
         },
+        notes=top.notes(),
     )  # fmt: skip
     return _worded(found, text)
 

@@ -4,7 +4,7 @@ import pickle
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
@@ -248,6 +248,15 @@ def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_process
 
 
 # --- what counts ------------------------------------------------------------------------------------------------------
+
+
+def test_lists_that_end_early_say_so() -> None:
+    ask = partial(top_examples, hooked("gpt2"), TEXTS[:3], "blocks.1.mlp.hook_post", cells=[0, 3])
+    (said,) = ask(top=4).attrs["notes"]
+    assert said.startswith("3 places where 4 were asked for: a text is listed at its best token alone")
+    assert "notes" not in ask(top=3).attrs and "notes" not in ask(top=4, once_per_row=False).attrs
+    (said,) = ask(top=1000, once_per_row=False).attrs["notes"]
+    assert "no more tokens count" in said
 
 
 def test_a_bos_counts_only_if_asked() -> None:
