@@ -34,7 +34,7 @@ from interp.causal.effects import (
 from interp.causal.patching import Cells
 from interp.core.boundary import Count, public
 from interp.core.stats import wide
-from interp.core.transfers import sent
+from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model import sites
@@ -193,29 +193,40 @@ def _agreement(
 
     A prompt's cells depend on nothing but that prompt and its number, however the rows are split.
     """
-    inner = tuple(dim for dim in cells.dims if dim != "layer")
+    numbers = range(len(own)) if own.row is None else own.row.tolist()
+    rows = [i for i, n in enumerate(numbers) if compared.prompts is None or n < compared.prompts]
     found = torch.full((len(own), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
-    for i, number in enumerate(range(len(own)) if own.row is None else own.row.tolist()):
-        if compared.prompts is not None and number >= compared.prompts:
-            continue
-        index = torch.tensor([i])
-        here, there = (
-            {name: trace[Read(name)][sent(index, estimate.device)] for name in cells.names}
-            for trace in traces
-        )
-        unlike = torch.stack([_differs(name, here[name], there[name], inner) for name in cells.names], 1)
-        unlike = unlike if "layer" in cells.dims else unlike.any(1)
-        drawn = _drawn(estimate[i].flatten(), unlike.flatten(), compared.cells, number)
-        if len(drawn) < 2:
-            continue
-        row = own.rows(index)
-        reference = None if watched.reference is None else watched.reference[sent(index, estimate.device)]
-        patched = Sweep(watched.model, row, cells.some(there, row, drawn.tolist())).run(
+    if not rows:
+        return dict(zip(COEFFICIENTS, found.to(estimate.device).unbind(1), strict=True))
+    index = sent(rows, estimate.device)
+    here, there = ({name: trace[Read(name)][index] for name in cells.names} for trace in traces)
+    inner = tuple(dim for dim in cells.dims if dim != "layer")
+    unlike = torch.stack([_differs(name, here[name], there[name], inner) for name in cells.names], 1)
+    unlike = unlike if "layer" in cells.dims else unlike.any(1)
+    asked = {"estimate": estimate[index], "unlike": unlike}
+    known = fetched({name: x.reshape(len(rows), -1) for name, x in asked.items()})
+    chosen = {
+        place: drawn
+        for place, i in enumerate(rows)
+        if len(drawn := _drawn(known["estimate"][place], known["unlike"][place], compared.cells, numbers[i]))
+        > 1
+    }
+    swept: dict[tuple[int, str], Tensor] = {}
+    for place, drawn in chosen.items():
+        one = torch.tensor([rows[place]])
+        row, given = own.rows(one), {name: value[place : place + 1] for name, value in there.items()}
+        reference = None if watched.reference is None else watched.reference[sent(one, estimate.device)]
+        patched = Sweep(watched.model, row, cells.some(given, row, drawn.tolist())).run(
             watched.metric, reference
         )
-        exact, changed = (patched.values - patched.base)[:, 0], patched.changed[:, 0]
-        found[i] = torch.tensor(fisher_z(estimate[i].flatten()[drawn][changed].to(exact), exact[changed]))
-    return dict(zip(COEFFICIENTS, found.to(estimate.device).unbind(1), strict=True))
+        swept[place, "exact"] = (patched.values - patched.base)[:, 0]
+        swept[place, "changed"] = patched.changed[:, 0]
+    swept = fetched(swept)
+    for place, drawn in chosen.items():
+        exact, changed = swept[place, "exact"], swept[place, "changed"]
+        z = fisher_z(known["estimate"][place][drawn][changed].to(exact), exact[changed])
+        found[rows[place]] = torch.tensor(z, dtype=torch.float64)
+    return dict(zip(COEFFICIENTS, sent(found, estimate.device).unbind(1), strict=True))
 
 
 def _drawn(
@@ -229,7 +240,7 @@ def _drawn(
     others = np.random.default_rng(seed).choice(len(possible), size, replace=False)
     known = set(largest.tolist())
     rest = [other for other in others.tolist() if other not in known][: size // 2]
-    return possible[torch.cat((largest, sent(rest, largest.device)))]
+    return possible[torch.cat((largest, torch.tensor(rest, dtype=torch.int64)))]
 
 
 def _differs(name: str, here: Tensor, there: Tensor, kept: tuple[str, ...]) -> Bool[Tensor, "b ..."]:
