@@ -549,7 +549,9 @@ class Text:
         """The tokenizer; ValueError if the model came without one, or with one that cannot be read."""
         if self._tokenizer is None:
             what = f"texts are refused, {self._why}" if self._why else "this model has no tokenizer"
-            raise ValueError(f"{what}: pass token ids, or give a tokenizer when loading")
+            raise ValueError(
+                f"{what}: pass token ids, or give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
+            )
         return self._tokenizer
 
     @property

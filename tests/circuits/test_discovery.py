@@ -2,6 +2,7 @@
 
 import functools
 import pickle
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from interp.circuits import Circuit, FindCircuit, edge_stability, find_circuit, 
 from interp.circuits.discovery import backwards, pruned
 from interp.circuits.edge_circuit import connected
 from interp.circuits.edge_rankings import largest, worth
+from interp.core.notes import note
 from interp.data.pairs import Pairs
 from interp.passes.metrics import Metric, logit_difference, of_logits
 from interp.zoo.planted import PLANTED, Planted
@@ -253,6 +255,20 @@ def test_without_a_limit_as_many_edges_are_kept_as_are_faithful_enough(
     assert circuit.protocol is not None
     assert circuit.protocol.faithfulness == pytest.approx(share(n), abs=1e-9) and share(n) >= wanted
     assert circuit.notes[0].startswith(f"{n} edges") and f"keep {wanted:.0%}" in circuit.notes[0]
+
+
+def test_scores_that_only_rank_give_no_note_of_their_integral() -> None:
+    model, ask = (
+        HookedTransformer(build("gpt2")),
+        {"metric": logit_difference(3, 4), "method": "eap-ig-inputs"},
+    )
+    assert score_edges(model, *PAIRS, **ask).attrs["notes"], "they have one"  # type: ignore[arg-type]
+    note.cache_clear()
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        circuit = find_circuit(model, *PAIRS, edges=9, **ask)  # type: ignore[arg-type]
+    assert not any("integral" in str(each.message) for each in given)
+    assert not any("integral" in text for text in circuit.notes)
 
 
 def test_a_metric_that_nothing_changes_has_no_size_that_is_enough() -> None:
