@@ -44,7 +44,7 @@ class Spellings:
 
 def _say(words: Sequence[str], how: str, other: Callable[[str], str]) -> None:
     for word in words:
-        note(f"the answer {word!r} {how}: {other(word.strip())!r} is another token; which is meant?")
+        note(f"the answer {word!r} {how}: it is taken as it is, and {other(word.strip())!r} is another token")
 
 
 def _is_token(text: Text, word: str) -> bool:

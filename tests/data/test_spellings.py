@@ -39,8 +39,8 @@ def test_an_answer_without_space_after_a_word_is_pointed_out_and_one_with_it_is_
     word = pair(text)
     (note,) = said(text, word, "The cat sat")
     assert note == (
-        f"the answer {word!r} has no leading space, and the prompt ends in a word: {' ' + word!r} is another token; "
-        "which is meant?"
+        f"the answer {word!r} has no leading space, and the prompt ends in a word: it is taken as it is, and "
+        f"{' ' + word!r} is another token"
     )
     assert not said(text, f" {word}", "The cat sat")
 
@@ -65,5 +65,5 @@ def test_ids_and_words_of_one_spelling_are_never_asked_about(text: Text) -> None
 def test_a_question_says_it_where_its_answers_meet_the_prompts(text: Text) -> None:
     model, word = hooked(), pair(text)
     notes.note.cache_clear()
-    with pytest.warns(interp.Note, match="is another token; which is meant"):
+    with pytest.warns(interp.Note, match="it is taken as it is, and .* is another token"):
         interp.attribute(model, "The cat sat", word)
