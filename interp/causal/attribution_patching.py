@@ -223,8 +223,9 @@ def _agreement(
         swept[place, "changed"] = patched.changed[:, 0]
     swept = fetched(swept)
     for place, drawn in chosen.items():
-        exact, changed = swept[place, "exact"], swept[place, "changed"]
-        z = fisher_z(known["estimate"][place][drawn][changed].to(exact), exact[changed])
+        exact, mine = swept[place, "exact"], known["estimate"][place][drawn].to(swept[place, "exact"])
+        reaching = swept[place, "changed"] & ((exact != 0) | (mine != 0))  # of the others both are 0 for sure
+        z = fisher_z(mine[reaching], exact[reaching])
         found[rows[place]] = torch.tensor(z, dtype=torch.float64)
     return dict(zip(COEFFICIENTS, sent(found, estimate.device).unbind(1), strict=True))
 
@@ -243,10 +244,18 @@ def _drawn(
     return possible[torch.cat((largest, torch.tensor(rest, dtype=torch.int64)))]
 
 
+ROUNDED = 8
+"""Units of the last place, of the largest number of a cell, by which runs that are alike may differ."""
+
+
 def _differs(name: str, here: Tensor, there: Tensor, kept: tuple[str, ...]) -> Bool[Tensor, "b ..."]:
-    """Whether each cell's values differ between two runs."""
-    summed = _summed(name, kept)
-    return (here != there).sum(summed) > 0 if summed else here != there
+    """Whether each cell's values differ between two runs, by more than rounding."""
+    summed, unit = _summed(name, kept), ROUNDED * torch.finfo(here.dtype).eps
+    one, other = wide(here), wide(there)
+    change = torch.where(one == other, 0.0, other - one).abs()
+    size = torch.maximum(one.abs(), other.abs()).nan_to_num(posinf=0.0)
+    change, size = (x.amax(summed) if summed else x for x in (change, size))
+    return change > unit * size
 
 
 def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:
