@@ -9,7 +9,7 @@ estimates agree with that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -138,9 +138,9 @@ def attribution_patch(
     of them those of the largest estimates, the others drawn at random from what differs between the two runs. The
     result says how well the estimates agree: `agreement`[coefficient, estimate], the correlation (pearson, spearman)
     of estimates and effects over these cells of a prompt, averaged over prompts as Fisher's z, and the ends low and
-    high of its 95 % interval (NaN for fewer than 16 prompts). All of it is NaN, with a note, where no
-    prompt has two cells that differ in estimate and effect; a correlation below .5 has a note too. This costs about
-    half a forward pass a cell and prompt; agreement=0 leaves it out.
+    high of its 95 % interval (NaN for fewer than 16 prompts). All of it is NaN, with a note, where no prompt has two
+    cells that differ in estimate and effect; a correlation below .5 has a note too. This costs about half a forward
+    pass a cell and prompt; agreement=0 leaves it out.
     Memory: three times the site's values in the layers, plus what a backward pass keeps.
     Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
     Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
@@ -196,38 +196,39 @@ def _agreement(
     numbers = range(len(own)) if own.row is None else own.row.tolist()
     rows = [i for i, n in enumerate(numbers) if compared.prompts is None or n < compared.prompts]
     found = torch.full((len(own), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
-    if not rows:
-        return dict(zip(COEFFICIENTS, found.to(estimate.device).unbind(1), strict=True))
-    index = sent(rows, estimate.device)
-    here, there = ({name: trace[Read(name)][index] for name in cells.names} for trace in traces)
-    inner = tuple(dim for dim in cells.dims if dim != "layer")
-    unlike = torch.stack([_differs(name, here[name], there[name], inner) for name in cells.names], 1)
-    unlike = unlike if "layer" in cells.dims else unlike.any(1)
-    asked = {"estimate": estimate[index], "unlike": unlike}
-    known = fetched({name: x.reshape(len(rows), -1) for name, x in asked.items()})
-    chosen = {
-        place: drawn
-        for place, i in enumerate(rows)
-        if len(drawn := _drawn(known["estimate"][place], known["unlike"][place], compared.cells, numbers[i]))
-        > 1
-    }
-    swept: dict[tuple[int, str], Tensor] = {}
-    for place, drawn in chosen.items():
-        one = torch.tensor([rows[place]])
-        row, given = own.rows(one), {name: value[place : place + 1] for name, value in there.items()}
-        reference = None if watched.reference is None else watched.reference[sent(one, estimate.device)]
-        patched = Sweep(watched.model, row, cells.some(given, row, drawn.tolist())).run(
+    if rows:
+        index = sent(rows, estimate.device)
+        here, other = ({name: trace[Read(name)][index] for name in cells.names} for trace in traces)
+        known = {"estimate": estimate[index], "unlike": _unlike(cells, here, other)}
+        host = fetched({name: x.reshape(len(rows), -1) for name, x in known.items()})
+        ours = dict(zip(rows, host["estimate"], strict=True))
+        drawn = {
+            i: _drawn(ours[i], there, compared.cells, numbers[i])
+            for i, there in zip(rows, host["unlike"], strict=True)
+        }
+        drawn = {i: chosen for i, chosen in drawn.items() if len(chosen) > 1}
+        effects = _effects(watched, own, cells, traces[1], drawn)
+        for i, chosen in drawn.items():
+            exact, changed = effects[i, "exact"], effects[i, "changed"]
+            mine = ours[i][chosen].to(exact)
+            reaching = changed & ((exact != 0) | (mine != 0))  # of the others both are 0 for sure
+            found[i] = torch.tensor(fisher_z(mine[reaching], exact[reaching]), dtype=torch.float64)
+    return dict(zip(COEFFICIENTS, sent(found, estimate.device).unbind(1), strict=True))
+
+
+def _effects(
+    watched: Watched, own: Batch, cells: Cells, other: Trace, drawn: Mapping[int, Int[Tensor, "some"]]
+) -> dict[tuple[int, str], Tensor]:
+    """What patching the cells that were drawn does to each of some rows (`exact`, `changed`), on the host."""
+    found: dict[tuple[int, str], Tensor] = {}
+    for i, numbers in drawn.items():
+        row, given = own.rows(torch.tensor([i])), {name: other[Read(name)][i : i + 1] for name in cells.names}
+        reference = None if watched.reference is None else watched.reference[i : i + 1]
+        swept = Sweep(watched.model, row, cells.some(given, row, numbers.tolist())).run(
             watched.metric, reference
         )
-        swept[place, "exact"] = (patched.values - patched.base)[:, 0]
-        swept[place, "changed"] = patched.changed[:, 0]
-    swept = fetched(swept)
-    for place, drawn in chosen.items():
-        exact, mine = swept[place, "exact"], known["estimate"][place][drawn].to(swept[place, "exact"])
-        reaching = swept[place, "changed"] & ((exact != 0) | (mine != 0))  # of the others both are 0 for sure
-        z = fisher_z(mine[reaching], exact[reaching])
-        found[rows[place]] = torch.tensor(z, dtype=torch.float64)
-    return dict(zip(COEFFICIENTS, sent(found, estimate.device).unbind(1), strict=True))
+        found[i, "exact"], found[i, "changed"] = (swept.values - swept.base)[:, 0], swept.changed[:, 0]
+    return fetched(found)
 
 
 def _drawn(
@@ -248,20 +249,27 @@ ROUNDED = 8
 """Units of the last place, of the largest number of a cell, by which runs that are alike may differ."""
 
 
-def _differs(name: str, here: Tensor, there: Tensor, kept: tuple[str, ...]) -> Bool[Tensor, "b ..."]:
+def _unlike(cells: Cells, here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> Bool[Tensor, "b ..."]:
     """Whether each cell's values differ between two runs, by more than rounding."""
-    summed, unit = _summed(name, kept), ROUNDED * torch.finfo(here.dtype).eps
-    one, other = wide(here), wide(there)
-    change = torch.where(one == other, 0.0, other - one).abs()
-    size = torch.maximum(one.abs(), other.abs()).nan_to_num(posinf=0.0)
-    change, size = (x.amax(summed) if summed else x for x in (change, size))
-    return change > unit * size
+    found = []
+    for name in cells.names:
+        summed, one, other = _summed(name, cells.dims), wide(here[name]), wide(there[name])
+        size = torch.maximum(one.abs(), other.abs()).nan_to_num(posinf=0.0)
+        change = _change(one, other).abs()
+        change, size = (x.amax(summed) if summed else x for x in (change, size))
+        found.append(change > ROUNDED * torch.finfo(here[name].dtype).eps * size)
+    layers = torch.stack(found, 1)
+    return layers if "layer" in cells.dims else layers.any(1)
+
+
+def _change(here: Float[Tensor, "*n"], there: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """From the one to the other; masked scores (-inf) in both are no difference."""
+    return torch.where(here == there, 0.0, there - here)
 
 
 def _product(name: str, own: Trace, other: Trace, kept: tuple[str, ...]) -> Float[Tensor, "b ..."]:
-    """(a_other - a_own) . gradient, summed over all axes but the kept ones; masked scores (-inf) are no difference."""
-    here, there = wide(own[Read(name)]), wide(other[Read(name)])
-    change = torch.where(here == there, 0.0, there - here)
+    """(a_other - a_own) . gradient, summed over all axes but the kept ones."""
+    change = _change(wide(own[Read(name)]), wide(other[Read(name)]))
     product, summed = change * own[Read(name, grad=True)].to(change), _summed(name, kept)
     return product.sum(summed) if summed else product
 

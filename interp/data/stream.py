@@ -346,6 +346,11 @@ class GivenBatches:
 
     batches: Iterable[Batch]
 
+    @staticmethod
+    def cut(rows: Batch, most: int) -> GivenBatches:
+        """Rows in their order and columns, so many at a time."""
+        return GivenBatches(list(rows.split(most)))
+
     @property
     def windows(self) -> int | None:
         """How many batches there are; None for an iterator."""
@@ -392,7 +397,7 @@ class PromptBatches(GivenBatches):
 
     def as_given(self) -> GivenBatches:
         """The same rows in their order and columns: for edits that tell those of a batch apart."""
-        return GivenBatches(list(self.prompts.split(self.most)))
+        return GivenBatches.cut(self.prompts, self.most)
 
     def in_order(self) -> GivenBatches:
         """The same rows in their order, as many at a time as `TOKENS` and `most` allow: for what is written down."""
@@ -444,7 +449,7 @@ def prompt_source(
         batch = by_place(text.batch(data, prepend_bos=prepend_bos))
         if batch.documents is None:
             return PromptBatches.of(batch, batch_size)
-        return GivenBatches(list(batch.split(batch_size)))
+        return GivenBatches.cut(batch, batch_size)
     source = data_source(data, text, TOKENS)
     return (
         replace(source, prepend_bos=prepend_bos)

@@ -178,7 +178,7 @@ def gradient_factors(
         )
     batch = batch if posed is None else posed(batch)
     analysis = Analysis("gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows)
-    batches = GivenBatches(list(by_place(batch).split(batch_size)))  # as it is: factors have its columns
+    batches = GivenBatches.cut(by_place(batch), batch_size)  # as it is: factors have its columns
     total = reduced_over(analysis, subject, batches)
     assert isinstance(total, Rows)
     names = [name.removesuffix(" x") for name in total.rows if name.endswith(" x")]
