@@ -19,7 +19,7 @@ from interp.cli import ASKED, command, main, parsed
 from interp.cli.asking import data_of, function_of, option_of
 from interp.core.boundary import hints_of
 from interp.lenses import FittedJacobianLens, jacobian_lens
-from interp.passes.analysis import function_name
+from interp.passes.question import function_name
 from interp.tasks import IndirectObjects, RepeatedTokens
 
 

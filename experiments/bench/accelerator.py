@@ -33,7 +33,6 @@ from interp.causal import EdgeGraph
 from interp.circuits import edge_attribution
 from interp.metrics import logit_difference
 from interp.model import ModelConfig, Transformer
-from interp.passes.analysis import Analysis
 from interp.tasks import RepeatedSequences
 from interp.training import Training, config_for, train
 
@@ -209,7 +208,7 @@ def stream(setting: Setting, pair: Pair, few: bool) -> None:
     rows = replace(ROWS, rows=2 * BATCH_ROWS) if few else ROWS
     batch = Batch(rows.tokens(pair.ours.cfg.d_vocab, 0), bos=True)
     batches = list(batch.split(BATCH_ROWS))
-    asked: Analysis = replace(head_scores(pair.ours.cfg, rows), finish=partial(means, name="heads"))
+    asked: ByRow = replace(head_scores(pair.ours.cfg, rows), finish=partial(means, name="heads"))
 
     def plain() -> None:
         for part in batches:

@@ -40,7 +40,7 @@ from interp.features.probing import intervals
 from interp.features.top_examples import per_token
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question, Questions
+from interp.passes.question import ByRow, Question, Questions
 from interp.passes.metrics import Metric
 from interp.passes.observe import Model, as_model
 from interp.passes.rules import PRESETS
@@ -56,20 +56,20 @@ PLENTY = 1024
 class World:
     """What an analysis computes of every row of the pool."""
 
-    analysis: Analysis
+    analysis: ByRow
     values: Mapping[str, Tensor]
 
     @classmethod
     def of(
         cls,
-        question: Question | Analysis,
+        question: Question | ByRow,
         model: interp.HookedTransformer,
         data: Batch | Pairs | Sequence[str],
     ) -> "World":
         """One pass over the pool. ValueError for a question about no rows."""
         subject = as_model(model)
         analysis = question.asked(subject)
-        if not isinstance(analysis, Analysis):
+        if not isinstance(analysis, ByRow):
             raise ValueError(f"{analysis.name} has no rows")
         asked = Questions.of([analysis], subject.transformer.config)
         feed = prompt_source(data, subject.text, prepend_bos=True, batch_size=32)
@@ -225,7 +225,7 @@ def _pointing(model: interp.HookedTransformer, pairs: Batch | Pairs) -> World:
         return scored("evidence", scores, ())
 
     return World(
-        Analysis("evidence", nothing, Rows, finish), {"each": torch.from_numpy(found.each.values.copy())}
+        ByRow("evidence", nothing, Rows, finish), {"each": torch.from_numpy(found.each.values.copy())}
     )
 
 
@@ -390,7 +390,7 @@ def _edited(model: interp.HookedTransformer, pool: int) -> World:
         values = merged.rows["each"].movedim(0, -1)
         return labelled_scores(values, editors, names, [""] * values.shape[-1])
 
-    analysis = Analysis("edit_table", nothing, Rows, finish)
+    analysis = ByRow("edit_table", nothing, Rows, finish)
     return World(analysis, {"each": each})
 
 
@@ -411,7 +411,7 @@ def _aligned(model: interp.HookedTransformer, pool: int) -> World:
         return scored("align", estimates(each, torch.zeros(each.shape[1:]), metrics), dims)
 
     return World(
-        Analysis("align", nothing, Rows, finish), {"each": torch.from_numpy(result.each.values.copy())}
+        ByRow("align", nothing, Rows, finish), {"each": torch.from_numpy(result.each.values.copy())}
     )
 
 

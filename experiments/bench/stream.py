@@ -40,7 +40,7 @@ from interp.dynamics import InContext, OneTokenLosses
 from interp.features import SAE, Reconstruction, ReLU, TopExamples
 from interp.lenses import LogitLens
 from interp.model import Read, Trace, Transformer
-from interp.passes.analysis import Analysis, Askable, Questions
+from interp.passes.question import Askable
 from interp.runs.journal import Journal, packed_done, unpacked_done
 from interp.runs.memory import LiveBytes
 from interp.runs.progress import Done, Progress, Tally
@@ -446,7 +446,7 @@ def means(merged: Partial, name: str) -> "xr.Dataset":
     return labelled(name, {what: ([f"{what}_{i}" for i in range(x.ndim)], x) for what, x in means.items()})
 
 
-NORMS = Analysis("norms", _norms, Means, partial(means, name="norms"), [Read("hook_embed")])
+NORMS = ByRow("norms", _norms, Means, partial(means, name="norms"), [Read("hook_embed")])
 """The mean norm of what a row's tokens enter with."""
 
 

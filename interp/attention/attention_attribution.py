@@ -34,10 +34,9 @@ from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Named, Part
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Unshared
 from interp.residual.attribution import labels_before_attention
 from interp.runs.run import answered
 
@@ -58,7 +57,7 @@ class AttentionAttribution(Question):
     by: Split = "part"
     """Sublayers, heads apart, or heads apart and by the token that they moved from."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A pass of its own, whose stream is read at the query and the key."""
         config = model.transformer.config
         head = as_head(self.head, config)
@@ -67,10 +66,10 @@ class AttentionAttribution(Question):
                 f"by='source' requires a head with heads before it that split by source; before {Part('head', *head)} "
                 "there is none"
             )
-        compute = partial(_compute, head=head, asked=self)
+        compute = Unshared(partial(_compute, head=head, asked=self))
         finish = partial(_finish, head=head, asked=self, config=config, text=model.text)
-        rows = rows_of(self.query, self.key)
-        return Analysis(self.name, compute, Rows, finish, left=True, rows=rows, held="query or key positions")
+        prompts = rows_of(self.query, self.key)
+        return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
 
 
 @public()
@@ -119,8 +118,9 @@ def attention_attribution(
 
 
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, head: tuple[int, int], asked: AttentionAttribution
+    model: Transformer, batch: Batch, head: tuple[int, int], asked: AttentionAttribution
 ) -> Mapping[str, Tensor]:
+    batch = batch.left_aligned()
     found = score_parts(model, batch, head, asked.query, asked.key, asked.by)
     values = {"pairs": found.pairs, "total": found.total, "position": found.position}
     values |= {"rounding": found.rounding, "error": found.error}

@@ -28,10 +28,9 @@ from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Named, Part
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Unshared
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class AttentionPaths(Question):
     top: int = 10
     """How many pairs are listed."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A pass of its own, whose stream is read at the query and the key, and its earlier heads by source."""
         config = model.transformer.config
         head = as_head(self.head, config)
@@ -62,10 +61,10 @@ class AttentionPaths(Question):
         most = len(names["query_part"]) * len(names["key_part"])
         if isinstance(self.top, bool) or self.top < 1:
             raise ValueError(f"top must be at least one pair of parts, got {self.top!r}")
-        compute = partial(_compute, head=head, asked=self, top=min(self.top, most))
+        compute = Unshared(partial(_compute, head=head, asked=self, top=min(self.top, most)))
         finish = partial(_finish, head=head, name=self.name, config=config)
-        rows = rows_of(self.query, self.key)
-        return Analysis(self.name, compute, Rows, finish, left=True, rows=rows, held="query or key positions")
+        prompts = rows_of(self.query, self.key)
+        return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
 
 
 @public()
@@ -105,9 +104,9 @@ def attention_paths(
 
 
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, head: tuple[int, int], asked: AttentionPaths, top: int
+    model: Transformer, batch: Batch, head: tuple[int, int], asked: AttentionPaths, top: int
 ) -> Mapping[str, Tensor]:
-    found = score_parts(model, batch, head, asked.query, asked.key, "source")
+    found = score_parts(model, batch.left_aligned(), head, asked.query, asked.key, "source")
     pairs = found.pairs
     chosen = pairs.abs().flatten(1).topk(top).indices
     sides = torch.stack((chosen // pairs.shape[2], chosen % pairs.shape[2]), 1)

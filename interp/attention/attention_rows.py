@@ -36,8 +36,8 @@ from interp.model.records import Traits
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -61,12 +61,12 @@ class AttentionEntropy(Question):
     train_length: int | None = None
     """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Four numbers of every query, and their means by head."""
         reads = _reads(model.transformer, self.train_length)
         finish = partial(_finish_heads, config=model.transformer.config, asked=self)
         asked = tuple(read for read in reads if read is not None)
-        return Analysis(self.name, partial(_by_head, reads=reads), MaskedMeans, finish, asked)
+        return ByRow(self.name, Reading(asked, partial(_by_head, reads=reads)), MaskedMeans, finish)
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Dispersion(Question):
     train_length: int | None = None
     """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Four numbers of every query, and their means by head and number of keys."""
         reads = _reads(model.transformer, self.train_length)
         finish = partial(_finish_keys, config=model.transformer.config, asked=self)
         asked = tuple(read for read in reads if read is not None)
-        return Analysis(self.name, partial(_by_keys, reads=reads), MaskedMeans, finish, asked)
+        return ByRow(self.name, Reading(asked, partial(_by_keys, reads=reads)), MaskedMeans, finish)
 
 
 @public()

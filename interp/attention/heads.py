@@ -13,7 +13,7 @@ chance, and the most specific one is given.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -53,9 +53,10 @@ from interp.model.records import why_not_additive
 from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Alone, Analysis, Question
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
-from interp.passes.observe import Model, Studied, Subject, observe
+from interp.passes.observe import Model, Studied, Subject
+from interp.passes.question import Alone, ByRow, Question, Reading, Values
+from interp.passes.schedule import Steps, recorded
 from interp.residual.attribution import attribution, labels as part_names
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.kept import once
@@ -94,10 +95,11 @@ MENTIONS = ("receiver", "first_giver", "giver")
 """The names of a sentence: the one that occurs once, and the first and second mention of the other."""
 
 
-def name_attention(config: ModelConfig) -> Analysis:
+def name_attention(config: ModelConfig, *, last_only: bool = False) -> ByRow:
     """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
     finish = partial(_name_table, config=config)
-    return Analysis("name_attention", _name_masses, Rows, finish, reads=_last_rows(config), left=True)
+    rows = Reading(_last_rows(config), _name_masses, last_only, ends_aligned=True)
+    return ByRow("name_attention", rows, Rows, finish)
 
 
 def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
@@ -138,8 +140,8 @@ def sentence_scores(
     config = model.transformer.config
     names = name_attention(config)
     direct = direct and not_linear(config) is None and config.d_vocab_out is None
-    effects = [replace(attribution(config, "head", summed=summed), name="effects")] if direct else []
-    found = _kept_rows([replace(names, last_only=direct), *effects], model, said, batch_size)
+    effects = [ByRow("effects", attribution(config, "head", summed=summed), Rows)] if direct else []
+    found = _kept_rows([name_attention(config, last_only=direct), *effects], model, said, batch_size)
     distinct, again = _distinct(unsaid)
     other = _kept_rows([names], model, distinct, batch_size)[names.name]["giver"]
     receiver, first, giver = (found[names.name][name] for name in MENTIONS)
@@ -158,7 +160,7 @@ def sentence_scores(
 
 
 def _kept_rows(
-    analyses: Sequence[Analysis], model: Subject, batch: Batch, batch_size: int
+    analyses: Sequence[ByRow], model: Subject, batch: Batch, batch_size: int
 ) -> dict[str, Mapping[str, Tensor]]:
     """Every row that these analyses keep of a batch, by their names."""
     source = prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size)
@@ -239,7 +241,7 @@ class Heads(Question):
     random: int = 0
     """How many random heads stand beside each head, for `p`; every one is another pass over everything."""
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Passes over the rows, and the weights."""
         _check(model.transformer.config, self.data)
         random_heads(model.transformer, self.random)  # refuses what it cannot do
@@ -262,7 +264,7 @@ class AttentionKernel(Question):
     batch_size: int = 32
     """Rows of one pass."""
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """A pass over rows of its own making."""
         _check(model.transformer.config, self.data)
         return Alone(self.name, partial(_kernel, model, self))
@@ -445,7 +447,7 @@ def _on_own_rows(
     model: Subject, data: Prompts, copies: Callable[[Batch], Tensor] | None, batch_size: int
 ) -> Found:
     """The scores of `SCORES` on any prompts, each beside that of attention spread over what the layer may see."""
-    analysis = Analysis("heads", partial(_copied, copies=copies or same_token), MaskedMeans)
+    analysis = ByRow("heads", partial(_copied, copies=copies or same_token), MaskedMeans)
     source = prompt_source(data, model.text, prepend_bos=True, batch_size=batch_size)
     total = reduced_over(analysis, model, source)
     assert isinstance(total, MaskedMeans)
@@ -466,12 +468,9 @@ def _on_own_rows(
 
 
 def _copied(
-    trace: Trace,
-    batch: Batch,
-    model: Transformer,
-    copies: Callable[[Batch], Bool[Tensor, "b q k"]],
-) -> Mapping[str, Tensor]:
-    """The scores of every head on each row, from a pass of its own: what is read of a pattern depends on the rows."""
+    model: Transformer, batch: Batch, copies: Callable[[Batch], Bool[Tensor, "b q k"]]
+) -> Steps[Values]:
+    """The scores of every head on each row; what is read of a pattern depends on the rows."""
     if batch.documents is not None:
         raise ValueError("head scores require one text per row, got a packed batch")
     config, real = model.config, batch.real
@@ -495,7 +494,7 @@ def _copied(
         Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=(keys, place))
         for layer, via in zip(with_pattern(config), vias, strict=True)
     ]
-    seen = observe(model, batch, reads, answers_only=True).trace
+    seen = (yield from recorded(batch, reads)).trace
     windows = _windows(config)
     chance = {window: even_copy_scores(keys, place, window) for window in set(windows)}
     values = in_every_layer(torch.stack([seen[read] for read in reads], 1), config)
@@ -584,7 +583,7 @@ def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[s
     return dict(total.moments)
 
 
-def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
+def head_scores(config: ModelConfig, data: RepeatedTokens) -> ByRow:
     """What `heads` and `attention_kernel` read of batches that `data` made; its answer is the moments."""
     layers, first = with_pattern(config), partial(_sample, n=data.sample)
     plain, signed = (partial(_reduced, data=data, signed=signed) for signed in (False, True))
@@ -598,12 +597,8 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> Analysis:
         for layer in range(config.n_layers)
         if _why_not_copied(config) is None
     ]
-    return Analysis(
-        name="heads",
-        reads=(*patterns, *values),
-        compute=partial(_compute, patterns=patterns, values=values, data=data),
-        reduction=Means,
-    )
+    compute = partial(_compute, patterns=patterns, values=values, data=data)
+    return ByRow("heads", Reading((*patterns, *values), compute), Means)
 
 
 def _why_not_copied(config: ModelConfig) -> str | None:

@@ -29,12 +29,12 @@ from interp.model.edits import Edit, Mean, Resample, Set, Zero
 from interp.model.parts import KINDS, Named, Part, as_part, axis_size
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes import steps
-from interp.passes.analysis import Analysis, Question
+from interp.passes import schedule
 from interp.passes.edit_text import change_to_json
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.steps import Steps
+from interp.passes.question import ByRow, Question
+from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -68,7 +68,7 @@ class Ablate(Question):
     each: bool = True
     """Whether every prompt's effects are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch."""
         network, change = model.transformer, self.change
         grid = Grid.of(self.parts, network.config, self.layers, self.by)
@@ -164,7 +164,7 @@ def _measured(
 
 def _held(batch: Batch, sites: Sequence[str]) -> Steps[Mapping[str, Tensor]]:
     """What these sites hold on some prompts."""
-    found = yield from steps.recorded(batch, [Read(site) for site in sites])
+    found = yield from schedule.recorded(batch, [Read(site) for site in sites], exact=True)
     return {site: found.trace[Read(site)] for site in sites}
 
 

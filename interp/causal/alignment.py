@@ -38,10 +38,10 @@ from interp.model.parts import axis_size
 from interp.model.sites import DIMS
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
-from interp.passes.analysis import NotFiniteError, Posed
 from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome, answer_loss, logit_difference
 from interp.passes.observe import Model, Subject, as_model, deepest, observe
+from interp.passes.question import AnswerTokens, NotFiniteError
 from interp.passes.sweep import Base, Sweep, base_run
 from interp.passes.variants import Variant, canonical, layer_of, placed
 
@@ -666,9 +666,9 @@ def pairs_of(
         raise ValueError("answers require an unembedding; this model ends in its residual stream")
     if batch.documents is not None:
         raise ValueError("one prompt per row is required, these are packed")
-    posed = Posed.of(subject.text, answer, wrong)
-    if posed is not None:
-        batch = posed(replace(batch, row=None).numbered())
+    answers = AnswerTokens.of(subject.text, answer, wrong)
+    if answers is not None:
+        batch = answers.on(replace(batch, row=None).numbered())
     if batch.answer is None:
         raise ValueError("an answer for every pair is required, got none")
     return Contrast.of(batch.right_aligned().to(subject.transformer.device), "denoise")

@@ -42,10 +42,11 @@ from interp.model.edits import Edit
 from interp.model.sites import DIMS, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.question import ByRow, Question
 from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
+from interp.passes.schedule import Steps, recorded
 from interp.passes.sweep import Sweep
 from interp.runs.run import answered
 
@@ -74,7 +75,7 @@ class AttributionPatch(Question):
     agreement_prompts: Count | None = 4
     """In how many prompts, the first ones; None = in all."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Two forward passes and one backward pass per batch of pairs."""
         config, metric = under_rules(model.transformer, self.rules).config, as_metric(self.metric)
         if self.agreement < 0 or self.agreement == 1:
@@ -160,20 +161,20 @@ def attribution_patch(
 
 def _measured(
     model: Transformer, batch: Batch, table: Table, cells: Cells, direction: Direction, rules: Rules
-) -> Measured:
+) -> Steps[Measured]:
     """The estimates for some pairs, by layer, and the metric of their clean and corrupted runs."""
     model, names, dims, metric = under_rules(model, rules), cells.names, cells.dims, table.metric
     pair, watched = Contrast.of(batch, direction), Watched(model, metric)
     reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
     ends = [end] if model.rules else []  # for the check; and rules may leave no gradient at any other site
-    given = watched.recorded(pair.other, reads)
-    watched = watched.beside(given.output, pair.other)  # a metric that compares has its clean run there
+    given = yield from recorded(pair.other, reads, final=True, exact=True, model=model)
+    watched = watched.beside(given.end, pair.other)  # a metric that compares has its clean run there
     run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names), *ends])
     inner = tuple(dim for dim in dims if dim != "layer")
     products = torch.stack([_product(name, run.trace, given.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
     with torch.no_grad():
-        here, there = watched.value(run.output, pair.own), watched.value(given.output, pair.other)
+        here, there = watched.value(run.output, pair.own), watched.value(given.end, pair.other)
         beside = completeness(model, pair.own, run.output, run.trace[end]) if ends else {}
         if table.compared is not None:
             known = table.within_rows(effect, batch)

@@ -38,9 +38,9 @@ from interp.model.parts import Part
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.metrics import LogitFunction, Metric, Outcome, answer_probability, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading, Unshared
 from interp.passes.sweep import Sweep, Swept
 from interp.passes.variants import Variant
 from interp.runs.run import answered
@@ -83,7 +83,7 @@ class CausalTrace(Question):
     each: bool = True
     """Whether every prompt's effects are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The clean, the corrupted and all restored runs, batch by batch."""
         config, text = model.transformer.config, model.text
         if not config.unembed:
@@ -104,20 +104,20 @@ class CausalTrace(Question):
                 f"subject_spread(model, data, subject) gives it; got {self.sigma}"
             )
         metric = answer_probability() if self.metric is None else as_metric(self.metric)
-        posed = _posed(text, self.answer, metric)
+        answers = _answers(text, self.answer, metric)
         per_prompt = None if isinstance(self.subject, Where) else len(self.subject)
-        counts = {n for n in (per_prompt, None if posed is None else posed.rows) if n is not None}
+        counts = {n for n in (per_prompt, None if answers is None else answers.prompts) if n is not None}
         if len(counts) > 1:
             raise ValueError(
                 f"subjects and answers of the same prompts are required, got {sorted(counts)} of them"
             )
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, question=self, text=text, metric=metric),
+            Unshared(partial(_compute, question=self, text=text, metric=metric)),
             Rows if self.each else MaskedMeans,
             partial(_finish, question=self, config=config, text=text, metric=metric),
-            pose=None if posed is None else partial(_with_answers, posed=posed),
-            rows=next(iter(counts), None),
+            answers=answers,
+            prompts=next(iter(counts), None),
         )
 
     def layers(self, layer: int, n_layers: int) -> range:
@@ -242,10 +242,8 @@ def subject_spread(
             "data that can be read twice are required to take sigma from them, got an iterator: say sigma"
         )
     per_prompt = None if isinstance(subject, Where) else len(subject)
-    compute = partial(_embedded, text=text_of(model), subject=subject)
-    analysis = Analysis(
-        "subject_spread", compute, Rows, _deviation, reads=(Read("hook_embed"),), rows=per_prompt
-    )
+    rows = Reading([Read("hook_embed")], partial(_embedded, text=text_of(model), subject=subject))
+    analysis = ByRow("subject_spread", rows, Rows, _deviation, prompts=per_prompt)
     found = answered(analysis, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
     return float(found.value)
 
@@ -286,21 +284,19 @@ def _of_rows(subject: Where | Sequence[Where], batch: Batch) -> Where | Sequence
     return [subject[row] for row in rows]
 
 
-def _posed(text: Text, answer: Answers | None, metric: Metric) -> Posed | None:
-    """The answers of the question, else of its metric; ValueError if the two differ."""
-    own, asked = Posed.of(text, metric.answer, metric.wrong), Posed.of(text, answer)
+def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens | None:
+    """The answers of the question, else of its metric; wrong ones that the data bring stay where there are no others.
+
+    Errors: ValueError if the two differ.
+    """
+    own, asked = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
     if own is None or asked is None:
-        return own if asked is None else asked
+        found = own if asked is None else asked
+        return None if found is None else replace(found, keep_wrong=True)
     one, other = asked.answer, own.answer
     if (1 not in (len(one), len(other)) and len(one) != len(other)) or bool((one != other).any()):
         raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return Posed(one, own.wrong, asked.spellings)
-
-
-def _with_answers(batch: Batch, posed: Posed) -> Batch:
-    """The batch with the answers asked about; wrong ones that the data bring stay where there are no others."""
-    found = posed(batch)
-    return replace(found, wrong=batch.wrong) if found.wrong is None else found
+    return AnswerTokens(one, own.wrong, asked.spellings, keep_wrong=True)
 
 
 def usual_window(n_layers: int) -> int:
@@ -347,9 +343,8 @@ class Noised:
 
 
 def _compute(
-    trace: Trace,
-    batch: Batch,
     model: Transformer,
+    batch: Batch,
     question: CausalTrace,
     text: Text,
     metric: Metric,

@@ -27,13 +27,12 @@ from interp.model.edits import Index
 from interp.model.layout import each_position
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
 from interp.model.sites import DIMS, axes_of
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes import steps
-from interp.passes.analysis import Analysis, NotFiniteError, Posed
+from interp.passes import schedule
 from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
-from interp.passes.steps import Steps
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Values
+from interp.passes.schedule import Steps
 from interp.passes.sweep import Swept
 from interp.passes.variants import Variant
 
@@ -85,9 +84,9 @@ class Measured:
         return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, beside)
 
 
-Measure = Callable[[Transformer, Batch], Measured | Steps[Measured]]
-"""From a model and some prompts (with their corrupted ones, where the question compares two runs); at once, or step by
-step, so that passes are shared with other questions."""
+Measure = Callable[[Transformer, Batch], Steps[Measured]]
+"""From a model and some prompts (with their corrupted ones, where the question compares two runs), step by step, so
+that passes are shared with other questions."""
 
 
 @dataclass(frozen=True)
@@ -169,20 +168,18 @@ class Table:
 
 def causal(
     model: Subject, table: Table, measure: Measure, *, each: bool = True, pairs: bool = False
-) -> Analysis:
+) -> ByRow:
     """The analysis of a causal question: sweeps per batch, and the one table of effects.
 
     each: keep every prompt's effects; otherwise only their moments, for data of any size.
     """
-    computed = partial(_computed, measure=measure, table=table, each=each)
-    return Analysis(
+    return ByRow(
         table.name,
-        partial(_alone, computed=computed),
+        partial(_rows, measure=measure, table=table, each=each),
         Rows if each else MaskedMeans if table.columns or table.compared else Means,
         partial(_finish, table=table),
-        pose=Posed.of(model.text, table.metric.answer, table.metric.wrong),
+        answers=AnswerTokens.of(model.text, table.metric.answer, table.metric.wrong),
         pairs=pairs,
-        steps=computed,
     )
 
 
@@ -197,7 +194,7 @@ def swept(
     without them. Corrupted prompts that the rows bring have no part in it.
     """
     batch = batch if batch.corrupt is None else batch.pair()[0]
-    found = yield from steps.swept(batch, variants, metric, common=common)
+    found = yield from schedule.swept(batch, variants, metric, common=common)
     return Measured.of(found, shape, {"base": found.base})
 
 
@@ -238,23 +235,11 @@ def moments_of(merged: Partial, kind: type[Moments] = Moments) -> Mapping[str, M
     return merged.moments
 
 
-def _alone(
-    trace: Trace,
-    batch: Batch,
-    model: Transformer,
-    computed: Callable[[Batch, Transformer], Steps[Mapping[str, Tensor]]],
-) -> Mapping[str, Tensor]:
-    return steps.done_together(model, {"": computed(batch, model)})[""]
-
-
-def _computed(
-    batch: Batch, model: Transformer, measure: Measure, table: Table, each: bool
-) -> Steps[Mapping[str, Tensor]]:
+def _rows(model: Transformer, batch: Batch, measure: Measure, table: Table, each: bool) -> Steps[Values]:
+    """The effects of every row, the metric of its runs, and its tokens."""
     if table.columns:
         check_first_column(batch, f"effects by {', '.join(table.columns)}")
-    found = measure(model, batch)
-    if not isinstance(found, Measured):
-        found = yield from found
+    found = yield from measure(model, batch)
     check(finite(found.runs.values()), partial(_not_finite, found.runs, table.metric))
     effect, changed = (table.within_rows(x, batch) for x in (found.effect, found.changed.double()))
     rows = {"effect": effect, "changed": changed, **found.runs, **found.beside}

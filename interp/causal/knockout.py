@@ -30,10 +30,10 @@ from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, observe
-from interp.passes.steps import Steps
+from interp.passes.question import ByRow, Question
+from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -69,7 +69,7 @@ class KnockOut(Question):
     each: bool = True
     """Whether every prompt's effects are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A planned sweep for the prompts of each layout in a batch."""
         config, metric = model.transformer.config, as_metric(self.metric)
         cuts = Cuts(
@@ -90,12 +90,12 @@ class KnockOut(Question):
         )  # fmt: skip
         measure = partial(_measured, cuts=cuts, queries=self.queries, keys=self.keys, metric=metric)
         found = causal(model, table, measure, each=self.each)
-        counts = {*masks, *([] if found.rows is None else [found.rows])}
+        counts = {*masks, *([] if found.prompts is None else [found.prompts])}
         if len(counts) > 1:
             raise ValueError(
                 f"masks and answers for the same prompts are required, got {sorted(counts)} of them"
             )
-        return replace(found, rows=next(iter(counts), None))
+        return replace(found, prompts=next(iter(counts), None))
 
 
 @public()

@@ -28,11 +28,11 @@ from interp.model.edits import Edit, Set
 from interp.model.sites import DIMS
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes import steps
-from interp.passes.analysis import Analysis, Question
+from interp.passes import schedule
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, as_network, text_of
-from interp.passes.steps import Steps
+from interp.passes.question import ByRow, Question
+from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -59,7 +59,7 @@ class Patch(Question):
     each: bool = True
     """Whether every prompt's effects are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch of pairs."""
         config, metric = model.transformer.config, as_metric(self.metric)
         cells = Cells.of(self.site, self.by, config)
@@ -174,11 +174,12 @@ def _measured(
 ) -> Steps[Measured]:
     """The effect of every cell in every pair."""
     pair = Contrast.of(batch, direction)
-    given = yield from steps.recorded(pair.other, [Read(name) for name in cells.names], final=True)
+    reads = [Read(name) for name in cells.names]
+    given = yield from schedule.recorded(pair.other, reads, final=True, exact=True)
     variants, shape = cells.variants({name: given.trace[Read(name)] for name in cells.names}, pair.own)
     # What compares does so with the clean run: the other one, or the one that is patched.
     clean = given.home(metric) if metric.compares and direction == "denoise" else None
-    found = yield from steps.swept(pair.own, variants, metric, reference=clean)
+    found = yield from schedule.swept(pair.own, variants, metric, reference=clean)
     other = given.value(metric, found.reference if metric.compares else None)
     return Measured.of(found, shape, pair.runs(found.base, other))
 

@@ -28,9 +28,10 @@ from interp.model.edits import Edit, Index, Set
 from interp.model.parts import Named, Part, as_part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.question import ByRow, Question
+from interp.passes.schedule import Recorded, Steps, recorded
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.run import answered
@@ -63,7 +64,7 @@ class PathPatch(Question):
     each: bool = True
     """Whether every prompt's effects are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Two planned sweeps per batch of pairs."""
         ends, config = listed(self.receivers), model.transformer.config
         routes = Routes.of(config, ends, self.senders, freeze_mlps=self.freeze_mlps)
@@ -237,8 +238,11 @@ def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
 
 def _measured(
     network: Transformer, batch: Batch, routes: Routes, metric: Metric, direction: Direction, by_pos: bool
-) -> Measured:
-    return PathRuns(network, Contrast.of(batch, direction), routes, by_pos).measured(metric)
+) -> Steps[Measured]:
+    runs = PathRuns(network, Contrast.of(batch, direction), routes, by_pos)
+    here = yield from recorded(runs.pair.own, runs.reads, final=True, exact=True)
+    there = yield from recorded(runs.pair.other, runs.reads, final=True, exact=True)
+    return runs.measured(metric, here, there)
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,22 +259,26 @@ class PathRuns:
     routes: Routes
     by_pos: bool = False
 
+    @property
+    def reads(self) -> list[Read]:
+        """What is needed of both runs."""
+        return [
+            Read(site) for site in sorted({part.site for part in self.routes.senders} | set(self.routes.held))
+        ]
+
     @torch.no_grad()
-    def measured(self, metric: Metric) -> Measured:
-        """The effect of every sender (sender x position, if by position)."""
+    def measured(self, metric: Metric, here: Recorded, there: Recorded) -> Measured:
+        """The effect of every sender (sender x position, if by position); here, there: the pair's two runs."""
         pair, routes, watched = self.pair, self.routes, Watched(self.model, metric)
-        sites = {part.site for part in routes.senders} | set(routes.held)
-        reads = [Read(site) for site in sorted(sites)]
-        here, there = (watched.recorded(batch, reads) for batch in (pair.own, pair.other))
-        watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
-        values = {read.site: (here.trace[read], there.trace[read]) for read in reads}
+        watched = watched.beside(pair.runs(here.end, there.end)["clean"], pair.own)
+        values = {read.site: (here.trace[read], there.trace[read]) for read in self.reads}
         direct = self._direct(values)
         last = direct if routes.to_logits else self._onwards(direct)
         found = last.run(metric, watched.reference)
         changed = found.changed & self._differing(values).to(found.changed.device)
         found = replace(found, values=torch.where(changed, found.values, found.base), changed=changed)
         shape = (len(routes.senders), *[-1] * self.by_pos)
-        return Measured.of(found, shape, pair.runs(found.base, watched.value(there.output, pair.other)))
+        return Measured.of(found, shape, pair.runs(found.base, watched.value(there.end, pair.other)))
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Sweep:
         """Senders to receivers: what is held is put in every run, each sender on top of it."""

@@ -29,11 +29,10 @@ from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model.edits import Edit
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.question import ByRow, NotFiniteError, Question, Unshared
 from interp.passes.sweep import Sweep
 from interp.runs.run import answered
 
@@ -56,15 +55,15 @@ class Recall(Question):
     each: bool = True
     """Whether every prompt's numbers are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch and measure."""
         groups = layer_groups(self.layers, model.transformer.config.n_layers)
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, span=self.span, groups=groups),
+            Unshared(partial(_compute, span=self.span, groups=groups)),
             Rows if self.each else Means,
             partial(_finish, name=self.name, parts=[WHOLE, *groups]),
-            rows=len(self.span),
+            prompts=len(self.span),
         )
 
 
@@ -109,9 +108,8 @@ def recall(
 
 @torch.no_grad()
 def _compute(
-    trace: Trace,
-    batch: Batch,
     model: Transformer,
+    batch: Batch,
     span: Bool[Tensor, "prompt p"],
     groups: Mapping[str, list[int]],
 ) -> Mapping[str, Tensor]:

@@ -25,10 +25,10 @@ from interp.data.stream import DataSource
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject
-from interp.passes.steps import Steps
+from interp.passes.question import ByRow, Question
+from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -69,7 +69,7 @@ class ShortCircuit(Question):
     each: bool = True
     """Whether every prompt's effects are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch."""
         groups, metric = layer_groups(self.layers, model.transformer.config.n_layers), as_metric(self.metric)
         attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}

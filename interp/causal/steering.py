@@ -36,11 +36,10 @@ from interp.model.config import ModelConfig
 from interp.model.edits import Add, Edit
 from interp.model.parts import Part
 from interp.model.sites import find, full_name
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Alone, Analysis, NotFiniteError, Posed, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence, next_token_loss
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.question import Alone, AnswerTokens, ByRow, NotFiniteError, Question, Unshared
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.run import answered, reduced_over
@@ -86,7 +85,7 @@ class Steering(Brief, Question):
     batch_size: int = 32
     """Rows of one pass."""
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """A pass over the prompts of each kind, which stops at the deepest of the sites."""
         if self.method not in get_args(Method):
             raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}")
@@ -195,7 +194,7 @@ class States(NamedTuple):
     def of(cls, model: Subject, asked: Steering, names: Sequence[str]) -> States:
         """One vector per prompt and site, reduced where it arises."""
         found = []
-        analysis = Analysis(asked.name, partial(_pooled, sites=names, pos=asked.pos), Rows)
+        analysis = ByRow(asked.name, Unshared(partial(pooled, sites=names, pos=asked.pos)), Rows)
         for kind, data in (("positive", asked.positive), ("negative", asked.negative)):
             with _naming(kind):
                 source = prompt_source(
@@ -246,12 +245,6 @@ def _naming(argument: str) -> Iterator[None]:
 def _check_count(name: str, count: int) -> None:
     if count < 0:
         raise ValueError(f"{name} must be a number of directions, at least 0, got {count}")
-
-
-def _pooled(
-    trace: Trace, batch: Batch, model: Transformer, sites: Sequence[str], pos: Position
-) -> Mapping[str, Tensor]:
-    return pooled(model, batch, sites, pos)
 
 
 def _found(model: Subject, asked: Steering, names: Sequence[str]) -> xr.Dataset:
@@ -373,7 +366,7 @@ class SteeringCurve(Question):
     seed: Seed = 0
     """Of the random directions."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch and measure; the loss on the other texts is measured at once."""
         metric, doses = as_metric(self.metric), Doses.of(self, model.transformer.config)
         here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
@@ -381,18 +374,18 @@ class SteeringCurve(Question):
         if self.loss_on is not None:
             with _naming("loss_on"):
                 texts = prompt_source(self.loss_on, model.text, prepend_bos=True, batch_size=32)
-                compute = partial(_compute, doses=doses, measures=loss)
-                kept = reduced_over(Analysis(self.name, compute, Means), model, texts)
+                rows = Unshared(partial(_compute, doses=doses, measures=loss))
+                kept = reduced_over(ByRow(self.name, rows, Means), model, texts)
             assert isinstance(kept, Means)
             elsewhere = kept.moments
         measures = {**here, **(loss if elsewhere else {})}
         label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, doses=doses, measures=here),
+            Unshared(partial(_compute, doses=doses, measures=here)),
             Means,
             partial(label, name=self.name),
-            pose=Posed.of(model.text, metric.answer, metric.wrong),
+            answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
         )
 
     @property
@@ -531,7 +524,7 @@ def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "
 
 @torch.no_grad()
 def _compute(
-    trace: Trace, batch: Batch, model: Transformer, doses: Doses, measures: Mapping[str, Metric]
+    model: Transformer, batch: Batch, doses: Doses, measures: Mapping[str, Metric]
 ) -> Mapping[str, Tensor]:
     """By measure: the change of every row in every cell, `[b l s]`, and under the random directions `[b l s r]`."""
     sweep = Sweep(model, batch, doses.variants())

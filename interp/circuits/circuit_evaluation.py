@@ -40,9 +40,9 @@ from interp.core.viewer import Brief
 from interp.data.batch import Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
-from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.question import ByRow, Question
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class CircuitCurve(Brief, Question):
     seed: Seed = 0
     """Of the random circuits."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Passes of all circuits, whose metrics are compared in the end."""
         passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
         _check_scores(passes.graph, self.scores, self.fractions)
@@ -167,7 +167,7 @@ class EvaluateCircuit(Brief, Question):
     seed: Seed = 0
     """Of the subsets and the random circuits."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Passes of all circuits, whose metrics are compared in the end."""
         passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
         (kept,) = masks_of(self.circuit, passes.graph)

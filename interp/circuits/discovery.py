@@ -30,9 +30,9 @@ from interp.core.stats import FEWEST, Partial, t95
 from interp.data.batch import Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
-from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, as_network, text_of
+from interp.passes.question import ByRow, Question
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class FindCircuit(Question):
     seed: int | None = None
     """The seed of the prompts, noted in the record."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The question of the edges' scores; the search comes last."""
         graph = EdgeGraph.of(model.transformer.config)
         if self.edges is None and self.threshold is None:
@@ -107,9 +107,9 @@ class FindCircuit(Question):
                 "the iterative search asks the same prompts again in every round: find_circuit(..., "
                 "search='iterative') does"
             )
-        scores = scoring(self.method, metric=self.metric, direction=self.direction).asked(model)
-        finish = partial(_picked_from, inner=scores.finish, graph=graph, asked=self)
-        return replace(scores, name=self.name, finish=finish)
+        scores = scoring(self.method, metric=self.metric, direction=self.direction).bind(model)
+        finish = partial(_picked_from, inner=scores.result, graph=graph, asked=self)
+        return replace(scores, name=self.name, result=finish)
 
     def protocol(
         self, prompts: int, method: str | None = None, faithfulness: float | None = None

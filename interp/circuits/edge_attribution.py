@@ -30,10 +30,11 @@ from interp.model.edits import Edit
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Observation, Subject, text_of
+from interp.passes.question import ByRow, Question
 from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
+from interp.passes.schedule import Steps, recorded
 from interp.runs.run import answered
 from interp.tokens.input_gradients import nodes
 
@@ -110,7 +111,7 @@ class EdgeAttribution(Question):
     rules: Rules = ()
     """Backward rules, or the name of a preset; none = the gradient as it is."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
         network, metric = under_rules(model.transformer, self.rules), as_metric(self.metric)
         line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
@@ -204,33 +205,38 @@ def _measured(
     line: Line,
     direction: Direction,
     rules: Rules,
-) -> Measured:
+) -> Steps[Measured]:
     """The scores of some pairs, and the metric of their clean and corrupted runs."""
     model = under_rules(model, rules)
     size = max(1, max(len(batch), ROWS) // len(line.points()[0]))
-    pairs = (Contrast.of(some, direction) for some in batch.split(size))
-    return Measured.joined([_scores(model, pair, metric, line, graph) for pair in pairs])
+    parts = []
+    for some in batch.split(size):
+        parts.append((yield from _scores(model, Contrast.of(some, direction), metric, line, graph)))
+    return Measured.joined(parts)
 
 
-def _scores(model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph) -> Measured:
+def _scores(
+    model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph
+) -> Steps[Measured]:
     """The scores of pairs whose points of a line fit into one pass."""
     watched, reads, error = Watched(model, metric), _reads(model, graph, line), {}
-    there = watched.recorded(pair.other, reads)
+    there = yield from recorded(pair.other, reads, final=True, exact=True, model=model)
     if line.method == "eap":
-        watched = watched.beside(there.output, pair.other)  # a metric that compares has its clean run there
-        here = watched.differentiated(pair.own, [*reads, *_everywhere(model)])
-        change = Change.between(model, here.trace, there.trace)
-        found = edge_scores(graph, change, Gradients.of(model, here.trace, line.points()[1]))
-        end = here.trace[Read(final_stream(model.config), grad=True)]
-        error = completeness(model, pair.own, here.output, end)
+        watched = watched.beside(there.end, pair.other)  # a metric that compares has its clean run there
+        run = watched.differentiated(pair.own, [*reads, *_everywhere(model)])
+        here, end = run.trace, run.output
+        change = Change.between(model, here, there.trace)
+        found = edge_scores(graph, change, Gradients.of(model, here, line.points()[1]))
+        error = completeness(model, pair.own, end, here[Read(final_stream(model.config), grad=True)])
     else:
-        here = watched.recorded(pair.own, reads)
-        watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
+        seen = yield from recorded(pair.own, reads, final=True, exact=True, model=model)
+        here, end = seen.trace, seen.end
+        watched = watched.beside(pair.runs(end, there.end)["clean"], pair.own)
         along = _along_activations if line.method == "eap-ig-activations" else _along_inputs
-        change = Change.between(model, here.trace, there.trace)
-        found = along(watched, pair, Runs(change, **pair.runs(here.trace, there.trace)), line, graph)
+        change = Change.between(model, here, there.trace)
+        found = along(watched, pair, Runs(change, **pair.runs(here, there.trace)), line, graph)
     with torch.no_grad():
-        own, other = watched.value(here.output, pair.own), watched.value(there.output, pair.other)
+        own, other = watched.value(end, pair.own), watched.value(there.end, pair.other)
         if line.method == "eap-ig-inputs":
             error = {MISSED: (found[:, 0].sum(-1) - (other - own)).abs(), MOVED: (other - own).abs()}
     return Measured(found, found != 0, pair.runs(own, other), error)

@@ -31,10 +31,10 @@ from interp.data.sources import Data
 from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, as_network, text_of
-from interp.passes.sweep import Sweep
+from interp.passes.question import ByRow, Question
+from interp.passes.schedule import Steps, recorded, swept
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -61,7 +61,7 @@ class EdgeEffects(Question):
     edges: Sequence[str] | None = None
     """The edges that are changed, by name; None = all."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One planned sweep per input site and batch of pairs."""
         metric, graph = as_metric(self.metric), EdgeGraph.of(model.transformer.config)
         check_edits(model.transformer)
@@ -140,14 +140,15 @@ def _measured(
     asked: Bool[Tensor, "sender receiver"],
     metric: Metric,
     direction: Direction,
-) -> Measured:
+) -> Steps[Measured]:
     """The effects in some pairs, 0 for edges that are not asked for, and the metric of both runs."""
     pair, watched, reads = Contrast.of(batch, direction), Watched(model, metric), Change.reads(model)
     edited = {edit.site for edit in model.edits}
     read = {each.site: _read(each.site, edited) for each in inputs(model, graph)}
-    here = watched.recorded(pair.own, tuple(dict.fromkeys((*reads, *map(Read, read.values())))))
-    there = watched.recorded(pair.other, reads)
-    watched = watched.beside(pair.runs(here.output, there.output)["clean"], pair.own)
+    both = list(dict.fromkeys((*reads, *map(Read, read.values()))))
+    here = yield from recorded(pair.own, both, final=True, exact=True)
+    there = yield from recorded(pair.other, reads, final=True, exact=True)
+    watched = watched.beside(pair.runs(here.end, there.end)["clean"], pair.own)
     b, p = batch.tokens.shape
     change = Change.between(model, here.trace, there.trace).vectors(graph, slice(0, b), slice(0, p))
     found = change.new_zeros(b, *graph.exists.shape)
@@ -161,12 +162,12 @@ def _measured(
             variants = _variants(
                 site, stream, change, cells, receivers.stop - receivers.start if heads else 0
             )
-            swept = Sweep(model, pair.own, variants).run(metric, watched.reference)
+            done = yield from swept(pair.own, variants, metric, reference=watched.reference)
             place = sent(cells, found.device)
-            found[:, place[:, 0], receivers.start + place[:, 1]] = (swept.values - swept.base).mT.to(found)
-            changed[:, place[:, 0], receivers.start + place[:, 1]] = swept.changed.mT.to(changed)
+            found[:, place[:, 0], receivers.start + place[:, 1]] = (done.values - done.base).mT.to(found)
+            changed[:, place[:, 0], receivers.start + place[:, 1]] = done.changed.mT.to(changed)
             bar.update(len(cells))
-    runs = pair.runs(*(wide(watched.value(run.output, pair.own)) for run in (here, there)))
+    runs = pair.runs(*(wide(watched.value(run.end, pair.own)) for run in (here, there)))
     return Measured(found, changed, runs)
 
 

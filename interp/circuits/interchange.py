@@ -35,14 +35,14 @@ from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.sources import Data
 from interp.model.edits import ANSWERS, Edit, Function, Mean, Resample, Zero
 from interp.model.sites import final_stream
-from interp.model.tap import Read, Trace
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.frozen import output_norm
 from interp.passes.memory import room, that_fit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Unshared
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Interchange(Brief, Question):
     reference: Prompts | None = None
     """The prompts that means are taken over."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Passes over rows `circuit, pair`."""
         passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
         kept = masks_of(self.circuits, passes.graph)
@@ -268,19 +268,18 @@ class CircuitPasses:
         kept: Bool[Tensor, "c sender receiver"],
         finish: Callable[[Partial], xr.Dataset],
         estimated: tuple[Bool[Tensor, "sender receiver"], Sequence[int]] | None = None,
-    ) -> Analysis:
+    ) -> ByRow:
         """The question of every pair's metric under every circuit, as rows `value` [circuit].
 
         estimated: a circuit and some senders of it, for rows `estimate` [sender]: what taking each out of the circuit
         changes the metric by, to first order.
         """
-        posed = Posed.of(model.text, self.metric.answer, self.metric.wrong)
-        return Analysis(
+        return ByRow(
             name,
-            partial(_compute, passes=self, kept=kept, estimated=estimated),
+            Unshared(partial(_compute, passes=self, kept=kept, estimated=estimated)),
             Rows,
             finish,
-            pose=posed,
+            AnswerTokens.of(model.text, self.metric.answer, self.metric.wrong),
             pairs=True,
         )
 
@@ -355,9 +354,8 @@ class CircuitPasses:
 
 
 def _compute(
-    trace: Trace,
-    batch: Batch,
     model: Transformer,
+    batch: Batch,
     passes: CircuitPasses,
     kept: Bool[Tensor, "c sender receiver"],
     estimated: tuple[Bool[Tensor, "sender receiver"], Sequence[int]] | None,

@@ -21,8 +21,8 @@ from interp.core.boundary import hints_of
 from interp.data.batch import Batch
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
-from interp.passes.analysis import Question, function_name
 from interp.passes.edit_text import CHANGES
+from interp.passes.question import Question, function_name
 from interp.runs.experiment import field_docs
 
 if TYPE_CHECKING:

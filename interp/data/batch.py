@@ -305,6 +305,9 @@ class Batch(Brief):
         self._one_text_per_row("alignment")
         if self.keep is None:
             return self
+        if (host := vars(self).get("_host")) is not None:
+            aligned: Batch = host.left_aligned().to(self.tokens.device)
+            return aligned
         order = self.keep.int().argsort(dim=1, stable=True)
         return self._columns(lambda x: x.gather(1, order))
 

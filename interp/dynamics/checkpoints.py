@@ -21,8 +21,8 @@ from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model.edits import Edit
-from interp.passes.analysis import Askable
 from interp.passes.observe import Model
+from interp.passes.question import Askable
 from interp.runs.run import answered
 
 if TYPE_CHECKING:

@@ -26,8 +26,8 @@ from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_to
 from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Consensus(Question):
     mlp: bool = True
     """Whether the MLPs are there; otherwise they add 0."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One pass per repeat, each from the stream that the one before left."""
         config, layer, repeats = model.transformer.config, self.layer, self.repeats
         if layer is not None and not 0 <= layer < config.n_layers:
@@ -60,12 +60,11 @@ class Consensus(Question):
             raise ValueError("mlp=False requires MLPs to leave out; this model is attention-only")
         layers = range(config.n_layers) if layer is None else range(layer, layer + 1)
         off: tuple[Switch, ...] = () if self.mlp else ("mlp",)
-        return Analysis(
-            name=self.name,
-            reads=(Read(entering(layers[0])),),
-            compute=partial(_compute, layers=layers, repeats=repeats, off=off),
-            reduction=Means,
-            finish=partial(_finish, name=self.name, depths=len(layers) * repeats + 1),
+        return ByRow(
+            self.name,
+            Reading([Read(entering(layers[0]))], partial(_compute, layers=layers, repeats=repeats, off=off)),
+            Means,
+            partial(_finish, name=self.name, depths=len(layers) * repeats + 1),
         )
 
 

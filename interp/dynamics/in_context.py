@@ -39,8 +39,8 @@ from interp.model.loss import predicted
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, NotFiniteError, Question, Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -65,17 +65,16 @@ class InContext(Question):
     """The token index of the in-context-learning score; None = n - n / 8. n is the context or its half, quarter, ...,
     the longest whose late index half of the texts reach."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The losses of every text by index, read off the final stream."""
         config = model.transformer.config
         _check(config)
         compared = compared_indices(config.n_ctx, self.early, self.late)
-        return Analysis(
-            name=self.name,
-            reads=_reads(config),
-            compute=partial(_curves, early=[early for early, _ in compared]),
-            reduction=MaskedMeans,
-            finish=partial(_finish, name=self.name, compared=compared),
+        return ByRow(
+            self.name,
+            Reading(_reads(config), partial(_curves, early=[early for early, _ in compared])),
+            MaskedMeans,
+            partial(_finish, name=self.name, compared=compared),
         )
 
 
@@ -88,18 +87,17 @@ class OneTokenLosses(Question):
     seed: int = 0
     """Of the choice of tokens."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The losses of every text, of which one is kept."""
         config = model.transformer.config
         _check(config)
         generator = torch.Generator().manual_seed(self.seed)
         keys = torch.randint(1, 2**31, (config.n_ctx,), generator=generator)
-        return Analysis(
-            name=self.name,
-            reads=_reads(config),
-            compute=partial(_chosen, keys=keys),
-            reduction=Rows,
-            finish=partial(_finish_chosen, name=self.name, seed=self.seed),
+        return ByRow(
+            self.name,
+            Reading(_reads(config), partial(_chosen, keys=keys)),
+            Rows,
+            partial(_finish_chosen, name=self.name, seed=self.seed),
         )
 
 

@@ -27,10 +27,9 @@ from interp.data.stream import prompt_source
 from interp.dynamics.kronecker import Kronecker, along, products
 from interp.lenses.factors import GradientFactors, Matrix, check_differentiable, chosen, factors
 from interp.model.loss import next_token_loss
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis
 from interp.passes.observe import Model, Objective, Subject, as_model
+from interp.passes.question import ByRow, Unshared, Values
 from interp.runs.run import reduced_over
 from interp.tasks.examples import Examples
 
@@ -117,7 +116,7 @@ class _Asked:
     def over(
         self,
         examples: Examples,
-        compute: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
+        compute: Callable[[Transformer, Batch], Values],
         kept: Reduction,
         most: int | None = None,
     ) -> object:
@@ -132,7 +131,7 @@ class _Asked:
             prepend_bos=False,
             batch_size=min(self.batch_size, most or self.batch_size),
         )
-        return reduced_over(Analysis("influence", compute, kept), self.subject, source)
+        return reduced_over(ByRow("influence", Unshared(compute), kept), self.subject, source)
 
     def factors(self, model: Transformer, batch: Batch, loss: Objective) -> GradientFactors:
         """Those of a loss of all logits."""
@@ -242,9 +241,7 @@ def _pseudo(
     return asked.factors(model, batch, lambda logits: nats(logits, labels(logits), where))
 
 
-def _moments(
-    trace: Trace, batch: Batch, model: Transformer, asked: _Asked, examples: Examples
-) -> Mapping[str, Tensor]:
+def _moments(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Mapping[str, Tensor]:
     """Summed over the tokens of each row: x^T x and delta^T delta of every matrix."""
     values: dict[str, Tensor] = {}
     for sample in range(asked.samples):
@@ -257,9 +254,8 @@ def _moments(
 
 
 def _squares(
-    trace: Trace,
-    batch: Batch,
     model: Transformer,
+    batch: Batch,
     asked: _Asked,
     examples: Examples,
     bases: Mapping[str, Kronecker],
@@ -273,9 +269,7 @@ def _squares(
     return values
 
 
-def _of_queries(
-    trace: Trace, batch: Batch, model: Transformer, asked: _Asked, examples: Examples
-) -> Mapping[str, Tensor]:
+def _of_queries(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Mapping[str, Tensor]:
     """Both factors of the gradient of each query's measure."""
     part = here(examples, batch)
     found = asked.factors(
@@ -289,9 +283,8 @@ def _of_queries(
 
 
 def _scores(
-    trace: Trace,
-    batch: Batch,
     model: Transformer,
+    batch: Batch,
     asked: _Asked,
     examples: Examples,
     found: Mapping[str, Tensor | tuple[Tensor, Tensor]],

@@ -24,8 +24,8 @@ from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
-from interp.passes.analysis import NotFiniteError
 from interp.passes.observe import Model, as_network
+from interp.passes.question import NotFiniteError
 from interp.tasks.examples import Examples
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_to
 from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class RankCollapse(Question):
     lines: Sequence[str] | None = None
     """What is left of every block, of `LINES`; None: all, or those without MLPs in attention-only models."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One pass per line, each from the stream that enters the first block."""
         network = model.transformer
         config = network.config
@@ -63,12 +63,11 @@ class RankCollapse(Question):
             if name not in every:
                 raise ValueError(f"the line {name!r} requires MLPs; this attention-only model has {every}")
         floor = ROUNDINGS * torch.finfo(network.dtype).eps
-        return Analysis(
-            name=self.name,
-            reads=(Read(entering(0)),),
-            compute=partial(_compute, lines=names),
-            reduction=Means,
-            finish=partial(_finish, name=self.name, lines=names, depths=config.n_layers + 1, floor=floor),
+        return ByRow(
+            self.name,
+            Reading([Read(entering(0))], partial(_compute, lines=names)),
+            Means,
+            partial(_finish, name=self.name, lines=names, depths=config.n_layers + 1, floor=floor),
         )
 
 

@@ -32,8 +32,8 @@ from interp.model.parts import Part
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Refinement(Question):
     times: Sequence[Count] = TIMES
     """Into how many steps each block is cut, ascending; distances are to the last."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The stack once per number of steps, each from the stream that enters the first block."""
         network = model.transformer
         config = network.config
@@ -62,12 +62,11 @@ class Refinement(Question):
         _steps_of_euler(config, "refinement")
         if not config.unembed:
             raise ValueError("refinement compares predictions: a model with an unembedding is required")
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_refined, times=times),
+            Reading([Read(entering(0)), Read(final_stream(config))], partial(_refined, times=times)),
             Means,
             partial(_finish_refined, name=self.name, times=times),
-            reads=(Read(entering(0)), Read(final_stream(config))),
         )
 
 
@@ -179,7 +178,7 @@ class Splitting(Question):
     fine: Count = 32
     """Runge-Kutta steps of what stands for an exact flow, over the whole time."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The stream that enters the block, and its sublayers again and again."""
         config = model.transformer.config
         if not 0 <= self.layer < config.n_layers:
@@ -192,12 +191,14 @@ class Splitting(Question):
             raise ValueError(
                 f"fine must be a multiple of every number of steps, {steps}, and at least 1, got {self.fine}"
             )
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_splits, layer=self.layer, steps=steps, fine=self.fine),
+            Reading(
+                [Read(entering(self.layer))],
+                partial(_splits, layer=self.layer, steps=steps, fine=self.fine),
+            ),
             Means,
             partial(_finish_split, name=self.name, steps=steps),
-            reads=(Read(entering(self.layer)),),
         )
 
 

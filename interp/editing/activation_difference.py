@@ -25,10 +25,11 @@ from interp.editing.exchange import Other
 from interp.model import sites
 from interp.model.edits import Edit
 from interp.model.parts import Part
-from interp.model.tap import Read, Trace
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Question
-from interp.passes.observe import Model, Subject, observe
+from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, NotFiniteError, Question, Values
+from interp.passes.schedule import Steps, recorded
 from interp.runs.run import answered
 from interp.weights.directions import Directions
 
@@ -54,21 +55,18 @@ class ActivationDifference(Question):
     top: Count = 10
     """How many tokens are listed at each end."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The streams of both models at every depth, summed over prompts; their mean is read at the end."""
         other, config = Other.of(self.tuned, model), model.transformer.config
         blocks = [Read(f"blocks.{layer}.hook_resid_pre") for layer in range(config.n_layers)]
         reads = [*blocks, Read(sites.final_stream(config))]
         asked = Directions(torch.ones(1, config.d_model), top=self.top)
-        asked.asked(
-            model
-        )  # which refuses a model whose stream cannot be read as tokens, and too many of them
-        return Analysis(
+        asked.bind(model)  # refuses a model whose stream cannot be read as tokens, and too many of them
+        return ByRow(
             self.name,
-            partial(_compute, reads=reads, other=other, last=self.pos == "last"),
+            partial(_rows, reads=reads, other=other, last=self.pos == "last"),
             Means,
             partial(_finish, name=self.name, model=model, reads=reads, asked=self),
-            reads=reads,
         )
 
 
@@ -110,11 +108,10 @@ def activation_difference(
 
 
 @torch.no_grad()
-def _compute(
-    trace: Trace, batch: Batch, model: Transformer, reads: Sequence[Read], other: Other, last: bool
-) -> Mapping[str, Tensor]:
+def _rows(model: Transformer, batch: Batch, reads: Sequence[Read], other: Other, last: bool) -> Steps[Values]:
     """Prompt by prompt and depth by depth: the mean difference, and the mean lengths."""
-    given = observe(other.beside(model), batch, reads, stop=model.config.n_layers).trace
+    trace = (yield from recorded(batch, reads)).trace
+    given = (yield from recorded(batch, reads, model=other.beside(model))).trace
     counted = batch.real
     if last:
         counted = torch.zeros_like(batch.real).scatter(1, batch.last()[:, None], value=True)
@@ -144,7 +141,7 @@ def _finish(
 ) -> xr.Dataset:
     assert isinstance(merged, Means)
     moments = merged.moments
-    lists = Directions(moments["difference"].mean, top=asked.top).asked(model).answer()
+    lists = Directions(moments["difference"].mean, top=asked.top).bind(model).answer()
     lists = lists.rename(direction="depth")
     relative = Score.of(
         moments["relative"], "share of the stream's length", fewest=FEWEST_LENGTHS, within=POSITIVE

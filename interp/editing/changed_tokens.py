@@ -26,12 +26,11 @@ from interp.data.stream import DataSource
 from interp.editing.exchange import Other
 from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
-from interp.model.sites import final_stream
-from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.memory import that_fit
-from interp.passes.observe import Model, Subject, observe
+from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, NotFiniteError, Question, Values
+from interp.passes.schedule import Steps, recorded
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class ChangedTokens(Question):
     once_per_row: bool = True
     """Whether a row is listed at its most changed token only."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The final streams of both models, a list that merges, and sums."""
         other, config = Other.of(self.tuned, model), model.transformer.config
         if not config.unembed:
@@ -73,10 +72,9 @@ class ChangedTokens(Question):
         before, after = self.context
         rule = TopRows(self.top, "kl", 1, once_per_row=self.once_per_row, before=before, after=after)
         sums = [f"{name}{end}" for name in SCORES for end in (" sum", _BOTH)]
-        read = Read(final_stream(config))
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, read=read, other=other),
+            partial(_rows, other=other),
             Several(
                 {
                     "examples": InContext(rule, ALONG),
@@ -84,7 +82,6 @@ class ChangedTokens(Question):
                 }
             ),
             partial(_finish, name=self.name, text=model.text),
-            reads=(read,),
         )
 
 
@@ -125,12 +122,11 @@ def changed_tokens(
 
 
 @torch.no_grad()
-def _compute(
-    trace: Trace, batch: Batch, model: Transformer, read: Read, other: Other
-) -> Mapping[str, Tensor]:
+def _rows(model: Transformer, batch: Batch, other: Other) -> Steps[Values]:
     """Text by text: divergence and losses at every token, and their sums."""
     tuned, config = other.beside(model), model.config
-    streams = trace[read], observe(tuned, batch, stop=config.n_layers).output
+    own = (yield from recorded(batch, [], final=True)).end
+    streams = own, (yield from recorded(batch, [], final=True, model=tuned)).end
     size = that_fit(model, 32 * config.n_outputs * batch.tokens.shape[1])
     parts = [
         _of_rows(batch.rows(rows), (model, streams[0][rows]), (tuned, streams[1][rows]))

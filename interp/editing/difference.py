@@ -44,11 +44,11 @@ from interp.model.attention import picked
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Named, Part, is_part
-from interp.model.tap import Read, Trace
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence
 from interp.passes.observe import Model, Observation, Subject, observe
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Unshared
 from interp.passes.sweep import Judge, Sweep
 from interp.passes.variants import Variant
 from interp.runs.run import answered
@@ -82,7 +82,7 @@ class Diff(Question):
     each: bool = True
     """Whether every prompt's effects are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A pass per exchanged part, from its block on, and one planned sweep."""
         other, network = _compared(self.tuned, model), model.transformer
         cells = Cells.of(self.parts, network, other.beside(network).unedited)
@@ -161,7 +161,7 @@ class DiffInteractions(Question):
     each: bool = True
     """Whether every prompt's interactions are kept."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A pass per part and per pair."""
         if len(self.parts) < 2:
             raise ValueError(
@@ -370,13 +370,13 @@ class _Exchange:
         return found
 
 
-def _analysis(asked: _Exchange, model: Subject) -> Analysis:
-    return Analysis(
+def _analysis(asked: _Exchange, model: Subject) -> ByRow:
+    return ByRow(
         asked.name,
-        partial(_compute, asked=asked),
+        Unshared(partial(_compute, asked=asked)),
         Rows if asked.each else Means,
         partial(_finish, asked=asked),
-        pose=Posed.of(model.text, asked.metric.answer, asked.metric.wrong),
+        answers=AnswerTokens.of(model.text, asked.metric.answer, asked.metric.wrong),
     )
 
 
@@ -458,7 +458,7 @@ def _entering(config: ModelConfig, layer: int) -> Read:
 
 
 @torch.no_grad()
-def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _Exchange) -> Mapping[str, Tensor]:
+def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Mapping[str, Tensor]:
     """The effect of every cell in every prompt, beside the whole change."""
     pair = _Pair.of(asked, batch, model)
     own = pair.value(pair.into, pair.seen(pair.own.output))

@@ -31,12 +31,12 @@ from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
 from interp.editing.weight_edit import WeightEdit
 from interp.model.loss import next_token_loss, predicted
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis
 from interp.passes.generate import generate
-from interp.passes.observe import Model, Subject, as_model, as_network, observe, text_of
+from interp.passes.observe import Model, Subject, as_model, as_network, text_of
+from interp.passes.question import ByRow, Values
 from interp.passes.sampling import Sampling
+from interp.passes.schedule import Steps, recorded
 from interp.runs.run import reduced_over
 
 if TYPE_CHECKING:
@@ -196,14 +196,15 @@ def _made(edits: WeightEdit | Sequence[WeightEdit], model: Subject) -> Iterator[
 
 def mean_loss(model: Subject, source: DataSource) -> Float[Tensor, ""]:
     """Nats per predicted token over all prompts, float64."""
-    found = reduced_over(Analysis("mean_loss", _losses, Rows), model, source)
+    found = reduced_over(ByRow("mean_loss", _losses, Rows), model, source)
     assert isinstance(found, Rows)
     return (found.rows["loss"].sum() / found.rows["count"].sum()).cpu()
 
 
-def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+@torch.no_grad()
+def _losses(model: Transformer, batch: Batch) -> Steps[Values]:
     """The summed loss of every text, NaN and all, and over how many tokens."""
-    stream = observe(model, batch, stop=model.config.n_layers).output
+    stream = (yield from recorded(batch, [], final=True)).end
     logits = model.read_out(wide(stream))
     loss = next_token_loss(logits, batch.tokens, batch.keep, batch.documents)
     counted = predicted(batch.keep, batch.documents)

@@ -40,8 +40,8 @@ from interp.editing.editors import FineTuning, Pair, entering, factors_of, posed
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.transformer import Transformer
-from interp.passes.analysis import NotFiniteError
 from interp.passes.observe import Model, Subject, as_model, as_network
+from interp.passes.question import NotFiniteError
 from interp.weights.matrices import by_head, held, side_by_side
 
 FORMAT = "interp mend 1"

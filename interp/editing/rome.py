@@ -30,8 +30,8 @@ from interp.model.edits import Edit
 from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, NotFiniteError
 from interp.passes.observe import Model, as_model, observe
+from interp.passes.question import ByRow, NotFiniteError, Reading
 from interp.runs.run import reduced_over
 from interp.weights.matrices import ends, held
 
@@ -107,7 +107,7 @@ def key_moment(
     subject = as_model(model, edits)
     held(subject.transformer, f"blocks.{layer}.mlp.W_out")
     read = Read(f"blocks.{layer}.mlp.hook_post")
-    analysis = Analysis("key_moment", partial(_keys, read=read), Covariances("key"), reads=(read,))
+    analysis = ByRow("key_moment", Reading([read], partial(_keys, read=read)), Covariances("key"))
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
     found = reduced_over(analysis, subject, source)
     assert isinstance(found, Covariance)

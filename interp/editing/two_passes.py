@@ -21,9 +21,9 @@ from interp.editing.editors import FineTuning
 from interp.editing.singular_values import SingularValues
 from interp.editing.weight_edit import changed
 from interp.model.transformer import Transformer
-from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import generate
 from interp.passes.observe import Model, as_model, as_network
+from interp.passes.question import NotFiniteError
 from interp.passes.sampling import Sampling
 
 Vectors = Mapping[str, Float[Tensor, "r"]]

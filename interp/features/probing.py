@@ -28,10 +28,10 @@ from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import KINDS, Part, axis_size
 from interp.model.sites import find, full_name
-from interp.model.tap import Read, Trace
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject, deepest, observe
+from interp.passes.question import ByRow, Question, Unshared
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ProbeNeurons(Question):
     seed: Seed = 0
     """Of the split, the shuffles and the bootstrap."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """One vector per prompt and layer, reduced where it arises; the probes are made of all of them at the end."""
         config = model.transformer.config
         layers = range(config.n_layers)
@@ -90,15 +90,15 @@ class ProbeNeurons(Question):
         labels = as_labels(self.labels)
         check_selection(self.sizes, self.select, _width(sites, config))
         held_out(labels, self.test_share, self.seed)
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, sites=sites, pos=self.pos),
+            Unshared(partial(pooled, sites=sites, pos=self.pos)),
             Rows,
             partial(
                 _finish, name=self.name, sites=sites, labels=labels, procedure=procedure,
                 attrs={"site": self.site, "pos": self.pos},
             ),
-            rows=len(labels),
+            prompts=len(labels),
         )  # fmt: skip
 
 
@@ -188,12 +188,6 @@ def _width(sites: Sequence[str], config: ModelConfig) -> int:
         if axes not in ("b p m", "b p d"):
             raise ValueError(f"a site with one vector per position is required, {site!r} is {describe(axes)}")
     return axis_size("m", config) if axes.endswith("m") else config.d_model
-
-
-def _compute(
-    trace: Trace, batch: Batch, model: Transformer, sites: Sequence[str], pos: Position
-) -> Mapping[str, Tensor]:
-    return pooled(model, batch, sites, pos)
 
 
 @torch.no_grad()

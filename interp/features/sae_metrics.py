@@ -30,9 +30,9 @@ from interp.model.loss import next_token_loss, predicted
 from interp.model.parts import as_site
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.metrics import LogitFunction, Metric, Outcome, as_metric
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.run import answered, reduced_over
@@ -62,10 +62,10 @@ class Reconstruction(Question):
     skip_bos: bool = True
     """Whether a BOS in front of a text does not count."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Sums over the vectors of every text, where they arise."""
         sums = _Sums.of(self, model)
-        return Analysis(self.name, sums, Fit, partial(_finish, name=self.name), reads=(Read(sums.site),))
+        return ByRow(self.name, Reading([Read(sums.site)], sums), Fit, partial(_finish, name=self.name))
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,27 +85,26 @@ class SaeQuality(Question):
     metric: Metric | LogitFunction | None = None
     """What the model loses; None = the next-token loss of every token."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The sums of `Reconstruction`, and a sweep of every batch with the site replaced."""
         config = model.transformer.config
         if not config.causal or not config.unembed:
             raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
         sums, mean = _Sums.of(self, model), None
-        reads = (Read(sums.site),)
+        reads = [Read(sums.site)]
         if self.reference is not None:
             source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=32)
-            over = reduced_over(Analysis(self.name, sums, Fit, reads=reads), model, source)
+            over = reduced_over(ByRow(self.name, Reading(reads, sums), Fit), model, source)
             assert isinstance(over, Fit)
             mean = over.checked().mean
         metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric)
         runs = RUNS if mean is not None else RUNS[:3]
-        return Analysis(
+        return ByRow(
             self.name,
-            _Quality(sums, mean, metric),
+            Reading(reads, _Quality(sums, mean, metric)),
             Several({"fit": Fit, "losses": Covariances("losses")}),
             partial(_finish_quality, name=self.name, runs=runs, metric=metric),
-            reads=reads,
-            pose=Posed.of(model.text, metric.answer, metric.wrong),
+            answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
         )
 
 

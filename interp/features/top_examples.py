@@ -34,8 +34,8 @@ from interp.model.parts import Part, as_site
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, NotFiniteError, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, NotFiniteError, Question, Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TopExamples(Question):
     once_per_row: bool = True
     """Whether a row is listed at its best token only."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The values of the cells, chosen at the site, and lists that merge."""
         site = as_site(self.site, model.transformer.config)
         axes = find(site, model.transformer.config)[0].axes
@@ -96,12 +96,11 @@ class TopExamples(Question):
             )
         read = Read(site, _Attention(cells) if axes == "b h q k" else _Activation(axes, cells, self.sae))
         reads_keys = axes == "b h q k"
-        return Analysis(
-            name=self.name,
-            reads=(read,),
-            compute=partial(_values, read=read, bos_id=model.text.bos_id, skip_bos=self.skip_bos),
-            reduction=self._reduction(("key", "key_token") if reads_keys else ()),
-            finish=partial(
+        return ByRow(
+            self.name,
+            Reading([read], partial(_values, read=read, bos_id=model.text.bos_id, skip_bos=self.skip_bos)),
+            self._reduction(("key", "key_token") if reads_keys else ()),
+            partial(
                 _finish,
                 name=self.name,
                 site=site,

@@ -40,11 +40,10 @@ from interp.lenses.factors import (
 )
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, ByRow, Question, Unshared
 from interp.passes.rules import Rules, under_rules
 from interp.runs.run import answered
 
@@ -75,16 +74,16 @@ class _OfGradients(Question):
     rules: Rules = field(default=(), kw_only=True)
     """Backward rules under which the gradient is taken, or the name of a preset; none = the gradient as it is."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A forward and a backward pass per batch, and what is made of the factors of each matrix."""
         config = under_rules(model.transformer, self.rules).config
         check_differentiable(model.transformer, chosen(config, self.wanted(config), self.layers))
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, asked=self),
+            Unshared(partial(_compute, asked=self)),
             Rows,
             partial(_finish, asked=self, config=config, text=model.text),
-            pose=Posed.of(model.text, self.answer, self.wrong),
+            answers=AnswerTokens.of(model.text, self.answer, self.wrong),
         )
 
     def wanted(self, config: ModelConfig) -> Sequence[Matrix] | None:
@@ -116,7 +115,7 @@ class _OfGradients(Question):
         raise NotImplementedError
 
 
-def _compute(trace: Trace, batch: Batch, model: Transformer, asked: _OfGradients) -> Mapping[str, Tensor]:
+def _compute(model: Transformer, batch: Batch, asked: _OfGradients) -> Mapping[str, Tensor]:
     """Every number of every matrix `[b matrix layer ...]`."""
     found = factors(under_rules(model, asked.rules), batch, asked.wanted(model.config), asked.layers)
     by_matrix = [asked.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
@@ -144,14 +143,14 @@ class BackwardLens(_OfGradients):
     threshold: float = THRESHOLD
     """Share of a prompt's largest update of a matrix up to which a token counts as not updated."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A forward and a backward pass per batch, and what the unembedding says of the factors."""
         listed(self.top, 5, model.transformer.config.n_outputs)
         if not 0 <= self.threshold < 1:
             raise ValueError(
                 f"threshold, a share of the largest update, must be in [0, 1), got {self.threshold}"
             )
-        return super().asked(model)
+        return super().bind(model)
 
     @torch.no_grad()
     def of_matrix(
@@ -203,13 +202,13 @@ class GradientRank(_OfGradients):
     tolerance: float | None = None
     """Share of the largest singular value above which one counts; None = by the dtype of the model."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A forward and a backward pass per batch, and the singular values of the factors."""
         if self.tolerance is not None and not 0 <= self.tolerance <= 1:
             raise ValueError(
                 f"tolerance, a share of the largest singular value, must be in [0, 1], got {self.tolerance}"
             )
-        return super().asked(model)
+        return super().bind(model)
 
     def wanted(self, config: ModelConfig) -> Sequence[Matrix] | None:
         """Any: a rank needs no stream."""

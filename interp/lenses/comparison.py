@@ -26,8 +26,8 @@ from interp.model.edits import Edit
 from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class CompareLenses(Question):
     sites: str | Sequence[str] = "resid_post"
     """States to read, as in `logit_lens`."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The states, and what every lens makes of them."""
         if not self.lenses:
             raise ValueError("lenses requires at least one, by name, got none")
@@ -66,18 +66,17 @@ class CompareLenses(Question):
             )
         fits, others = (
             {
-                name: LogitLens(top=1, sites=self.sites, translators=lens).asked(model)
+                name: LogitLens(top=1, sites=self.sites, translators=lens).reading(model)
                 for name, lens in some.items()
             }
             for some in (self.lenses, self.others)
         )
         reads = next(iter(fits.values())).reads
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, fits=fits, others=others),
+            Reading(reads, partial(_compute, fits=fits, others=others)),
             MaskedMeans,
             partial(_finish, name=self.name, names=tuple(self.lenses), sites=[read.site for read in reads]),
-            reads=reads,
         )
 
 
@@ -119,11 +118,11 @@ def _compute(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    fits: Mapping[str, Analysis],
-    others: Mapping[str, Analysis],
+    fits: Mapping[str, Reading],
+    others: Mapping[str, Reading],
 ) -> Mapping[str, Tensor]:
     """The scores of every text `[b lens depth]`."""
-    found = [analysis.compute(trace, batch, model) for analysis in fits.values()]
+    found = [lens.compute(trace, batch, model) for lens in fits.values()]
     kl = torch.stack([each["kl"] for each in found], 1).double()
     entropy = found[0]["entropy"][:, -1:].double()
     top = torch.stack([each["top_token"][..., 0] for each in found], 1)

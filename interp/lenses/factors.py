@@ -28,12 +28,12 @@ from interp.model.config import MLP, ModelConfig
 from interp.model.edits import Add, Edit
 from interp.model.encoder_decoder import EncoderDecoder
 from interp.model.parts import Part
-from interp.model.tap import Read, Trace
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, NotFiniteError, Posed
 from interp.passes.frozen import gradient_before, output_norm
 from interp.passes.observe import Model, Objective, Studied, as_model, observe
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Unshared
 from interp.passes.rules import Rules, under_rules
 from interp.runs.run import reduced_over
 from interp.weights.matrices import between, given_at, held, reads_memory, side_by_side
@@ -171,13 +171,14 @@ def gradient_factors(
     subject = as_model(model, edits)
     subject = Studied(under_rules(subject.transformer, rules), subject.text)
     batch = subject.text.batch(data, prepend_bos=prepend_bos).to(subject.transformer.device)
-    posed = Posed.of(subject.text, answer, wrong)
-    if posed is not None and posed.rows not in (None, len(batch)):
+    answers = AnswerTokens.of(subject.text, answer, wrong)
+    if answers is not None and answers.prompts not in (None, len(batch)):
         raise ValueError(
-            f"one answer per prompt is required, got {posed.rows} answers for {len(batch)} prompts"
+            f"one answer per prompt is required, got {answers.prompts} answers for {len(batch)} prompts"
         )
-    batch = batch if posed is None else posed(batch)
-    analysis = Analysis("gradient_factors", partial(_both_sides, matrices=matrices, layers=layers), Rows)
+    batch = batch if answers is None else answers.on(batch)
+    compute = partial(_both_sides, matrices=matrices, layers=layers)
+    analysis = ByRow("gradient_factors", Unshared(compute), Rows)
     batches = GivenBatches.cut(by_place(batch), batch_size)  # as it is: factors have its columns
     total = reduced_over(analysis, subject, batches)
     assert isinstance(total, Rows)
@@ -188,9 +189,8 @@ def gradient_factors(
 
 
 def _both_sides(
-    trace: Trace,
-    batch: Batch,
     model: Transformer,
+    batch: Batch,
     matrices: Sequence[Matrix] | None,
     layers: Sequence[int] | None,
 ) -> Mapping[str, Tensor]:

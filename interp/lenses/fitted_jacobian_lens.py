@@ -35,9 +35,9 @@ from interp.model.sites import find, stream_after
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis
 from interp.passes.frozen import final_norm
 from interp.passes.observe import Model, as_model, as_network
+from interp.passes.question import Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -166,12 +166,13 @@ class FittedJacobianLens:
             raise ValueError(f"at least one resample is required, got {resamples}")
         subject = as_model(self.model)
         sites = [stream_after(subject.transformer.config, layer) for layer in self.layers]
-        asked = LogitLens(answer, top, sites, pos, self).asked(subject)
-        names = tuple(read.site for read in asked.reads)
+        asked = LogitLens(answer, top, sites, pos, self)
+        reading = asked.reading(subject)
+        names = tuple(read.site for read in reading.reads)
         weights = self.draws(resamples, seed)
-        inner = partial(_with_ranks, inner=asked, lens=self, sites=names, pos=pos, weights=weights)
-        analysis = replace(asked, compute=inner)
-        found = answered(analysis, subject, data, prepend_bos=prepend_bos, batch_size=batch_size)
+        inner = partial(_with_ranks, inner=reading, lens=self, sites=names, pos=pos, weights=weights)
+        bound = replace(asked.bind(subject), rows=replace(reading, compute=inner))
+        found = answered(bound, subject, data, prepend_bos=prepend_bos, batch_size=batch_size)
         for name in ("low", "high"):
             found[name].attrs["unit"] = "rank"
         found["stays"].attrs["unit"] = "share of resamples"
@@ -377,7 +378,7 @@ def _with_ranks(
     batch: Batch,
     model: Transformer,
     *,
-    inner: Analysis,
+    inner: Reading,
     lens: FittedJacobianLens,
     sites: Sequence[str],
     pos: Places | None,

@@ -33,10 +33,10 @@ from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.kv_cache import KVCache, Prefix
 from interp.model.sites import stream_after
-from interp.model.tap import Read, Tap, Trace
+from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject, as_model
+from interp.passes.question import ByRow, Question, Unshared
 from interp.passes.rules import Rules, rules_attrs, under_rules
 from interp.passes.sweep import continues
 from interp.runs.run import answered
@@ -72,7 +72,7 @@ class JacobianLens(Question):
     rules: Rules = ()
     """Backward rules under which it is differentiated, or the name of a preset; none = as it is."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """A forward and some backward passes per prompt."""
         config = under_rules(model.transformer, self.rules).config
         layers = chosen(config, self.layers)
@@ -85,9 +85,9 @@ class JacobianLens(Question):
         tokens = None if self.tokens is None else tuple(model.text.outputs(self.tokens).tolist())
         if tokens is not None:
             token_directions(model.transformer, tokens)
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, layers=layers, tokens=tokens, skip=self.skip, rules=self.rules),
+            Unshared(partial(_compute, layers=layers, tokens=tokens, skip=self.skip, rules=self.rules)),
             JacobianGroups(self.groups),
             partial(_finish, asked=self, layers=layers, tokens=tokens, text=model.text),
             enough=None if self.precision is None else partial(_enough, precision=self.precision),
@@ -181,9 +181,8 @@ def chosen(config: ModelConfig, layers: Sequence[int] | None) -> tuple[int, ...]
 
 
 def _compute(
-    trace: Trace,
-    batch: Batch,
     model: Transformer,
+    batch: Batch,
     layers: Sequence[int],
     tokens: Sequence[int] | None,
     skip: int,

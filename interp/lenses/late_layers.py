@@ -43,8 +43,8 @@ from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject, text_of
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
@@ -83,7 +83,7 @@ class LateLayers(Brief, Question):
     words: Literal["unembedding", "embedding"] = "unembedding"
     """Whose directions of the words the average token is made of: W_U or W_E."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The last layer's parts, and one planned sweep without each; the mean prediction is looked up beforehand."""
         network = model.transformer
         config = network.config
@@ -91,17 +91,15 @@ class LateLayers(Brief, Question):
         for group in _groups(config).values():
             for part in group:
                 check_arrives(part, network)
-        posed = Posed.of(model.text, self.answer)
+        answers = AnswerTokens.of(model.text, self.answer)
         share = self._share(model)
         given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, share=share, words=self.words),
+            Reading(_reads(config), partial(_compute, share=share, words=self.words), ends_aligned=True),
             Means,
             partial(_finish, name=self.name, config=config, frequencies=given, words=self.words),
-            reads=_reads(config),
-            pose=posed,
-            left=True,
+            answers,
         )
 
     def _share(self, model: Subject) -> Float[Tensor, "v"]:
@@ -176,9 +174,8 @@ def mean_prediction(model: Subject, reference: DataSource | Data) -> Float[Tenso
             "frequencies"
         )
     read = Read(final_stream(model.transformer.config))
-    total = reduced_over(
-        Analysis("mean_prediction", partial(_predicted, read=read), Means, reads=(read,)), model, source
-    )
+    rows = Reading([read], partial(_predicted, read=read))
+    total = reduced_over(ByRow("mean_prediction", rows, Means), model, source)
     assert isinstance(total, Means)
     return total.moments["sum"].mean / total.moments["count"].mean
 

@@ -35,8 +35,8 @@ from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer, called, unembedded
-from interp.passes.analysis import Analysis, NotFiniteError, Posed, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -219,8 +219,22 @@ class LogitLens(Question):
     translators: Translators | None = None
     """A `TunedLens` or a `FittedJacobianLens`, and the result is that of this lens."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The states to read and what to make of them."""
+        config, rows = model.transformer.config, self.reading(model)
+        chosen = None if self.pos is None else several(self.pos)
+        sites = tuple(read.site for read in rows.reads)
+        return ByRow(
+            self.name,
+            rows,
+            Rows,
+            partial(_finish, name=self.name, config=config, sites=sites, positions=chosen, text=model.text),
+            AnswerTokens.of(model.text, self.answer),
+            prompts=len(chosen) if isinstance(chosen, PerRow) else None,
+        )
+
+    def reading(self, model: Subject) -> Reading:
+        """What is read of a pass, and the numbers of every state. Errors: those of the fields for this model."""
         config = model.transformer.config
         top = listed(self.top, 10, config.n_outputs)
         if not config.unembed:
@@ -229,16 +243,8 @@ class LogitLens(Question):
         if self.translators is not None:
             self.translators.check(model.transformer, states[:-1])
         chosen = None if self.pos is None else several(self.pos)
-        posed = Posed.of(model.text, self.answer)
-        return Analysis(
-            self.name,
-            partial(_compute, sites=states, positions=chosen, translators=self.translators, top=top),
-            Rows,
-            partial(_finish, name=self.name, config=config, sites=states, positions=chosen, text=model.text),
-            reads=tuple(Read(site) for site in states),
-            pose=posed,
-            rows=len(chosen) if isinstance(chosen, PerRow) else None,
-        )
+        compute = partial(_compute, sites=states, positions=chosen, translators=self.translators, top=top)
+        return Reading([Read(site) for site in states], compute)
 
 
 @public()

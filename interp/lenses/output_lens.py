@@ -33,8 +33,8 @@ from interp.model.records import require
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.residual.decomposition import not_linear
 from interp.residual.written import as_writer, check_arrives, reads_of, written_by
 from interp.runs.run import answered
@@ -59,7 +59,7 @@ class OutputLens(Question):
     source: int | None = None
     """Of a head: what it moved from this token of each prompt alone, negative from the end; None = from all."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The part's activations, and the scale of every norm on its way."""
         network = model.transformer
         config = network.config
@@ -71,15 +71,16 @@ class OutputLens(Question):
             )
         part = as_writer(self.part, config)
         check_arrives(part, network)
-        posed = Posed.of(model.text, self.answer)
         moved = () if self.source is None else _moving(part, network)
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_compute, part=part, top=top, source=self.source),
+            Reading(
+                (*reads_of(part, config), *moved),
+                partial(_compute, part=part, top=top, source=self.source),
+            ),
             Rows,
             partial(_finish, name=self.name, config=config, part=part, source=self.source, text=model.text),
-            reads=(*reads_of(part, config), *moved),
-            pose=posed,
+            AnswerTokens.of(model.text, self.answer),
         )
 
 

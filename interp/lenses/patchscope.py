@@ -29,8 +29,8 @@ from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject, as_model
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.run import answered
@@ -62,7 +62,7 @@ class Patchscope(Question):
     top: int | None = None
     """How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """States to read, and one planned sweep over the target prompt per batch."""
         into = model if self.into is None else as_model(self.into)
         config, other = model.transformer.config, into.transformer.config
@@ -87,8 +87,8 @@ class Patchscope(Question):
             "target_pos": where,
         }
         finish = partial(_finish, name=self.name, sites=sites, targets=targets, text=model.text, attrs=attrs)
-        reads = tuple(Read(site) for site in sites)
-        return Analysis(self.name, compute, Rows, finish, reads=reads, pose=Posed.of(model.text, self.answer))
+        rows = Reading([Read(site) for site in sites], compute)
+        return ByRow(self.name, rows, Rows, finish, AnswerTokens.of(model.text, self.answer))
 
 
 @public()

@@ -31,8 +31,8 @@ from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.analysis import NotFiniteError
 from interp.passes.observe import Model, as_model, as_network, observe
+from interp.passes.question import NotFiniteError
 
 FORMAT = "interp tuned lens 1"
 MakeOptimiser = Callable[[list[Tensor]], torch.optim.Optimizer]

@@ -38,9 +38,9 @@ from interp.pages.absent import FAILURES, Absences, why_absent, why_unsplit
 from interp.pages.corrupted import Pair, check_aligned, patches
 from interp.pages.flow import about_flow, flow_reads
 from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
-from interp.passes.analysis import Askable
 from interp.passes.metrics import logit_difference
 from interp.passes.observe import Model, Subject, as_model, observe
+from interp.passes.question import Askable
 from interp.residual import Attribute, attribute
 from interp.residual.attribution import Grain
 from interp.residual.decomposition import not_linear

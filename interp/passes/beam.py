@@ -14,8 +14,8 @@ from interp.core.viewer import Brief
 from interp.data.batch import Batch
 from interp.model.tap import Edit
 from interp.model.transformer import Transformer
-from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import Decoder, check_generation
+from interp.passes.question import NotFiniteError
 
 MOST_BEAMS = 2**20
 """Of one prompt; every one is a row of a pass."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.stats import wide
 from interp.data.batch import Batch
-from interp.passes.analysis import NotFiniteError
+from interp.passes.question import NotFiniteError
 
 
 @public()

@@ -22,9 +22,9 @@ from interp.data.batch import Batch, Prompts
 from interp.model.kv_cache import KVCache
 from interp.model.tap import Tap
 from interp.model.transformer import Transformer
-from interp.passes.analysis import NotFiniteError
 from interp.passes.generate import check_generation
 from interp.passes.observe import Model, as_model
+from interp.passes.question import NotFiniteError
 from interp.passes.sampling import Sampling
 
 

@@ -34,7 +34,6 @@ from interp.model.sites import embedding_parts, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.edited import edits_at, layer_of, names_tokens
 from interp.passes.frozen import (
     SUM_NORMS,
@@ -45,7 +44,9 @@ from interp.passes.frozen import (
     sum_norm,
     sum_scale,
 )
-from interp.passes.observe import Model, Subject, observe
+from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading, Values
+from interp.passes.schedule import Steps, recorded
 from interp.residual.decomposition import (
     EPS,
     IncompleteSumError,
@@ -90,17 +91,18 @@ class Attribute(Question):
     top: int | None = None
     """With neurons, only so many: those of the largest mean absolute value."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The last row of what every part says, or the same after cutting the prompts."""
         config = model.transformer.config
         directions = _directions(self.answer, self.wrong, config.d_model)
-        posed = None if directions is not None else Posed.of(model.text, self.answer, self.wrong)
-        found = attribution(config, self.parts, top=self.top, directions=directions)
+        answers = None if directions is not None else AnswerTokens.of(model.text, self.answer, self.wrong)
+        rows = attribution(config, self.parts, directions=directions)
+        _check_top(config, self.parts, self.top)
         if self.parts == "source":
-            found = replace(found, compute=partial(_from_the_first_token, inner=found.compute))
+            rows = replace(rows, compute=partial(_from_the_first_token, inner=rows.compute))
         one_position(self.pos)
         held = {
-            "answers": 1 if posed is None else posed.rows or 1,
+            "answers": 1 if answers is None else answers.prompts or 1,
             "directions": 1 if directions is None else len(directions),
             "positions": 1 if isinstance(self.pos, int) else len(self.pos),
         }
@@ -108,41 +110,37 @@ class Attribute(Question):
         if len(set(counts.values())) > 1:
             listed = ", ".join(f"{n} {what}" for what, n in counts.items())
             raise ValueError(f"one of each is required for every prompt, or one for all, got {listed}")
-        rows = next(iter(counts.values()), None)
-        if not (isinstance(self.pos, int) and self.pos == -1):
-            compute = partial(_elsewhere, pos=self.pos, reads=found.reads, inner=found.compute)
-            found = replace(found, compute=compute, reads=(), left=False)
-        return replace(found, name=self.name, pose=posed, rows=rows)
+        last = isinstance(self.pos, int) and self.pos == -1
+        return ByRow(
+            self.name,
+            rows if last else partial(_elsewhere, pos=self.pos, rows=rows),
+            Rows,
+            partial(_finish, config=config, parts=self.parts, top=self.top, projected=directions is not None),
+            answers,
+            prompts=next(iter(counts.values()), None),
+        )
 
 
 def attribution(
     config: ModelConfig,
     parts: Grain,
     *,
-    top: int | None = None,
     directions: Float[Tensor, "n d"] | None = None,
     summed: bool = True,
-) -> Analysis:
-    """What `Attribute` reads and computes; batches must carry answers and end in their last column.
+) -> Reading:
+    """What `Attribute` reads and computes of batches with answers, at the last token of each row.
 
     directions: one for all prompts, or one for each, after the final norm, in place of tokens. summed: parts that miss
     the total are an error; not so where the parts asked about are others than those that write the stream.
     """
-    _check(config, parts, top)
+    _check_parts(config, parts)
     if directions is None and (what := not_linear(config)):
         raise ValueError(
             "attribution requires logits that are linear in the normed stream (no masked-LM head), or a direction; "
             f"this model {what}"
         )
-    return Analysis(
-        name="attribute",
-        reads=_reads(config, parts),
-        compute=partial(_compute, parts=parts, directions=directions, summed=summed),
-        reduction=Rows,
-        finish=partial(_finish, config=config, parts=parts, top=top, projected=directions is not None),
-        last_only=True,
-        left=True,
-    )
+    compute = partial(_compute, parts=parts, directions=directions, summed=summed)
+    return Reading(_reads(config, parts), compute, last_only=True, ends_aligned=True)
 
 
 @public(renamed={"by": "parts"})
@@ -195,7 +193,7 @@ def attribute(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def _check(config: ModelConfig, parts: Grain, top: int | None) -> None:
+def _check_parts(config: ModelConfig, parts: Grain) -> None:
     """Refuse a grain that this model does not have."""
     if parts not in get_args(Grain):
         raise ValueError(f"parts must be one of {', '.join(get_args(Grain))}, got {parts!r}")
@@ -203,6 +201,10 @@ def _check(config: ModelConfig, parts: Grain, top: int | None) -> None:
         raise ValueError(f"parts='neuron' requires a plain or gated MLP, this model is {config.mlp_in_words}")
     if parts == "source" and not any(mixer.traits.additive for mixer in config.mixers):
         require("additive", config.mixers, "parts='source'")
+
+
+def _check_top(config: ModelConfig, parts: Grain, top: int | None) -> None:
+    """Refuse a number of neurons where there are none, or not so many."""
     if top is None:
         return
     if parts != "neuron" or not isinstance(config.mlp, MLP):
@@ -212,37 +214,19 @@ def _check(config: ModelConfig, parts: Grain, top: int | None) -> None:
         raise ValueError(f"top must be in [1, {count}] neurons, got {top!r}")
 
 
-def _elsewhere(
-    trace: Trace,
-    batch: Batch,
-    model: Transformer,
-    pos: int | PerRow,
-    reads: Sequence[Read],
-    inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
-) -> Mapping[str, Tensor]:
-    """The same at other positions: each prompt is cut after its own, and runs by itself; whole where all see all."""
-    if not model.config.causal or any(
-        map(names_tokens, model.edits)
-    ):  # whose tokens are those of whole prompts
-        return _within(batch, model, pos, reads, inner)
-    cut = cut_after(batch, pos)
-    last = cut.last()[:, None]
-    return inner(observe(model, cut, reads, logits_at=last, answers_only=True).trace, cut, model)
+def _elsewhere(model: Transformer, batch: Batch, pos: int | PerRow, rows: Reading) -> Steps[Values]:
+    """Attribution at other positions than the last: each prompt is cut after its own, and its pass ends there.
 
-
-def _within(
-    batch: Batch,
-    model: Transformer,
-    pos: int | PerRow,
-    reads: Sequence[Read],
-    inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
-) -> Mapping[str, Tensor]:
-    """The same at positions of whole prompts: what was to be read at the last column is read at theirs."""
+    Where a position sees what comes after it, and under edits of tokens, which are those of whole prompts, these are
+    run, and what was to be read at the last column is read at the position's.
+    """
+    if model.config.causal and not any(map(names_tokens, model.edits)):
+        return (yield from rows(model, cut_after(batch, pos)))
     whole = batch.left_aligned()
     column = places_of(whole, pos) + whole.tokens.shape[1] - whole.lengths
-    moved = {read: _there(read, column) for read in reads}
-    seen = observe(model, whole, list(moved.values()), answers_only=True).trace
-    return inner(Trace({read: seen[there] for read, there in moved.items()}), whole, model)
+    moved = {read: _there(read, column) for read in rows.reads}
+    seen = (yield from recorded(whole, list(moved.values()))).trace
+    return rows.compute(Trace({read: seen[there] for read, there in moved.items()}), whole, model)
 
 
 def _there(read: Read, column: Int[Tensor, "b"]) -> Read:

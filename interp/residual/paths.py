@@ -44,9 +44,9 @@ from interp.model.sites import final_stream, first_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
-from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.frozen import FrozenNorm, final_norm, input_norm, output_norm, sum_norm
 from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.residual.decomposition import (
     EPS,
     REMAINDER,
@@ -84,19 +84,16 @@ class Paths(Question):
     wrong: Answers | None = None
     """The token that the answer is contrasted with."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The patterns and scales of a pass, and a reading carried back through them."""
         check_expandable(model.transformer)
         config = model.transformer.config
-        posed = Posed.of(model.text, self.answer, self.wrong)
-        return Analysis(
+        return ByRow(
             self.name,
-            _contributions,
+            Reading(frozen_reads(config), _contributions, ends_aligned=True),
             Rows,
             partial(_finish_paths, name=self.name, config=config),
-            reads=frozen_reads(config),
-            pose=posed,
-            left=True,
+            AnswerTokens.of(model.text, self.answer, self.wrong),
         )
 
 
@@ -106,12 +103,12 @@ class Orders(Question):
 
     of_layers: ClassVar[bool] = False
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The patterns and scales of a pass."""
         check_expandable(model.transformer)
         config = model.transformer.config
         finish = partial(_finish_orders, name=self.name, config=config, text=model.text)
-        return Analysis(self.name, _by_order, Rows, finish, reads=frozen_reads(config))
+        return ByRow(self.name, Reading(frozen_reads(config), _by_order), Rows, finish)
 
 
 @dataclass(frozen=True)
@@ -120,12 +117,12 @@ class TermImportance(Question):
 
     of_layers: ClassVar[bool] = False
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """The patterns and scales of a pass."""
         check_expandable(model.transformer)
         config = model.transformer.config
         finish = partial(_finish_losses, name=self.name, config=config)
-        return Analysis(self.name, _losses, Means, finish, reads=frozen_reads(config))
+        return ByRow(self.name, Reading(frozen_reads(config), _losses), Means, finish)
 
 
 @public()

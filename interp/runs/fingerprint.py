@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from interp.passes.analysis import Analysis
+from interp.passes.question import ByRow
 from interp.runs.provenance import bytes_of
 
 MARK = "cannot be compared"
@@ -72,9 +72,9 @@ class _Walk:
         if isinstance(value, functools.partial):
             return {"of": self.of(value.func), "args": self.of(value.args), **self.each(value.keywords)}
         if is_dataclass(value) and not isinstance(value, type):
-            if isinstance(value, Analysis):  # how its result is labelled decides no number
+            if isinstance(value, ByRow):  # how its result is labelled decides no number
                 return self.each(
-                    {f.name: getattr(value, f.name) for f in fields(value) if f.name != "finish"}
+                    {f.name: getattr(value, f.name) for f in fields(value) if f.name != "result"}
                 )
             own = {f.name: getattr(value, f.name) for f in fields(value)}
             return self._kind(type(value)) | self.each(own)

@@ -14,10 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from interp.data.batch import Batch
+from interp.model.config import ModelConfig
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Questions
-from interp.passes.observe import observe
+from interp.passes.observe import deepest
+from interp.passes.question import Questions
+from interp.passes.schedule import Pass, one_pass
 from interp.passes.together import least
 
 SHARE, HOST_SHARE = 0.6, 0.25
@@ -46,7 +48,8 @@ class MemoryPlan:
     def tokens_per_batch(self) -> int:
         """Tokens that fit, at least one row."""
         row = max(x for x in (self.predicted, self.measured) if x == x)
-        return self.width * max(1, min(int(self.free / row), self.most // self.width))
+        fit = int(self.free / row) if row else self.most
+        return self.width * max(1, min(fit, self.most // self.width))
 
     def explain(self) -> str:
         """The plan in one line."""
@@ -75,7 +78,7 @@ def memory_plan(
     if sample is not None:
         measured = measured_row_bytes(questions, model, sample) * width / sample.tokens.shape[1]
         measured = -float(least(model, -math.ceil(measured)))
-    lookups = questions.stop == 0 and all(a.reads for a in questions.analyses)  # no block runs
+    lookups = _looks_up(questions, model.config)
     most = MOST_ON_HOST if model.device.type == "cpu" and not lookups else MOST_ON_DEVICE
     return MemoryPlan(width, predicted, measured, least(model, _free(model.device)), most)
 
@@ -93,9 +96,9 @@ def predicted_row_bytes(questions: Questions, model: Transformer, width: int) ->
         return float("nan")
     peaks = []
     for rows in (1, 2):
-        tokens = torch.empty(rows, width, dtype=torch.long, device="meta")
+        batch = Batch(torch.zeros(rows, width, dtype=torch.long)).to(torch.device("meta"))
         try:
-            peaks.append(_ghost_peak(questions, ghost, tokens))
+            peaks.append(_ghost_peak(questions, ghost, batch))
         except NotImplementedError:
             return float("nan")
     return float(peaks[1] - peaks[0])
@@ -159,16 +162,21 @@ def _storages(values: object) -> list[torch.UntypedStorage]:
     return [leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def _ghost_peak(questions: Questions, ghost: Transformer, tokens: Tensor) -> int:
-    """Peak of a pass without numbers; the reductions that cannot do without are left out."""
-    reads = [Read(read.site, _shape_only(read), by_row=read.by_row) for read in questions.reads]
-    where = None
-    if questions.last_only and questions.stop is None:
-        where = torch.zeros(len(tokens), 1, dtype=torch.long, device="meta")
+def _looks_up(questions: Questions, config: ModelConfig) -> bool:
+    """Whether no block runs: every question reads embeddings alone."""
+    readings = questions.readings
+    reads = [read.site for each in readings for read in each.reads]
+    return len(readings) == len(questions.asked) and bool(reads) and deepest(reads, config) == 0
+
+
+def _ghost_peak(questions: Questions, ghost: Transformer, batch: Batch) -> int:
+    """Peak of the pass that all readings share, without numbers; reductions that need numbers are left out."""
+    needed = []
+    for each in questions.readings:
+        reads = [Read(read.site, _shape_only(read), by_row=read.by_row) for read in each.reads]
+        needed.append(Pass(batch, reads, each.last_only))
     with LiveBytes() as live, _FusedAttention():
-        answers = observe(
-            ghost, Batch(tokens), reads, stop=questions.stop, logits_at=where, answers_only=True
-        )
+        answers = one_pass(ghost, needed) if needed else None
         del answers
     return live.peak
 

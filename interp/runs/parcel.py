@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from interp.data.stream import DataSource
 from interp.model.mapped import FileMap, FileState, MappedFile
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Questions
+from interp.passes.question import Questions
 
 Work = tuple[Questions, Transformer, DataSource]
 """What a worker needs: the questions, the model, the data."""

@@ -13,7 +13,7 @@ from interp.core.results import MergeTree
 from interp.core.stats import Means, Partial, Reduction
 from interp.data.sources import Rejected
 from interp.model.config import Json
-from interp.passes.analysis import merged
+from interp.passes.question import merged
 
 Partials = Mapping[str, Partial]
 """The partial result of every analysis, by its name."""

@@ -20,7 +20,7 @@ import torch
 
 from interp.data.stream import DataSource
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Questions
+from interp.passes.question import Questions
 from interp.runs.journal import packed_done, unpacked_done
 from interp.runs.parcel import Parcel, as_bytes, packed
 from interp.runs.progress import Done
@@ -64,7 +64,7 @@ def done_by_ray(
     found = ray.data.from_items(todo, override_num_blocks=len(todo)).map_batches(
         _Actor, batch_size=1, fn_constructor_kwargs={"work": work}, **pool
     )
-    reductions = {a.name: a.reduction for a in questions.analyses}
+    reductions = {each.name: each.keep for each in questions.asked}
     for row in found.iter_rows():
         yield unpacked_done(row["done"], reductions)
 

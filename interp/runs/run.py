@@ -36,17 +36,9 @@ from interp.data.stream import (
 from interp.model.config import Json
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
-from interp.passes.analysis import (
-    Alone,
-    Analysis,
-    Askable,
-    NotFiniteError,
-    Question,
-    Questions,
-    function_name,
-)
 from interp.passes.edited import of_columns
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
+from interp.passes.question import Alone, Askable, ByRow, NotFiniteError, Question, Questions, function_name
 from interp.passes.together import least, one_after_another
 from interp.runs.kept import looked_at, once
 from interp.runs.memory import MOST_ON_HOST, memory_plan
@@ -143,7 +135,7 @@ def run(
     `out`; the call without `shard` takes in what they did, and does the rest. A share may be empty: where no job has
     done a row yet, there are no data sets in what is returned. However many processes a host has, it has the weights
     once; those of a file are sent as its path. An iterator's rows are for one process.
-    One process alone ends at the window after which all questions know enough (`Analysis.enough`); several do all.
+    One process alone ends at the window after which all questions know enough (`ByRow.enough`); several do all.
     No number depends on batch size beyond rounding, no bit on restarts, engine, shards or the number of devices, at as
     many threads and on the same kind of hardware.
     Errors: ValueError for no questions, two of one name, no rows, no usable row, or a folder of another run;
@@ -262,7 +254,7 @@ class _Place:
 
 
 def _over_data(
-    asked: Sequence[Analysis],
+    asked: Sequence[ByRow],
     subject: Subject,
     data: DataSource | Data | Pairs,
     place: _Place,
@@ -271,14 +263,14 @@ def _over_data(
 ) -> Results:
     """The answers to what is asked about rows of data."""
     network, folder = subject.transformer, place.folder
-    shared = Questions.of(asked, network.config)
+    shared = Questions.of(asked)
     before = None if folder is None else WORK.begun(folder, resume=place.resume or place.shard is not None)
     least(network, 0)  # before the first of several processes makes the folder that the others look for
     source = _sized(data, shared, subject, before)
     for each in asked:
-        if each.rows is not None and source.rows not in (None, each.rows):
+        if each.prompts is not None and source.rows not in (None, each.prompts):
             raise ValueError(
-                f"{each.name} holds {each.held} for {each.rows} prompts, got {source.rows} rows of data"
+                f"{each.name} holds {each.held} for {each.prompts} prompts, got {source.rows} rows of data"
             )
     share = None if place.shard is None else Shard.of(place.shard)
     work = _Work(shared, network, source, share, devices, engine)
@@ -317,24 +309,22 @@ def answered(
     return found[question.name]
 
 
-def reduced_over(analysis: Analysis, model: Subject, source: DataSource) -> Partial:
-    """What an analysis keeps of all rows, unlabelled: for questions that go on computing with it.
+def reduced_over(question: ByRow, model: Subject, source: DataSource) -> Partial:
+    """What a question keeps of all rows, unlabelled: for others that go on computing with it.
 
     Errors: NotFiniteError (a ValueError) for rows on which the model gives NaN or infinity.
     """
-    return all_reduced_over([analysis], model, source)[analysis.name]
+    return all_reduced_over([question], model, source)[question.name]
 
 
-def all_reduced_over(
-    analyses: Sequence[Analysis], model: Subject, source: DataSource
-) -> Mapping[str, Partial]:
-    """The same of several analyses, by their names, from one pass per batch. Errors: as `reduced_over`."""
+def all_reduced_over(asked: Sequence[ByRow], model: Subject, source: DataSource) -> Mapping[str, Partial]:
+    """What several questions keep of all rows, by their names, from shared passes. Errors: as `reduced_over`."""
     progress = Progress()
-    questions = Questions.of(analyses, model.transformer.config)
+    questions = Questions.of(asked)
     _Work(questions, model.transformer, source, None, None, None).go(progress.due, progress, progress.add)
     if rejected := progress.finished.rejected:
         first = min(rejected, key=lambda each: each.row)
-        raise NotFiniteError(f"{analyses[0].name}: row {first.row}: {first.reason}")
+        raise NotFiniteError(f"{asked[0].name}: row {first.row}: {first.reason}")
     total = progress.total()
     assert total is not None, "prompts in memory are at least one row"
     return _in_order(total, source)
@@ -361,7 +351,7 @@ class _Work:
         """Prompts as batches for this work: by length, unless edits or questions know them in the order given."""
         if of_columns(self.model):
             return prompts.as_given()
-        return prompts.in_order() if any(a.enough for a in self.questions.analyses) else prompts
+        return prompts.in_order() if any(each.enough for each in self.questions.asked) else prompts
 
     @property
     def _several(self) -> bool:
@@ -371,7 +361,7 @@ class _Work:
         """Do every window that is due, or as many as are enough, and hand over each batch's part."""
         if self.enough(progress):
             return
-        names = [a.name for a in self.questions.analyses]
+        names = [each.name for each in self.questions.asked]
         title = f"{len(names)} questions" if len(names) > MOST_NAMED else ", ".join(names)
         with progress_bar(title, self.source.rows, progress) as bar:
             for done in self._done(self._windows(due), due):
@@ -386,7 +376,7 @@ class _Work:
         Several would stop wherever each of them happens to be, so they do all windows.
         """
         tree = progress.tree
-        if self._several or not all(a.enough for a in self.questions.analyses):
+        if self._several or not all(each.enough for each in self.questions.asked):
             return False
         return all(w in tree for w in range(len(tree))) and self.questions.enough(progress.total())
 
@@ -439,17 +429,17 @@ def _kept(work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, beg
 
 def _asked(
     questions: Asked, model: Subject, bootstrap: int, seed: int
-) -> tuple[list[Analysis], dict[str, Alone]]:
+) -> tuple[list[ByRow], dict[str, Alone]]:
     """What to do for each question over data, and for those that need none, by name."""
     given = _by_name(questions)
     for name, question in given.items():
         if not model.transformer.config.n_layers and getattr(question, "of_layers", False):
             raise ValueError(f"{name} requires a model with layers, this one has none")
-    made = {name: replace(question.asked(model), name=name) for name, question in given.items()}
-    analyses = [each for each in made.values() if isinstance(each, Analysis)]
+    made = {name: replace(question.bind(model), name=name) for name, question in given.items()}
+    by_row = [each for each in made.values() if isinstance(each, ByRow)]
     if bootstrap:
-        analyses = [_resampled(analysis, bootstrap, seed) for analysis in analyses]
-    return analyses, {name: each for name, each in made.items() if isinstance(each, Alone)}
+        by_row = [_resampled(each, bootstrap, seed) for each in by_row]
+    return by_row, {name: each for name, each in made.items() if isinstance(each, Alone)}
 
 
 def _by_name(questions: Asked) -> dict[str, Askable]:
@@ -461,7 +451,7 @@ def _by_name(questions: Asked) -> dict[str, Askable]:
         every: list[Askable] = list(questions) if several else [questions]  # type: ignore[arg-type,list-item]
         pairs = [(getattr(each, "name", ""), each) for each in every]
     for _, each in pairs:
-        if isinstance(each, type) or not callable(getattr(each, "asked", None)):
+        if isinstance(each, type) or not callable(getattr(each, "bind", None)):
             raise ValueError(
                 f"questions are records, such as interp.lenses.LogitLens(top=5), got {shown(each)}{_record_of(each)}"
             )
@@ -486,11 +476,11 @@ def _record_of(given: object) -> str:
     return ""
 
 
-def _resampled(analysis: Analysis, replicates: int, seed: int) -> Analysis:
-    kind = analysis.reduction
+def _resampled(question: ByRow, replicates: int, seed: int) -> ByRow:
+    kind = question.keep
     if not (isinstance(kind, type) and issubclass(kind, Means)):
-        return analysis
-    return replace(analysis, reduction=Bootstrap(kind, replicates, seed))
+        return question
+    return replace(question, keep=Bootstrap(kind, replicates, seed))
 
 
 def _sized(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from interp.model.config import Json
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Questions
+from interp.passes.question import Questions
 from interp.passes.together import one_after_another, writes
 from interp.runs.fingerprint import fingerprint, incomparable
 from interp.runs.folder import FolderKind, locked, write_bytes
@@ -88,7 +88,7 @@ class WorkFolder:
 
 def work_of(questions: Questions, model: Transformer, data: Json) -> Json:
     """All that decides the numbers of a run, as JSON."""
-    asked = {a.name: fingerprint(a) for a in questions.analyses}
+    asked = {each.name: fingerprint(each) for each in questions.asked}
     network = {
         "model_sha256": model_hash(model),
         "dtype": str(model.dtype),
@@ -117,7 +117,7 @@ def opened(
     Errors: ValueError while another process is working on the same share.
     """
     name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
-    reductions = {a.name: a.reduction for a in questions.analyses}
+    reductions = {each.name: each.keep for each in questions.asked}
     first = writes(model)
     with _share(folder, name) if first else nullcontext():
         with one_after_another(model):

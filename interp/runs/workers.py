@@ -26,7 +26,7 @@ from interp.data.batch import Batch
 from interp.data.sources import Rejected
 from interp.data.stream import DataSource, Window
 from interp.model.transformer import Transformer
-from interp.passes.analysis import NotFiniteError, Questions, Values, merged
+from interp.passes.question import BatchValues, NotFiniteError, Questions, merged
 from interp.runs.journal import packed_done, unpacked_done
 from interp.runs.parcel import Parcel, in_shared_memory, packed
 from interp.runs.progress import Done, Partials, Tally
@@ -90,7 +90,7 @@ class Worker:
                 found = merged(found, partials)
         return found, rejected
 
-    def _reduced(self, batch: Batch, values: Values, checks: Checks) -> Answer:
+    def _reduced(self, batch: Batch, values: BatchValues, checks: Checks) -> Answer:
         _check_rows(batch, values)
         rows, every = batch.identities(), [x for each in values.values() for x in each.values()]
         if (found := self.questions.reduced_if(finite(every), values, rows, checks)) is not None:
@@ -105,19 +105,19 @@ class Worker:
         kept = {a: {k: v[good.to(v.device)] for k, v in each.items()} for a, each in values.items()}
         return self.questions.reduced(kept, None if rows is None else rows.cpu()[good]), rejected
 
-    def _finite(self, values: Values) -> tuple[Bool[Tensor, "n"] | None, str]:
+    def _finite(self, values: BatchValues) -> tuple[Bool[Tensor, "n"] | None, str]:
         """Which rows are finite wherever a reduction needs it (None: all are), and what is not in the others.
 
         Where a reduction takes NaN for what a row lacks, a row that is NaN in all values of an analysis is set aside.
         """
         good: Tensor | None = None
         culprits = []
-        for analysis in self.questions.analyses:
-            strict = getattr(analysis.reduction, "refuses_nan", False)
-            for name, fine in _fine(values[analysis.name], strict=strict).items():
+        for each in self.questions.asked:
+            strict = getattr(each.keep, "refuses_nan", False)
+            for name, fine in _fine(values[each.name], strict=strict).items():
                 if not bool(fine.all()):
                     good = fine if good is None else good & fine
-                    culprits.append(f"{analysis.name}.{name}")
+                    culprits.append(f"{each.name}.{name}")
         return good, f"NaN or infinite: {', '.join(culprits)}"
 
 
@@ -136,7 +136,7 @@ def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tenso
     return {} if some is None else {", ".join(floats): some}
 
 
-def _check_rows(batch: Batch, values: Values) -> None:
+def _check_rows(batch: Batch, values: BatchValues) -> None:
     """ValueError for an analysis that does not give one value per row (in packed batches: per text)."""
     for name, each in values.items():
         lengths = sorted({len(value) for value in each.values()})
@@ -221,7 +221,7 @@ def done_by_processes(
             f"what runs in several processes must be picklable, functions by their names: {cause}"
         ) from cause
     crew = _Crew(parcel, devices)
-    reductions = {a.name: a.reduction for a in questions.analyses}
+    reductions = {each.name: each.keep for each in questions.asked}
     waiting, deaths = iter(windows), dict[int, int]()
     try:
         while True:

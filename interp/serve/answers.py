@@ -24,7 +24,7 @@ from interp.model.tap import Read, Trace
 from interp.pages import views
 from interp.pages.stages import Stages, factor_of
 from interp.pages.wording import harmless, visible
-from interp.passes.analysis import Analysis
+from interp.passes.question import Reading
 from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
 from interp.serve import directions
@@ -154,12 +154,12 @@ def _attributed(
     session: Session, pair: Pair, edits: Sequence[Edit], answer: int, wrong: int | None
 ) -> dict[str, object]:
     """Logits that each head and MLP adds at the position, `cells[run][layer]` (the MLP last); or why there are none."""
-    analysis = session.attribution
-    if isinstance(analysis, str):
-        return {"why": analysis}
+    reading = session.attribution
+    if isinstance(reading, str):
+        return {"why": reading}
     last = _last(pair, edits)
     try:
-        found = _sums(session, analysis, last, pair, answer, wrong)
+        found = _sums(session, reading, last, pair, answer, wrong)
     except IncompleteSumError as cause:
         return {"why": str(cause)}
     config = session.config
@@ -182,7 +182,7 @@ def _row(config: ModelConfig, layer: int) -> list[Part]:
 
 def _sums(
     session: Session,
-    analysis: Analysis,
+    reading: Reading,
     last: Mapping[str, Tensor],
     pair: Pair,
     answer: int,
@@ -198,7 +198,7 @@ def _sums(
     prompt = pair.tokens[: pair.position + 1].expand(2, -1).to(model.device)
     foils = None if wrong is None else torch.tensor([wrong] * 2, device=model.device)
     batch = Batch(prompt.clone()).with_answers(torch.tensor([answer] * 2, device=model.device), foils)
-    return analysis.compute(Trace({read: answering(read) for read in analysis.reads}), batch, model)
+    return reading.compute(Trace({read: answering(read) for read in reading.reads}), batch, model)
 
 
 def _last(pair: Pair, edits: Sequence[Edit]) -> dict[str, Tensor]:

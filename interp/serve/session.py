@@ -24,10 +24,10 @@ from interp.model.config import MLP, MLPS, ModelConfig
 from interp.model.edits import Edit
 from interp.model.tap import Read
 from interp.pages.stages import sites_of, staged
-from interp.passes.analysis import Analysis
 from interp.passes.edit_text import edit_to_json
 from interp.passes.generate import Step, stream
 from interp.passes.observe import Subject, observe
+from interp.passes.question import Reading
 from interp.passes.sampling import Sampling
 from interp.residual.attribution import attribution
 from interp.serve import directions
@@ -108,7 +108,7 @@ class Session:
         return self.model.transformer.config
 
     @cached_property
-    def attribution(self) -> Analysis | str:
+    def attribution(self) -> Reading | str:
         """Direct attribution by head, or why this model has none."""
         try:
             return attribution(self.config, "head")

@@ -20,9 +20,9 @@ from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis
 from interp.passes.edited import after_pattern, edits_at, names_tokens, of_columns
 from interp.passes.observe import observe
+from interp.passes.question import Reading
 from interp.residual.attribution import attribution, labels
 from interp.residual.decomposition import IncompleteSumError, bound, in_half
 from interp.tokens.mixing import check_stream, contributions, layers_read
@@ -88,7 +88,7 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[s
     return {**found, "value": torch.zeros_like(found["value"]).scatter(1, order, found["value"])}
 
 
-def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Analysis) -> dict[str, Tensor]:
+def credited(model: Transformer, batch: Batch, trace: Trace, by_source: Reading) -> dict[str, Tensor]:
     """The numbers of `alti_logit` for rows that end in the last column, from what was recorded of them."""
     parts = by_source.compute(trace, batch, model)
     n = model.config.n_layers

@@ -30,8 +30,8 @@ from interp.data.stream import DataSource
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject, observe
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading, Unshared
 from interp.runs.run import answered
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.tokens.mixing import check_tokens
@@ -102,26 +102,26 @@ class Erasure(Brief, Question):
     batch_size: int = 32
     """Rows of one pass; every set of removed tokens is a row."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Passes with tokens removed, for every batch."""
         how = Removal(tuple(self.shares), self.replacement, self.measure)
         how.check(model.transformer)
         check_result("attribution", self.attribution, ("prompt", "pos", "value"), "token_attribution")
         value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
         each = [torch.tensor(row[~np.isnan(row)]) for row in value]
-        posed = Posed.of(model.text, self.answer, self.wrong)
-        if posed is not None and posed.rows not in (None, len(each)):
+        answers = AnswerTokens.of(model.text, self.answer, self.wrong)
+        if answers is not None and answers.prompts not in (None, len(each)):
             raise ValueError(
                 f"answer and wrong are for all {len(each)} prompts of the attribution, or one for each: "
-                f"got {posed.rows}"
+                f"got {answers.prompts}"
             )
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.batch_size),
+            Unshared(partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.batch_size)),
             Rows,
             partial(_finish, name=self.name, how=how),
-            pose=posed,
-            rows=len(each),
+            answers,
+            prompts=len(each),
         )
 
 
@@ -150,25 +150,26 @@ class CompareMethods(Question):
     batch_size: int = 32
     """Rows of one pass; every set of removed tokens is a row."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Every method's own reads and passes, and passes with tokens removed."""
         if self.draws < 1:
             raise ValueError(f"at least one random order is required, got draws={self.draws}")
         how = Removal(tuple(self.shares), self.replacement, self.measure)
         how.check(model.transformer)
         each = {
-            name: TokenAttribution(self.answer, self.wrong, method, self.pos, self.batch_size).asked(model)
+            name: TokenAttribution(method=method, pos=self.pos, batch_size=self.batch_size).reading(
+                model.transformer
+            )[0]
             for name, method in _named(self.methods).items()
         }
-        posed = Posed.of(model.text, self.answer, self.wrong)
+        reads = dict.fromkeys(read for method in each.values() for read in method.reads)
         attrs = {**_attrs(how), "draws": self.draws, "seed": self.seed}
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_of_every, each=each, how=how, asked=self),
+            Reading(list(reads), partial(_of_every, each=each, how=how, asked=self)),
             Rows,
             partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
-            reads=tuple(dict.fromkeys(read for analysis in each.values() for read in analysis.reads)),
-            pose=posed,
+            AnswerTokens.of(model.text, self.answer, self.wrong),
         )
 
 
@@ -314,9 +315,8 @@ def _removable(batch: Batch) -> Bool[Tensor, "b p"]:
 
 
 def _of_one(
-    trace: Trace,
-    batch: Batch,
     model: Transformer,
+    batch: Batch,
     each: Sequence[Float[Tensor, "_"]],
     how: Removal,
     pos: int,
@@ -340,7 +340,7 @@ def _of_every(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Mapping[str, Analysis],
+    each: Mapping[str, Reading],
     how: Removal,
     asked: CompareMethods,
 ) -> Mapping[str, Tensor]:

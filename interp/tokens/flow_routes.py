@@ -30,8 +30,8 @@ from interp.model.parts import Part
 from interp.model.records import require
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs.run import answered
 from interp.tokens.mixing import SourceSplit, check_stream, closer_, split_reads
 
@@ -50,7 +50,7 @@ OWN = ("mlp", "resid_mid", "resid", "attn_bias")
 class FlowRoutes(Question):
     """Which parts every sum of the residual stream comes from; `flow_routes` describes the result."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """What heads move at every layer, and what its MLP adds."""
         network = model.transformer
         if (problem := why_no_routes(network.config)) is not None:
@@ -60,7 +60,7 @@ class FlowRoutes(Question):
         check_stream(network, "a split of the stream into routes")
         reads = [read for layer in range(network.config.n_layers) for read in _reads(network, layer)]
         finish = partial(_finish, name=self.name, config=network.config, text=model.text)
-        return Analysis(self.name, _compute, Rows, finish, reads=tuple(reads))
+        return ByRow(self.name, Reading(reads, _compute), Rows, finish)
 
 
 @public()

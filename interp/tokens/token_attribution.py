@@ -27,8 +27,8 @@ from interp.model.config import ModelConfig
 from interp.model.edits import Add, Detach, Edit, Project, Scale
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Posed, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.passes.rules import promises, under_rules
 from interp.runs.run import answered
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
@@ -121,25 +121,38 @@ class TokenAttribution(Question):
     batch_size: int = 32
     """Rows of one pass, where a method runs passes of its own."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """What the mixing methods read in the shared pass; passes of its own for the others."""
         network, how = model.transformer, as_method(self.method)
-        check_tokens(network.config)
-        name = self.method if isinstance(self.method, str) else repr(self.method)
-        reads, inner, sums_to = _computed(network, how, self.batch_size)
-        posed = None if isinstance(how, Mixing) else Posed.of(model.text, self.answer, self.wrong)
+        rows, sums_to = self.reading(network)
+        answers = None if isinstance(how, Mixing) else AnswerTokens.of(model.text, self.answer, self.wrong)
         capped = network.config.logit_softcap is not None
         unit = "share" if isinstance(how, Mixing) else "logits before the soft cap" if capped else "logits"
         steps = how.steps if isinstance(how, IntegratedGradients) else 0
-        attrs: dict[str, str | int | float] = {"method": name, "pos": self.pos, "sums_to": sums_to}
-        return Analysis(
+        attrs: dict[str, str | int | float] = {
+            "method": self._method_name,
+            "pos": self.pos,
+            "sums_to": sums_to,
+        }
+        return ByRow(
             self.name,
-            partial(_compute, inner=inner, pos=self.pos, method=None if isinstance(how, Mixing) else name),
+            rows,
             Rows,
             partial(_finish, name=self.name, unit=unit, attrs=attrs, text=model.text, steps=steps),
-            reads=reads,
-            pose=posed,
+            answers,
         )
+
+    def reading(self, network: Transformer) -> tuple[Reading, str]:
+        """What is read of a pass with the values of every token, and what these sum to."""
+        how = as_method(self.method)
+        check_tokens(network.config)
+        reads, inner, sums_to = _computed(network, how, self.batch_size)
+        method = None if isinstance(how, Mixing) else self._method_name
+        return Reading(reads, partial(_compute, inner=inner, pos=self.pos, method=method)), sums_to
+
+    @property
+    def _method_name(self) -> str:
+        return self.method if isinstance(self.method, str) else repr(self.method)
 
 
 @dataclass(frozen=True)
@@ -149,15 +162,17 @@ class LayerMixing(Question):
     kernel: Kernel = "alti"
     """How a block becomes a matrix."""
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """What the kernel needs of every block."""
         network = model.transformer
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_matrices, kernel=self.kernel),
+            Reading(
+                layers_read(network, self.kernel, range(network.config.n_layers)),
+                partial(_matrices, kernel=self.kernel),
+            ),
             Rows,
             partial(_finish_layers, asked=self, config=network.config, text=model.text),
-            reads=layers_read(network, self.kernel, range(network.config.n_layers)),
         )
 
 

@@ -17,7 +17,7 @@ from interp.core.boundary import public
 from interp.families.convert import AnyModel
 from interp.model.config import AnyConfig, Json
 from interp.model.encoder_decoder import build
-from interp.passes.analysis import NotFiniteError
+from interp.passes.question import NotFiniteError
 from interp.runs.run_file import plain
 from interp.tasks.examples import Examples, Place
 from interp.training.initial import xavier

@@ -19,11 +19,10 @@ from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model.loss import predicted
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Analysis, Question
 from interp.passes.frozen import final_norm
 from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Unshared
 from interp.runs.run import answered
 from interp.weights.head_circuits import Embedding, HeadCircuits
 from interp.weights.token_pairs import worded
@@ -44,14 +43,14 @@ class BigramTable(Question):
     """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         """Counts of neighbours per batch, no pass; the direct path at the end."""
         circuits = HeadCircuits(model, self.folded, embedding=self.embedding)
         circuits.config.require_tokens("a bigram table")
         _ = circuits.bare_unembedding  # refuses a model whose direct path is not linear
-        return Analysis(
+        return ByRow(
             self.name,
-            partial(_neighbours, d_vocab=circuits.config.d_vocab),
+            Unshared(partial(_neighbours, d_vocab=circuits.config.d_vocab)),
             PairCounts,
             partial(_finish, name=self.name, circuits=circuits, text=model.text),
         )
@@ -119,7 +118,7 @@ class PairCounts:
         return cls(**tensors)
 
 
-def _neighbours(trace: Trace, batch: Batch, model: Transformer, d_vocab: int) -> Mapping[str, Tensor]:
+def _neighbours(model: Transformer, batch: Batch, d_vocab: int) -> Mapping[str, Tensor]:
     """Every token with the one that follows it in the same text, -1 where none does."""
     codes = torch.full_like(batch.tokens, -1, dtype=torch.long)
     codes[:, :-1] = batch.tokens[:, :-1].long() * d_vocab + batch.tokens[:, 1:]

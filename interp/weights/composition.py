@@ -28,8 +28,8 @@ from interp.core.stats import wide
 from interp.core.viewer import Brief
 from interp.model.config import Rotary
 from interp.model.parts import Named, Part, as_part
-from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import Alone, Question
 from interp.runs.run import answered
 from interp.weights.head_circuits import HeadCircuits, as_circuits, head_names
 
@@ -55,7 +55,7 @@ class Composition(Question):
     """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Products of thin matrices, no pass."""
         circuits = HeadCircuits(model, folded=self.folded)
         if circuits.config.n_layers < 2:

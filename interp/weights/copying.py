@@ -36,9 +36,9 @@ from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Alone, Question
 from interp.passes.frozen import final_norm
 from interp.passes.observe import Model, Subject
+from interp.passes.question import Alone, Question
 from interp.runs.run import answered
 from interp.weights.head_circuits import (
     Embedding,
@@ -144,7 +144,7 @@ class Copying(Question):
     """How many random heads are ranked beside each head, for `p` of the ranks."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Products of thin matrices, no pass."""
         model.transformer.config.require_tokens("how far heads copy tokens")
         circuits = HeadCircuits(model, folded=self.folded, embedding=self.embedding)

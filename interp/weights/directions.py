@@ -29,9 +29,9 @@ from interp.data.batch import Text
 from interp.model.config import MLP, ModelConfig
 from interp.model.parts import Named, Part, as_part, as_parts
 from interp.model.weights import Weights
-from interp.passes.analysis import Alone, Question
 from interp.passes.frozen import input_norm, output_norm
 from interp.passes.observe import Model, Subject
+from interp.passes.question import Alone, Question
 from interp.runs.run import answered
 from interp.weights.head_circuits import HeadCircuits
 from interp.weights.token_pairs import worded
@@ -68,7 +68,7 @@ class Directions(Brief, Question):
     """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Products with the embedding or the unembedding, no pass."""
         circuits = HeadCircuits(model, folded=True)
         width = circuits.config.d_model
@@ -100,7 +100,7 @@ class SingularDirections(Question):
     """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """A decomposition of thin factors, no pass."""
         circuits = HeadCircuits(model, folded=True)
         if self.offset is not None and self.matrix != "QK":
@@ -126,7 +126,7 @@ class Neurons(Question):
     """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Products with the embedding and the unembedding, no pass."""
         circuits = HeadCircuits(model, folded=True)
         config = circuits.config

@@ -23,8 +23,8 @@ from interp.core.tiles import row_tiles
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Text
 from interp.model.parts import Part
-from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import Alone, Question
 from interp.runs.run import answered
 from interp.weights.head_circuits import Embedding, HeadCircuits, by_layer
 from interp.weights.token_pairs import worded
@@ -54,7 +54,7 @@ class HeadTokens(Question):
     """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Products with some rows of the embedding, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         ids = _distinct(model.text, self.tokens)

@@ -26,8 +26,8 @@ from interp.model.experts import Experts
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
-from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import Alone, Question
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Spectra(Question):
     """Of how many of the largest the share is given."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Decompositions, no pass."""
         if self.top < 1:
             raise ValueError(f"top >= 1 is required, got {self.top}")

@@ -21,9 +21,9 @@ from interp.core.stats import wide
 from interp.model.config import MLP
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.analysis import Alone, Question
 from interp.passes.frozen import input_norm
 from interp.passes.observe import Model, Subject
+from interp.passes.question import Alone, Question
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Superposition(Question):
     """Whether the gain and the bias of the norm before the MLP count as parts of its weights."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Norms of the columns of W_in, no pass."""
         mlp = model.transformer.config.mlp
         if not isinstance(mlp, MLP) or mlp.gated or not mlp.bias:

@@ -21,8 +21,8 @@ from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.data.batch import Answers, Text
 from interp.model.parts import Named, Part, as_parts
-from interp.passes.analysis import Alone, Question
 from interp.passes.observe import Model, Subject
+from interp.passes.question import Alone, Question
 from interp.runs.run import answered
 from interp.weights.head_circuits import Embedding, HeadCircuits
 from interp.weights.typical_scales import ABOUT, typical_factors, units
@@ -55,7 +55,7 @@ class TopPairs(Question):
     """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Products by tiles, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         heads, most = _heads(self.head, circuits), circuits.config.d_vocab
@@ -86,7 +86,7 @@ class SkipTrigrams(Question):
     """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     of_weights: ClassVar[bool] = True
 
-    def asked(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Alone:
         """Products by tiles, and one pass over a few random tokens for the scales of norms."""
         circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
         heads, v = _heads(self.head, circuits), circuits.config.d_vocab

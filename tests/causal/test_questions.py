@@ -25,7 +25,7 @@ from interp.causal import (
 from interp.data.batch import Batch
 from interp.edits import Zero
 from interp.model.edits import Edit, Scale
-from interp.passes.analysis import Question
+from interp.passes.question import Question
 from tests.configs import build, some_tokens
 from tests.tables import PART_COLUMNS
 

@@ -30,7 +30,6 @@ from interp import Edit
 from interp.causal import EdgeGraph
 from interp.circuits import Circuit
 from interp.edits import Variant, Zero
-from interp.passes.analysis import Question
 from interp.passes.observe import as_model
 from interp.weights import HeadCircuits
 from tests.configs import CONFIGS, build

@@ -14,7 +14,7 @@ import xarray as xr
 from interp.data.batch import Batch
 from interp.features import SAE
 from interp.model import Transformer
-from interp.passes.analysis import Alone, Askable, Question, Questions, merged
+from interp.passes.question import Alone, Askable, merged
 from interp.passes.observe import Model, as_model
 from interp.tasks import RepeatedTokens
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens

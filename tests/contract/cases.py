@@ -59,7 +59,7 @@ from interp.lenses import (
     Patchscope,
 )
 from interp.model import Transformer
-from interp.passes.analysis import Analysis
+from interp.passes.question import ByRow
 from interp.residual import Attribute, Orders, Paths, TermImportance
 from interp.tokens import (
     CompareMethods,
@@ -121,7 +121,7 @@ def autoencoder() -> SAE:
     return SAE(TopK(3), weights)
 
 
-def heads_on_repeats(model: str, _: Sequence[int]) -> Analysis:
+def heads_on_repeats(model: str, _: Sequence[int]) -> ByRow:
     """What `heads` asks of its rows, with its moments labelled."""
     return replace(head_scores(CONFIGS[model], DATA), finish=_labelled)
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import xarray as xr
 
 import interp
-from interp.passes.analysis import Question
+from interp.passes.question import Question
 from interp.runs import kept
 from tests.configs import build
 from tests.contract import calls

@@ -18,7 +18,7 @@ import interp
 from interp.core.viewer import PICTURES
 from interp.data.batch import Batch
 from interp.model import Transformer
-from interp.passes.analysis import Analysis, Questions, merged
+from interp.passes.question import merged
 from interp.passes.observe import as_model
 from interp.plot import cards
 from tests.configs import CONFIGS, build
@@ -128,7 +128,7 @@ def test_it_travels_to_other_processes_and_its_partial_results_come_back_bit_for
 ) -> None:
     """What a copy of it gives, merged from copies of its partial results, is also a second run with the same bits."""
     asked = CASES[case].asked(model).asked(as_model(build(model)))
-    assert isinstance(asked, Analysis)
+    assert isinstance(asked, ByRow)
     copy = pickle.loads(pickle.dumps(asked))
     questions, network, total = Questions.of([copy], CONFIGS[model]), build(model), None
     for batch in CASES[case].batch(model).numbered().split(2):

@@ -22,7 +22,7 @@ import interp.model
 import interp.plot
 import interp.zoo
 from interp.core.boundary import fits, hints_of
-from interp.passes.analysis import Question
+from interp.passes.question import Question
 from tests.contract.calls import (
     CALLS,
     NOT_RUN,

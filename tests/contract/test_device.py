@@ -6,7 +6,7 @@ in `device.csv`; one that grows by more than 15 % fails here.
 
 import pytest
 
-from interp.passes.analysis import Question
+from interp.passes.question import Question
 from tests.contract.case import discovered
 from tests.contract.cases import CASES
 from tests.contract.device import FUNCTIONS, QUESTIONS, Counts, known, measured, page_waits

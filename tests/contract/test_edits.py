@@ -13,7 +13,7 @@ from interp.circuits import Circuit
 from interp.edits import Zero
 from interp.lenses import FittedJacobianLens
 from interp.model import Transformer
-from interp.passes.analysis import Askable, Question
+from interp.passes.question import Askable, Question
 from tests.configs import build
 from tests.contract.case import Case, agree, by_hand, called
 from tests.contract.cases import CASES, as_scored

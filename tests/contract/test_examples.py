@@ -18,7 +18,6 @@ import torch
 import interp
 from interp import HookedTransformer, plot
 from interp.families.tokenizer import HuggingFaceTokenizer
-from interp.passes.analysis import Question
 from tests.configs import CONFIGS, perturbed
 from tests.contract.case import discovered, snake
 from tests.tiny import CORPUS, backend, gpt2_tokenizer

@@ -20,7 +20,7 @@ from interp.circuits import Circuit
 from interp.features import SAE
 from interp.lenses import FittedJacobianLens
 from interp.model import Transformer
-from interp.passes.analysis import Question
+from interp.passes.question import Question
 from interp.passes.observe import as_model
 from interp.runs.fingerprint import fingerprint, incomparable
 from tests.configs import build

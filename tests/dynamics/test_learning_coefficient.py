@@ -15,7 +15,6 @@ from torch import Tensor
 from interp.data.batch import Batch
 from interp.dynamics import Langevin, learning_coefficient, learning_coefficient_of
 from interp.model import MLP, Learned, ModelConfig, Transformer
-from interp.passes.analysis import NotFiniteError
 from interp.tasks import RepeatedSequences
 from interp.tasks.examples import Examples, Place
 from interp.training import mean_loss

@@ -31,7 +31,7 @@ from interp.features import (
     sae_quality,
 )
 from interp.features.sae_metrics import Fit, counted_tokens, fitted, ratio, recovered_share
-from interp.passes import Analysis, observe
+from interp.passes import ByRow, observe
 from interp.passes.generate import generate
 from tests.configs import build
 from tests.features.sae_cases import constant_sae, identity_sae, random_sae
@@ -298,7 +298,7 @@ def test_packed_texts_keep_their_identities() -> None:
     batch, read = Batch.packed(ROWS, 12).numbered(), Read(STREAM)
     trace = observe(build("gpt2"), batch, [read]).trace
     analysis = Reconstruction(random_sae(ReLU()), STREAM).asked(model())
-    assert isinstance(analysis, Analysis)
+    assert isinstance(analysis, ByRow)
     texts, values = batch.identities(), analysis.compute(trace, batch, build("gpt2"))
     assert texts is not None and batch.tokens.shape[0] > 1 and batch.keep is not None
     assert values["vectors"].tolist() == [len(ROWS[i]) for i in texts.tolist()]

@@ -20,7 +20,7 @@ from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.families import fill
 from interp.model import Trace, Transformer
-from interp.passes.analysis import Analysis, Question
+from interp.passes.question import ByRow, Question
 from interp.passes.observe import Subject
 from interp.runs import Results, journal as journals
 from tests.runs import killed
@@ -64,7 +64,7 @@ class Deadly(Question):
     flag: str = ""
     name = "norms"
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         return norms_by(partial(_deadly, row=self.row, flag=self.flag))
 
 
@@ -75,7 +75,7 @@ class Failing(Question):
     row: int
     name = "norms"
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         return norms_by(partial(_failing, row=self.row))
 
 
@@ -96,7 +96,7 @@ class Trapped(Question):
     how: str
     name = "norms"
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         return norms_by(partial(_trapped, trap=Trap(self.how)))
 
 
@@ -107,7 +107,7 @@ class Noted(Question):
     log: Path
     name = "norms"
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         return norms_by(partial(_noted, log=self.log))
 
 

@@ -13,7 +13,7 @@ from interp import Batch, Read
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, Means, Partial, Rows
 from interp.model import Trace, Transformer
-from interp.passes.analysis import Analysis, Question
+from interp.passes.question import ByRow, Question
 from interp.passes.observe import Subject
 from interp.runs import Results
 
@@ -27,7 +27,7 @@ class Norms(Question):
 
     poison: int | None = None
 
-    def asked(self, model: Subject) -> Analysis:
+    def bind(self, model: Subject) -> ByRow:
         return norms_by(partial(_norms, poison=self.poison))
 
 
@@ -35,24 +35,24 @@ class Norms(Question):
 class Kept(Question):
     """Every row's mean norm, and its width."""
 
-    def asked(self, model: Subject) -> Analysis:
-        return Analysis(self.name, _kept, Rows, _finish_kept, READS)
+    def bind(self, model: Subject) -> ByRow:
+        return ByRow(self.name, _kept, Rows, _finish_kept, READS)
 
 
 @dataclass(frozen=True)
 class ByPosition(Question):
     """The norm at every position, over the rows that have it."""
 
-    def asked(self, model: Subject) -> Analysis:
-        return Analysis(self.name, _by_position, MaskedMeans, _finish_by_position, READS)
+    def bind(self, model: Subject) -> ByRow:
+        return ByRow(self.name, _by_position, MaskedMeans, _finish_by_position, READS)
 
 
 ASKED = (Norms(), Kept(), ByPosition())
 
 
-def norms_by(compute: partial[Mapping[str, Tensor]]) -> Analysis:
+def norms_by(compute: partial[Mapping[str, Tensor]]) -> ByRow:
     """Means of what a function computes as each row's mean norm."""
-    return Analysis("norms", compute, Means, _finish_norms, READS)
+    return ByRow("norms", compute, Means, _finish_norms, READS)
 
 
 def agree(one: Results, other: Results, tolerance: float = 0.0) -> None:

@@ -12,7 +12,6 @@ from interp.core.stats import Means
 from interp.data.batch import Batch
 from interp.model import ModelConfig, Read
 from interp.model.experts import MoE
-from interp.passes.analysis import Analysis, Questions
 from interp.passes.observe import as_model
 from interp.runs.memory import (
     MOST_ON_DEVICE,
@@ -47,7 +46,7 @@ def test_where_no_block_runs_a_window_is_one_pass_of_lookups_alone() -> None:
     """No pass of the size of forward passes, no mask, no position vector: one lookup for each batch."""
     network = build("gpt2")
     read = Read("hook_embed", via=lambda stream: stream.norm(dim=-1))
-    norms = Analysis("norms", lambda trace, batch, model: {"norm": trace[read].sum(1)}, Means, reads=[read])
+    norms = ByRow("norms", lambda trace, batch, model: {"norm": trace[read].sum(1)}, Means, reads=[read])
     asked = Questions.of([norms], network.config)
     assert memory_plan(asked, network, 8).tokens_per_batch == MOST_ON_DEVICE > 8 * MOST_ON_HOST
     masked = Batch.of([[1, 2, 3], [4, 5]])
@@ -107,7 +106,7 @@ def test_what_is_predicted_without_running_is_what_a_row_takes_and_near_what_is_
     assert measured == pytest.approx(predicted, rel=0.25)
 
 
-def whole_pattern(name: str, config: ModelConfig) -> Analysis:
+def whole_pattern(name: str, config: ModelConfig) -> ByRow:
     """A reduction at the site that cannot run without numbers, and keeps what it reads."""
 
     def via(pattern: Tensor) -> Tensor:
@@ -115,7 +114,7 @@ def whole_pattern(name: str, config: ModelConfig) -> Analysis:
 
     read = Read("blocks.1.attn.hook_pattern", via)
     finish = lambda merged: None  # noqa: E731
-    return Analysis(name, lambda trace, batch, model: {"x": trace[read][:, 0]}, Means, finish, [read])  # type: ignore[arg-type,return-value]
+    return ByRow(name, lambda trace, batch, model: {"x": trace[read][:, 0]}, Means, finish, [read])  # type: ignore[arg-type,return-value]
 
 
 def test_a_reduction_that_needs_numbers_counts_as_its_whole_site() -> None:

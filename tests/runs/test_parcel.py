@@ -17,7 +17,7 @@ from interp import Batch, HookedTransformer
 from interp.data.stream import GivenBatches
 from interp.families import fill
 from interp.model import Trace, Transformer
-from interp.passes.analysis import Questions
+from interp.passes.question import Questions
 from interp.passes.observe import Studied
 from interp.runs import parcel as parcel_module
 from interp.runs.parcel import Parcel, Place, Work, as_bytes, in_shared_memory, packed

@@ -21,7 +21,6 @@ from interp.core.stats import Partial, Rows, poisson_weights
 from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.model import Trace, Transformer
-from interp.passes.analysis import Analysis
 from interp.runs import Results, journal as journals
 from interp.runs.run import Asked
 from interp.runs.workers import Worker
@@ -276,7 +275,7 @@ def test_a_run_that_went_on_has_the_same_attributes_columns_and_files(
         values = {name: (("prompt",), value) for name, value in merged.rows.items()}
         return labelled("norms", values, attrs={name: len(value[1]) for name, value in values.items()})
 
-    asked = [Analysis("own", compute, Rows, finish, READS)]
+    asked = [ByRow("own", compute, Rows, finish, READS)]
     whole = interp.run(asked, model(), stream(), out=tmp_path / "whole")
     for least in (1, 2**24):
         monkeypatch.setattr(journals, "_LEAST", least)
@@ -293,11 +292,11 @@ def test_a_run_that_went_on_has_the_same_attributes_columns_and_files(
 def test_a_run_whose_own_function_changed_is_refused_by_what_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def asked(factor: float) -> list[Analysis]:
+    def asked(factor: float) -> list[ByRow]:
         def compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
             return {"norm": trace[SITE].norm(dim=-1).mean(1) * factor}
 
-        return [Analysis("own", compute, Rows, _finish_kept, READS)]
+        return [ByRow("own", compute, Rows, _finish_kept, READS)]
 
     interrupted(tmp_path / "run", 3, monkeypatch, asked=asked(1.0), bootstrap=0)
     again = partial(interp.run, model=model(), data=stream(), out=tmp_path / "run", resume=True)
@@ -314,7 +313,7 @@ def test_what_nobody_can_compare_may_begin_a_run_and_not_go_on_with_one(tmp_path
             file.write("seen")
             return {"norm": trace[SITE].norm(dim=-1).mean(1)}
 
-        asked = [Analysis("own", compute, Rows, lambda merged: xr.Dataset(), READS)]
+        asked = [ByRow("own", compute, Rows, lambda merged: xr.Dataset(), READS)]
         interp.run(asked, model(), stream(), out=tmp_path / "run")
         why = r"analyses\.own\.compute\.file \(cannot pickle '_io\.TextIOWrapper' object\)"
         with pytest.raises(ValueError, match=why):
@@ -401,7 +400,7 @@ def test_two_processes_cannot_write_one_share(tmp_path: Path, monkeypatch: pytes
 def test_what_goes_to_other_processes_can_be_pickled() -> None:
     for question in ASKED:
         analysis = question.asked(model())
-        assert isinstance(analysis, Analysis)
+        assert isinstance(analysis, ByRow)
         assert pickle.loads(pickle.dumps(analysis)).name == analysis.name
 
 

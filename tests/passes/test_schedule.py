@@ -14,7 +14,7 @@ from interp.data.stream import prompt_source
 from interp.edits import Mean, Resample, Zero
 from interp.metrics import kl_divergence, logit_difference, of_logits
 from interp.model.transformer import Transformer
-from interp.passes.analysis import Question
+from interp.passes.question import Question
 from interp.passes.sweep import Sweep
 from tests.configs import build, some_tokens
 from tests.loops import over

@@ -15,7 +15,7 @@ from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
 from interp.lenses import LogitLens
 from interp.model import Edit, Read, Tap, Trace, Transformer
-from interp.passes.analysis import Analysis, Askable, Questions
+from interp.passes.question import Askable, ByRow, Questions
 from interp.residual import Attribute
 from interp.tasks import RepeatedTokens
 from tests.configs import CONFIGS, build, perturbed
@@ -29,7 +29,7 @@ def batch() -> Batch:
     return Batch(tokens, bos=True).with_answers(tokens[:, 3], tokens[:, 4])
 
 
-def mean_norm(name: str = "norm", site: str = "blocks.0.hook_resid_post") -> Analysis:
+def mean_norm(name: str = "norm", site: str = "blocks.0.hook_resid_post") -> ByRow:
     """A small analysis of our own: the average norm of a site."""
 
     def compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
@@ -41,7 +41,7 @@ def mean_norm(name: str = "norm", site: str = "blocks.0.hook_resid_post") -> Ana
             "made_up", {"norm": ((), merged.moments["norm"].mean)}, attrs={"n": merged.moments["norm"].n}
         )
 
-    return Analysis(name, compute, Means, finish, [Read(site)])
+    return ByRow(name, compute, Means, finish, [Read(site)])
 
 
 def run(asked: Sequence[Askable], model: Transformer, batches: Iterable[Batch]) -> Mapping[str, xr.Dataset]:
@@ -73,7 +73,7 @@ def test_two_analyses_of_one_site_share_its_read() -> None:
 
     read = Read("blocks.0.hook_resid_post", counting)
     both = [
-        Analysis(
+        ByRow(
             n, lambda t, b, m: {"x": t[read].sum((1, 2))}, Means, lambda m: labelled("made_up", {}), [read]
         )
         for n in ("a", "b")
@@ -114,8 +114,8 @@ def test_logits_are_computed_at_the_last_position_only_if_nobody_wants_more() ->
     shapes: list[tuple[int, ...]] = []
     read = Read("unembed.hook_out", lambda x: (shapes.append(tuple(x.shape)), x[:, -1, :1])[1])
 
-    def asking(name: str, last_only: bool) -> Analysis:
-        return Analysis(
+    def asking(name: str, last_only: bool) -> ByRow:
+        return ByRow(
             name, lambda t, b, m: {"x": t[read]}, Means, lambda m: labelled("made_up", {}), [read], last_only
         )
 

@@ -1,0 +1,257 @@
+"""What questions need of the model for one batch, and how the needs of several questions are met together.
+
+A question about rows is a generator (`Steps`): it yields the pass or the sweep that it needs next, is sent what was
+found, and ends with its values. `answer_together` drives several of them over one batch. Passes over the same tokens
+become one pass with everybody's reads; sweeps of the same rows and metric become one sweep with everybody's variants;
+sweeps wait until nobody needs a pass. The numbers are those of each question alone, to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import TypeVar
+
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.data.batch import Batch
+from interp.model import sites
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.metrics import Metric
+from interp.passes.observe import deepest, observe
+from interp.passes.sweep import Judge, Sweep, Swept
+from interp.passes.variants import Variant
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class Pass:
+    """A need: one pass over these rows, and what these sites hold in it."""
+
+    batch: Batch
+    reads: Sequence[Read]
+    last_only: bool = False
+    """Whether sites after the blocks (final norm, logits) are needed at the last real token only."""
+    final: bool = False
+    """Whether the final stream is needed too, to compute metrics from it."""
+    exact: bool = False
+    """Whether what is read must equal the base run of a sweep bit by bit: then attention takes the path of these reads
+    alone (reading patterns rounds otherwise), whatever others read."""
+    model: Transformer | None = None
+    """The model that runs, such as the same one under backward rules; None = the one that is asked about."""
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What a pass found, as one of those sees it who asked for it."""
+
+    model: Transformer
+    batch: Batch
+    trace: Trace
+    final: Float[Tensor, "b p d"] | None
+    _homes: dict[bool, Float[Tensor, "b n d"]] = field(default_factory=dict)
+    _values: dict[Hashable, tuple[object, Float[Tensor, "b"]]] = field(default_factory=dict)
+    """Metrics by what they are and are about, each with the tensors whose identities stand in its key."""
+
+    @property
+    def end(self) -> Float[Tensor, "b p d"]:
+        """The final stream, of a pass with `final=True`."""
+        assert self.final is not None, "the final stream was not asked for"
+        return self.final
+
+    def home(self, metric: Metric) -> Float[Tensor, "b n d"]:
+        """The final stream at the columns that the metric sees; the same tensor for all who ask."""
+        if metric.everywhere not in self._homes:
+            self._homes[metric.everywhere] = metric.sees(self.end, self.batch)
+        return self._homes[metric.everywhere]
+
+    def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
+        """The metric of every row; one that compares does so with the reference. Computed once for all who ask."""
+        about = (self.batch.answer, self.batch.wrong, reference)
+        key = (_metric_key(metric), *map(id, about))
+        if key not in self._values:
+            judge = Judge(metric, self.batch, self.model, reference)
+            self._values[key] = about, judge.value(self.home(metric), 1)[0]
+        return self._values[key][1]
+
+
+@dataclass(frozen=True, eq=False)
+class Sweeping:
+    """A need: the metric of variants of these rows."""
+
+    batch: Batch
+    variants: Sequence[Variant]
+    metric: Metric
+    common: Variant
+    """What is edited in every variant and in the run that they are compared with."""
+    reference: Float[Tensor, "b n d"] | None
+    """What a metric that compares compares with (`Sweep.run`)."""
+
+
+Steps = Generator[Pass | Sweeping, Recorded | Swept, T]
+"""A computation over one batch that yields what it needs next, is sent what was found, and ends with its values."""
+
+
+def recorded(
+    batch: Batch,
+    reads: Sequence[Read],
+    *,
+    last_only: bool = False,
+    final: bool = False,
+    exact: bool = False,
+    model: Transformer | None = None,
+) -> Steps[Recorded]:
+    """The step of needing a pass: `seen = yield from recorded(batch, reads)`. Arguments are those of `Pass`."""
+    found = yield Pass(batch, reads, last_only, final, exact, model)
+    assert isinstance(found, Recorded)
+    return found
+
+
+def swept(
+    batch: Batch,
+    variants: Sequence[Variant],
+    metric: Metric,
+    *,
+    common: Variant | None = None,
+    reference: Float[Tensor, "b n d"] | None = None,
+) -> Steps[Swept]:
+    """The step of needing a sweep: `found = yield from swept(batch, variants, metric)`."""
+    found = yield Sweeping(batch, variants, metric, common or Variant(), reference)
+    assert isinstance(found, Swept)
+    return found
+
+
+def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[str, T]:
+    """What each of these computations over the rows of one batch ends with, by name, from as few passes as possible."""
+    done: dict[str, T] = {}
+    waiting: dict[str, Pass | Sweeping] = {}
+
+    def go_on(name: str, found: Recorded | Swept | None) -> None:
+        try:
+            waiting[name] = next(asking[name]) if found is None else asking[name].send(found)
+        except StopIteration as end:
+            waiting.pop(name, None)
+            done[name] = end.value
+
+    for name in asking:
+        go_on(name, None)
+    while waiting:
+        passes = {name: need for name, need in waiting.items() if isinstance(need, Pass)}
+        sweeps = {name: need for name, need in waiting.items() if isinstance(need, Sweeping)}
+        found = _passed(model, passes) if passes else _swept(model, sweeps)
+        while (
+            found
+        ):  # what a question is sent is its own to keep: nobody else holds it while the others go on
+            name = next(iter(found))
+            go_on(name, found.pop(name))
+    return {name: done[name] for name in asking}
+
+
+def _passed(model: Transformer, needed: Mapping[str, Pass]) -> dict[str, Recorded | Swept]:
+    """One pass for all that need the same tokens, on one path of attention."""
+    found: dict[str, Recorded | Swept] = {}
+    models = {name: need.model or model for name, need in needed.items()}
+    for names in _alike(needed, lambda name: (id(models[name]), _tokens_key(needed[name].batch))):
+        model = models[names[0]]
+        free = [name for name in names if not needed[name].exact]
+        paths = {
+            name: _slow_paths(model, (needed[name] for name in ([name] if needed[name].exact else free)))
+            for name in names
+        }
+        for group in _alike(names, paths.__getitem__):
+            some = [needed[name] for name in group]
+            trace, final = one_pass(model, some)
+            one = Recorded(model, some[0].batch, trace, final)
+            for name, need in zip(group, some, strict=True):
+                own = Trace({read: trace[read] for read in need.reads})
+                found[name] = replace(one, batch=need.batch, trace=own)
+    return {name: found[name] for name in needed}
+
+
+def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[Tensor, "b p d"] | None]:
+    """What all of these read of the same tokens, and the final stream if anybody needs it.
+
+    The pass ends in the deepest block that anybody asks about, unless the final stream or the logits are needed.
+    """
+    config, batch = model.config, needed[0].batch
+    reads = list(dict.fromkeys(read for need in needed for read in need.reads))
+    final, stop = any(need.final for need in needed), deepest((read.site for read in reads), config)
+    if final and stop is not None:
+        seen = observe(model, batch, reads, stop=config.n_layers)
+        return seen.trace, seen.output
+    last = Read(sites.final_stream(config)) if final else None
+    some = [need for need in needed if need.reads]
+    if not some:
+        return Trace({}), None
+    last_only = stop is None and not final and all(need.last_only for need in some)
+    where = batch.host().last()[:, None] if last_only else None
+    every = reads if last is None else [*reads, last]
+    trace = observe(model, batch, every, stop=stop, logits_at=where, answers_only=True).trace
+    return trace, None if last is None else trace[last]
+
+
+def _swept(model: Transformer, needed: Mapping[str, Sweeping]) -> dict[str, Recorded | Swept]:
+    """One sweep for all that need the same metric of the same rows."""
+    found: dict[str, Recorded | Swept] = {}
+    for names in _alike(needed, lambda name: _sweep_key(needed[name], model)):
+        some = [needed[name] for name in names]
+        variants = [variant for need in some for variant in need.variants]
+        sweep = Sweep(model, some[0].batch, variants, some[0].common)
+        every = sweep.run(some[0].metric, some[0].reference)
+        counts = [len(need.variants) for need in some]
+        parts = zip(every.values.split(counts), every.changed.split(counts), strict=True)
+        for name, (values, changed) in zip(names, parts, strict=True):
+            found[name] = replace(every, values=values, changed=changed)
+    return found
+
+
+def _alike(values: Iterable[K], key: Callable[[K], Hashable]) -> list[list[K]]:
+    """The values in groups of one key, in the order in which the groups begin."""
+    found: dict[Hashable, list[K]] = {}
+    for value in values:
+        found.setdefault(key(value), []).append(value)
+    return list(found.values())
+
+
+def _sweep_key(need: Sweeping, model: Transformer) -> Hashable:
+    """Sweeps of one key depart from the same run and are judged by the same metric."""
+    rows = tuple(id(getattr(need.batch, each.name)) for each in fields(need.batch))
+    common = id(need.common) if need.common.edits else 0
+    edited = _slow_sites((edit.site for variant in need.variants for edit in variant.edits), model)
+    return rows, _metric_key(need.metric), common, id(need.reference), edited
+
+
+def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
+    """Which of the sites that these passes read make a pass round otherwise."""
+    return _slow_sites((read.site for need in needed for read in need.reads), model)
+
+
+def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
+    """Those of these sites that a pass computes on another path if they are looked at: its other values then differ in
+    their last bits. Attention whose scores or patterns are read is not fused; a stream for every head is projected for
+    itself.
+    """
+    found = set()
+    for name in dict.fromkeys(names):
+        row, _ = sites.find(name, model.config)
+        if row.on_demand or name.endswith(("attn_scores", "pattern")):
+            found.add(row.name)
+    return frozenset(found)
+
+
+def _tokens_key(batch: Batch) -> Hashable:
+    """Batches of one key hold the same tokens in the same columns, whatever is asked about them."""
+    host = batch if batch.tokens.is_cpu else vars(batch).get("_host")
+    if host is None:  # fetching the tokens would wait for the device
+        return tuple(map(id, (batch.tokens, batch.keep, batch.documents, batch.types, batch.memory)))
+    values = (host.tokens, host.keep, host.documents, host.types)
+    return id(batch.memory), *(None if x is None else (x.shape, x.numpy().tobytes()) for x in values)
+
+
+def _metric_key(metric: Metric) -> Hashable:
+    """Metrics of one key are equal, field by field; a field that cannot be compared counts by its identity."""
+    return tuple(each if isinstance(each, Hashable) else id(each) for each in vars(metric).values())
