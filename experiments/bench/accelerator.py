@@ -33,6 +33,7 @@ from interp.causal import EdgeGraph
 from interp.circuits import edge_attribution
 from interp.metrics import logit_difference
 from interp.model import ModelConfig, Transformer
+from interp.passes.question import ByRow
 from interp.tasks import RepeatedSequences
 from interp.training import Training, config_for, train
 
@@ -208,7 +209,7 @@ def stream(setting: Setting, pair: Pair, few: bool) -> None:
     rows = replace(ROWS, rows=2 * BATCH_ROWS) if few else ROWS
     batch = Batch(rows.tokens(pair.ours.cfg.d_vocab, 0), bos=True)
     batches = list(batch.split(BATCH_ROWS))
-    asked: ByRow = replace(head_scores(pair.ours.cfg, rows), finish=partial(means, name="heads"))
+    asked: ByRow = replace(head_scores(pair.ours.cfg, rows), result=partial(means, name="heads"))
 
     def plain() -> None:
         for part in batches:

@@ -38,11 +38,10 @@ from interp.editing.edit_scores import labelled_scores
 from interp.features import sae_metrics
 from interp.features.probing import intervals
 from interp.features.top_examples import per_token
-from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.question import ByRow, Question, Questions
 from interp.passes.metrics import Metric
 from interp.passes.observe import Model, as_model
+from interp.passes.question import ByRow, Question, Questions, Unshared
 from interp.passes.rules import PRESETS
 
 MODEL = "demo-4l"
@@ -68,7 +67,7 @@ class World:
     ) -> "World":
         """One pass over the pool. ValueError for a question about no rows."""
         subject = as_model(model)
-        analysis = question.asked(subject)
+        analysis = question.bind(subject)
         if not isinstance(analysis, ByRow):
             raise ValueError(f"{analysis.name} has no rows")
         asked = Questions.of([analysis], subject.transformer.config)
@@ -83,7 +82,7 @@ class World:
     def answer(self, rows: Tensor) -> xr.Dataset:
         """The labelled result of some rows."""
         drawn = {name: value[rows] for name, value in self.values.items()}
-        return self.analysis.finish(self.analysis.reduction.of(drawn, torch.arange(len(rows))))
+        return self.analysis.result(self.analysis.keep.of(drawn, torch.arange(len(rows))))
 
     @property
     def rows(self) -> int:
@@ -225,7 +224,8 @@ def _pointing(model: interp.HookedTransformer, pairs: Batch | Pairs) -> World:
         return scored("evidence", scores, ())
 
     return World(
-        ByRow("evidence", nothing, Rows, finish), {"each": torch.from_numpy(found.each.values.copy())}
+        ByRow("evidence", Unshared(nothing), Rows, finish),
+        {"each": torch.from_numpy(found.each.values.copy())},
     )
 
 
@@ -235,12 +235,12 @@ def _agreeing(model: interp.HookedTransformer, pairs: Batch | Pairs, metric: Met
         "z", metric, by=("layer", "head"), each=False, rules=rules or (), agreement=16, agreement_prompts=None
     )
     world = World.of(question, model, pairs)
-    label = world.analysis.finish
+    label = world.analysis.result
 
     def finish(merged: Partial) -> xr.Dataset:
         return label(merged).agreement.to_dataset("estimate").rename(coefficient="score")
 
-    return replace(world, analysis=replace(world.analysis, finish=finish))
+    return replace(world, analysis=replace(world.analysis, result=finish))
 
 
 def paired_answers(pairs: Batch | Pairs) -> Tensor:
@@ -255,7 +255,7 @@ def _of_rows(model: interp.HookedTransformer, random: interp.tasks.RepeatedToken
     attention_only = interp.HookedTransformer.from_pretrained("demo-attn-2l")
     other = interp.Batch(random.tokens(attention_only.cfg.d_vocab, 0), bos=True)
     return {
-        "heads": lambda: World.of(replace(head_scores(model.cfg, random), finish=plain), model, batch),
+        "heads": lambda: World.of(replace(head_scores(model.cfg, random), result=plain), model, batch),
         "attention_entropy": lambda: World.of(interp.attention.AttentionEntropy(), model, batch),
         "dispersion": lambda: World.of(interp.attention.Dispersion(), model, batch),
         "logit_lens": lambda: _by_depth(World.of(interp.lenses.LogitLens(), model, batch)),
@@ -343,7 +343,7 @@ class _Doubled:
 def _by_token(question: interp.features.TopExamples, model: interp.HookedTransformer, batch: Batch) -> World:
     """The shares and means per token of a site's cells, without the lists of their largest places."""
     world = World.of(question, model, batch)
-    reduction = world.analysis.reduction
+    reduction = world.analysis.keep
     assert isinstance(reduction, Several)
     sums = reduction.reductions["sums"]
 
@@ -358,7 +358,7 @@ def _by_token(question: interp.features.TopExamples, model: interp.HookedTransfo
         }
         return xr.Dataset(cells, {"score": list(found)})
 
-    return replace(world, analysis=replace(world.analysis, reduction=sums, finish=finish))
+    return replace(world, analysis=replace(world.analysis, keep=sums, result=finish))
 
 
 def _edited(model: interp.HookedTransformer, pool: int) -> World:
@@ -390,7 +390,7 @@ def _edited(model: interp.HookedTransformer, pool: int) -> World:
         values = merged.rows["each"].movedim(0, -1)
         return labelled_scores(values, editors, names, [""] * values.shape[-1])
 
-    analysis = ByRow("edit_table", nothing, Rows, finish)
+    analysis = ByRow("edit_table", Unshared(nothing), Rows, finish)
     return World(analysis, {"each": each})
 
 
@@ -411,11 +411,11 @@ def _aligned(model: interp.HookedTransformer, pool: int) -> World:
         return scored("align", estimates(each, torch.zeros(each.shape[1:]), metrics), dims)
 
     return World(
-        ByRow("align", nothing, Rows, finish), {"each": torch.from_numpy(result.each.values.copy())}
+        ByRow("align", Unshared(nothing), Rows, finish), {"each": torch.from_numpy(result.each.values.copy())}
     )
 
 
-def nothing(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+def nothing(model: Transformer, batch: Batch) -> Mapping[str, Tensor]:
     """A world that was computed elsewhere asks for no pass."""
     raise NotImplementedError
 
@@ -451,9 +451,9 @@ def _dictionary(model: interp.HookedTransformer, batch: Batch) -> interp.feature
 
 def _by_depth(world: World) -> World:
     """The curves over depth of a lens of many prompts."""
-    finish = world.analysis.finish
+    finish = world.analysis.result
     return replace(
-        world, analysis=replace(world.analysis, finish=lambda found: interp.lenses.by_depth(finish(found)))
+        world, analysis=replace(world.analysis, result=lambda found: interp.lenses.by_depth(finish(found)))
     )
 
 

@@ -43,8 +43,8 @@ def main(repeats: int = 5) -> None:
 def of_states(pair: Pair) -> Calls:
     """The lens of states that are there already, the model's products and the same in tiles."""
     model = pair.ours.transformer
-    analysis, batch = LogitLens(top=TOP).asked(pair.ours), interp.Batch(pair.tokens(ROWS, LENGTH))
-    trace = observe(model, batch, analysis.reads).trace
+    reading, batch = LogitLens(top=TOP).reading(pair.ours), interp.Batch(pair.tokens(ROWS, LENGTH))
+    trace = observe(model, batch, reading.reads).trace
     states = [value.flatten(0, 1) for value in trace.values()]
 
     def in_tiles() -> None:
@@ -60,14 +60,14 @@ def of_states(pair: Pair) -> Calls:
     return {
         "products": products,
         "products in tiles": in_tiles,
-        "interp, states given": lambda: analysis.compute(trace, batch, model),
+        "interp, states given": lambda: reading.compute(trace, batch, model),
     }
 
 
 def with_the_pass(pair: Pair) -> Calls:
     """The public function, and the pass and the products that it needs."""
     model, tokens = pair.ours.transformer, pair.tokens(ROWS, LENGTH)
-    reads = LogitLens().asked(pair.ours).reads
+    reads = LogitLens().reading(pair.ours).reads
 
     def needed() -> None:
         trace = observe(model, interp.Batch(tokens), reads, answers_only=True).trace

@@ -40,7 +40,7 @@ from interp.dynamics import InContext, OneTokenLosses
 from interp.features import SAE, Reconstruction, ReLU, TopExamples
 from interp.lenses import LogitLens
 from interp.model import Read, Trace, Transformer
-from interp.passes.question import Askable
+from interp.passes.question import Askable, ByRow, Questions, Reading
 from interp.runs.journal import Journal, packed_done, unpacked_done
 from interp.runs.memory import LiveBytes
 from interp.runs.progress import Done, Progress, Tally
@@ -91,7 +91,7 @@ def taxonomy(model: interp.HookedTransformer, rounds: int) -> None:
     """Speed against plain passes, and memory row by row."""
     batch = Batch(ROWS.tokens(model.cfg.d_vocab, 0), bos=True)
     batches = list(batch.split(BATCH_ROWS))
-    asked = replace(head_scores(model.cfg, ROWS), finish=partial(means, name="heads"))
+    asked = replace(head_scores(model.cfg, ROWS), result=partial(means, name="heads"))
 
     def plain() -> None:
         with torch.no_grad():
@@ -289,7 +289,7 @@ def timed_writes() -> Iterator[list[tuple[float, int]]]:
 def workers(model: interp.HookedTransformer) -> None:
     """One and two worker processes, and two actors of Ray, from the moment when all are at work."""
     texts = stream_of(model, 4096)
-    questions = Questions.of([InContext(early=5, late=50).asked(model)], model.cfg)
+    questions = Questions.of([InContext(early=5, late=50).bind(model)], model.cfg)
 
     def processes(progress: Progress, count: int) -> Iterator[Done]:
         devices = [torch.device("cpu")] * count
@@ -446,7 +446,7 @@ def means(merged: Partial, name: str) -> "xr.Dataset":
     return labelled(name, {what: ([f"{what}_{i}" for i in range(x.ndim)], x) for what, x in means.items()})
 
 
-NORMS = ByRow("norms", _norms, Means, partial(means, name="norms"), [Read("hook_embed")])
+NORMS = ByRow("norms", Reading([Read("hook_embed")], _norms), Means, partial(means, name="norms"))
 """The mean norm of what a row's tokens enter with."""
 
 

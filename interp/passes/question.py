@@ -20,6 +20,8 @@ from interp.core.stats import Partial, Reduction
 from interp.core.transfers import Checks, fetched
 from interp.data.batch import Answers, Batch, Text
 from interp.data.spellings import Spellings
+from interp.model import sites
+from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import check_tokens, of_columns
@@ -260,12 +262,18 @@ class Questions:
     asked: tuple[ByRow, ...]
 
     @classmethod
-    def of(cls, asked: Sequence[ByRow]) -> Questions:
-        """Questions of distinct names. ValueError for none, or two of one name."""
+    def of(cls, asked: Sequence[ByRow], config: ModelConfig) -> Questions:
+        """Questions of distinct names about a model of this configuration.
+
+        Errors: ValueError for none, or two of one name; KeyError for a site that the model does not have.
+        """
         names = [each.name for each in asked]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"questions of distinct names are required, got {names}")
-        return cls(tuple(asked))
+        found = cls(tuple(asked))
+        for site in dict.fromkeys(read.site for each in found.readings for read in each.reads):
+            sites.find(site, config)
+        return found
 
     @property
     def readings(self) -> list[Reading]:

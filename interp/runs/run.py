@@ -263,7 +263,7 @@ def _over_data(
 ) -> Results:
     """The answers to what is asked about rows of data."""
     network, folder = subject.transformer, place.folder
-    shared = Questions.of(asked)
+    shared = Questions.of(asked, network.config)
     before = None if folder is None else WORK.begun(folder, resume=place.resume or place.shard is not None)
     least(network, 0)  # before the first of several processes makes the folder that the others look for
     source = _sized(data, shared, subject, before)
@@ -320,7 +320,7 @@ def reduced_over(question: ByRow, model: Subject, source: DataSource) -> Partial
 def all_reduced_over(asked: Sequence[ByRow], model: Subject, source: DataSource) -> Mapping[str, Partial]:
     """What several questions keep of all rows, by their names, from shared passes. Errors: as `reduced_over`."""
     progress = Progress()
-    questions = Questions.of(asked)
+    questions = Questions.of(asked, model.transformer.config)
     _Work(questions, model.transformer, source, None, None, None).go(progress.due, progress, progress.add)
     if rejected := progress.finished.rejected:
         first = min(rejected, key=lambda each: each.row)

@@ -420,7 +420,7 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="holds query or key positions for 3 prompts, got 2 rows"):
         attention_attribution(network, tokens, "L1H0", key=PerRow([0, 1, 2]))
     with pytest.raises(ValueError, match="2 queries and 3 keys"):
-        AttentionAttribution("L1H0", PerRow([0, 1, 2]), PerRow([5, 6])).asked(HookedTransformer(network))
+        AttentionAttribution("L1H0", PerRow([0, 1, 2]), PerRow([5, 6])).bind(HookedTransformer(network))
     with pytest.raises(ValueError, match="by must be one of 'part', 'head', 'source'"):
         attention_attribution(network, tokens, "L1H0", key=0, by="neuron")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one pair"):

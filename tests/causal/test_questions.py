@@ -163,7 +163,7 @@ def test_dims_are_a_list_of_known_words(name: str) -> None:
     asked = QUESTIONS[name]
     for by, error, message in (("pos", ValueError, r"by=\('pos',\)"), (("token",), KeyError, "not 'token'")):
         with pytest.raises(error, match=message):
-            replace(asked.question, by=by).asked(model())  # type: ignore[call-arg]
+            replace(asked.question, by=by).bind(model())  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -199,4 +199,4 @@ def test_closed_fields_are_json(kind: type[Question]) -> None:
     given = CLOSED[kind]
     again = kind(**json.loads(json.dumps(given)))
     assert {name: getattr(again, name) for name in given} == given
-    assert again.asked(model()).name == again.name
+    assert again.bind(model()).name == again.name

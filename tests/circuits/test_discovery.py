@@ -340,7 +340,7 @@ def test_a_search_without_its_limit_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"edges=n or threshold=\.\.\. is required: how many edges are enough"
     ):
-        FindCircuit().asked(HookedTransformer(build("gpt2")))
+        FindCircuit().bind(HookedTransformer(build("gpt2")))
     with pytest.raises(ValueError, match=r"requires edges=n or threshold=\.\.\., got faithfulness"):
         ask(search="iterative", faithfulness=0.5)
     with pytest.raises(ValueError, match=r"search='threshold' requires threshold=... alone, got edges=3"):
@@ -356,6 +356,6 @@ def test_a_search_without_its_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="reference prompts belong to replacement='mean'"):
         ask(edges=3, reference=PAIRS[0])
     with pytest.raises(ValueError, match="asks the same prompts again in every round"):
-        FindCircuit(search="iterative", edges=3).asked(HookedTransformer(build("gpt2")))
+        FindCircuit(search="iterative", edges=3).bind(HookedTransformer(build("gpt2")))
     with pytest.raises((ValueError, TypeCheckError), match="rank"):
         edge_stability(table_of(some_scores()), 3, rank="best")  # type: ignore[arg-type]

@@ -31,6 +31,7 @@ from interp.causal import EdgeGraph
 from interp.circuits import Circuit
 from interp.edits import Variant, Zero
 from interp.passes.observe import as_model
+from interp.passes.question import Question
 from interp.weights import HeadCircuits
 from tests.configs import CONFIGS, build
 from tests.tiny import hooked
@@ -597,5 +598,5 @@ def called(name: str, function: Callable[..., object], given: Mapping[str, objec
         with found:
             pass
     if isinstance(found, Question):
-        found.asked(as_model(plain() if name.startswith(("circuits", "residual")) else model()))
+        found.bind(as_model(plain() if name.startswith(("circuits", "residual")) else model()))
     return found

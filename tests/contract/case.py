@@ -14,8 +14,8 @@ import xarray as xr
 from interp.data.batch import Batch
 from interp.features import SAE
 from interp.model import Transformer
-from interp.passes.question import Alone, Askable, merged
 from interp.passes.observe import Model, as_model
+from interp.passes.question import Alone, Askable, Question, Questions, merged
 from interp.tasks import RepeatedTokens
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.edited import without_head
@@ -82,7 +82,7 @@ class Case:
     def alone(self) -> bool:
         """Whether it needs no rows of the user's."""
         (model, *_) = self.models
-        return isinstance(self.asked(model).asked(as_model(build(model))), Alone)
+        return isinstance(self.asked(model).bind(as_model(build(model))), Alone)
 
     def batch(self, model: str, network: Transformer | None = None) -> Batch:
         """The rows it is asked about."""
@@ -99,7 +99,7 @@ class Case:
 
 def by_hand(question: Askable, network: Transformer, batches: Iterable[Batch]) -> xr.Dataset:
     """The answer to a question by the loop that it defines: pass, compute, reduce, merge, label."""
-    asked = question.asked(as_model(network))
+    asked = question.bind(as_model(network))
     if isinstance(asked, Alone):
         return asked.answer()
     questions = Questions.of([asked], network.config)

@@ -123,7 +123,7 @@ def autoencoder() -> SAE:
 
 def heads_on_repeats(model: str, _: Sequence[int]) -> ByRow:
     """What `heads` asks of its rows, with its moments labelled."""
-    return replace(head_scores(CONFIGS[model], DATA), finish=_labelled)
+    return replace(head_scores(CONFIGS[model], DATA), result=_labelled)
 
 
 def _labelled(merged: Partial) -> xr.Dataset:

@@ -18,8 +18,8 @@ import interp
 from interp.core.viewer import PICTURES
 from interp.data.batch import Batch
 from interp.model import Transformer
-from interp.passes.question import merged
 from interp.passes.observe import as_model
+from interp.passes.question import ByRow, Questions, merged
 from interp.plot import cards
 from tests.configs import CONFIGS, build
 from tests.contract.case import agree, discovered
@@ -127,14 +127,14 @@ def test_it_travels_to_other_processes_and_its_partial_results_come_back_bit_for
     case: str, model: str
 ) -> None:
     """What a copy of it gives, merged from copies of its partial results, is also a second run with the same bits."""
-    asked = CASES[case].asked(model).asked(as_model(build(model)))
+    asked = CASES[case].asked(model).bind(as_model(build(model)))
     assert isinstance(asked, ByRow)
     copy = pickle.loads(pickle.dumps(asked))
     questions, network, total = Questions.of([copy], CONFIGS[model]), build(model), None
     for batch in CASES[case].batch(model).numbered().split(2):
         part = questions.reduced(questions.values(network, batch), batch.identities())
         tensors = part[asked.name].tensors()
-        back = copy.reduction.load(tensors)
+        back = copy.keep.load(tensors)
         again = back.tensors()
         assert again.keys() == tensors.keys()
         assert all(torch.equal(again[name].nan_to_num(7.5), x.nan_to_num(7.5)) for name, x in tensors.items())

@@ -18,6 +18,7 @@ import torch
 import interp
 from interp import HookedTransformer, plot
 from interp.families.tokenizer import HuggingFaceTokenizer
+from interp.passes.question import Question
 from tests.configs import CONFIGS, perturbed
 from tests.contract.case import discovered, snake
 from tests.tiny import CORPUS, backend, gpt2_tokenizer

@@ -19,6 +19,7 @@ import torch
 import xarray as xr
 
 from interp.model import Transformer
+from interp.passes.question import Question
 from interp.residual.decomposition import EPS
 from interp.runs.kept import forget
 from tests.contract import cases

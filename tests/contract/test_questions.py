@@ -20,8 +20,8 @@ from interp.circuits import Circuit
 from interp.features import SAE
 from interp.lenses import FittedJacobianLens
 from interp.model import Transformer
-from interp.passes.question import Question
 from interp.passes.observe import as_model
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs.fingerprint import fingerprint, incomparable
 from tests.configs import build
 from tests.contract.case import MODELS, called, discovered, face_of, function_of, snake
@@ -153,7 +153,7 @@ def test_a_table_by_parts_has_their_layer_head_and_kind_as_columns(case: str) ->
 def test_a_run_that_asks_it_can_be_gone_on_with(case: str) -> None:
     """Everything in it can be compared with what it was in the run's first process."""
     model = CASES[case].models[0]
-    asked = CASES[case].record(model).asked(as_model(HookedTransformer(build(model))))
+    asked = CASES[case].record(model).bind(as_model(HookedTransformer(build(model))))
     assert not [*incomparable(fingerprint(asked))]
 
 
@@ -195,9 +195,11 @@ def test_what_is_closed_of_a_record_survives_json(case: str) -> None:
     closed = {f.name: getattr(question, f.name) for f in fields(question)}
     closed = {name: value for name, value in closed.items() if _is_closed(value)}
     again = dataclasses.replace(question, **json.loads(json.dumps(closed)))
-    made, first = again.asked(_subject(model)), question.asked(_subject(model))
+    made, first = again.bind(_subject(model)), question.bind(_subject(model))
     assert made.name == first.name and type(made) is type(first)
-    assert getattr(made, "reads", ()) == () or len(made.reads) == len(first.reads)  # type: ignore[union-attr]
+    if isinstance(made, ByRow) and isinstance(made.rows, Reading):
+        assert isinstance(first, ByRow) and isinstance(first.rows, Reading)
+        assert len(made.rows.reads) == len(first.rows.reads)
     if CASES[case].alone:
         xr.testing.assert_identical(interp.run([again], build(model))[question.name], answer(case))
 

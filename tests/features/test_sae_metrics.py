@@ -31,8 +31,9 @@ from interp.features import (
     sae_quality,
 )
 from interp.features.sae_metrics import Fit, counted_tokens, fitted, ratio, recovered_share
-from interp.passes import ByRow, observe
+from interp.passes import observe
 from interp.passes.generate import generate
+from interp.passes.question import ByRow, Reading
 from tests.configs import build
 from tests.features.sae_cases import constant_sae, identity_sae, random_sae
 from tests.loops import over
@@ -297,9 +298,9 @@ def test_several_autoencoders_are_measured_in_one_pass() -> None:
 def test_packed_texts_keep_their_identities() -> None:
     batch, read = Batch.packed(ROWS, 12).numbered(), Read(STREAM)
     trace = observe(build("gpt2"), batch, [read]).trace
-    analysis = Reconstruction(random_sae(ReLU()), STREAM).asked(model())
-    assert isinstance(analysis, ByRow)
-    texts, values = batch.identities(), analysis.compute(trace, batch, build("gpt2"))
+    analysis = Reconstruction(random_sae(ReLU()), STREAM).bind(model())
+    assert isinstance(analysis, ByRow) and isinstance(analysis.rows, Reading)
+    texts, values = batch.identities(), analysis.rows.compute(trace, batch, build("gpt2"))
     assert texts is not None and batch.tokens.shape[0] > 1 and batch.keep is not None
     assert values["vectors"].tolist() == [len(ROWS[i]) for i in texts.tolist()]
 

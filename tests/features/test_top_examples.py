@@ -238,12 +238,13 @@ def test_the_function_is_the_record_applied() -> None:
 
 
 def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_processes() -> None:
-    made = TopExamples(BLOCK + "mlp.hook_post", cells=[3, 17], top=2).asked(model())
+    made = TopExamples(BLOCK + "mlp.hook_post", cells=[3, 17], top=2).bind(model())
     analysis = pickle.loads(pickle.dumps(made))
     batch = model().text.batch(TEXTS[:3])
-    trace = interp.observe(model().transformer, batch, analysis.reads).trace
-    assert trace[analysis.reads[0]].shape == (*batch.tokens.shape, 2)
-    part = analysis.reduction.of(analysis.compute(trace, batch, model().transformer), batch.identities())
+    (read,) = analysis.rows.reads
+    trace = interp.observe(model().transformer, batch, [read]).trace
+    assert trace[read].shape == (*batch.tokens.shape, 2)
+    part = analysis.keep.of(analysis.rows.compute(trace, batch, model().transformer), batch.identities())
     assert isinstance(part.parts["examples"], Examples)
 
 

@@ -15,7 +15,7 @@ from interp.core.stats import Means, Partial
 from interp.data.batch import Batch
 from interp.lenses import LogitLens
 from interp.model import Edit, Read, Tap, Trace, Transformer
-from interp.passes.question import Askable, ByRow, Questions
+from interp.passes.question import Askable, ByRow, Questions, Reading
 from interp.residual import Attribute
 from interp.tasks import RepeatedTokens
 from tests.configs import CONFIGS, build, perturbed
@@ -41,7 +41,7 @@ def mean_norm(name: str = "norm", site: str = "blocks.0.hook_resid_post") -> ByR
             "made_up", {"norm": ((), merged.moments["norm"].mean)}, attrs={"n": merged.moments["norm"].n}
         )
 
-    return ByRow(name, compute, Means, finish, [Read(site)])
+    return ByRow(name, Reading([Read(site)], compute), Means, finish)
 
 
 def run(asked: Sequence[Askable], model: Transformer, batches: Iterable[Batch]) -> Mapping[str, xr.Dataset]:
@@ -74,7 +74,10 @@ def test_two_analyses_of_one_site_share_its_read() -> None:
     read = Read("blocks.0.hook_resid_post", counting)
     both = [
         ByRow(
-            n, lambda t, b, m: {"x": t[read].sum((1, 2))}, Means, lambda m: labelled("made_up", {}), [read]
+            n,
+            Reading([read], lambda t, b, m: {"x": t[read].sum((1, 2))}),
+            Means,
+            lambda m: labelled("made_up", {}),
         )
         for n in ("a", "b")
     ]
@@ -115,9 +118,8 @@ def test_logits_are_computed_at_the_last_position_only_if_nobody_wants_more() ->
     read = Read("unembed.hook_out", lambda x: (shapes.append(tuple(x.shape)), x[:, -1, :1])[1])
 
     def asking(name: str, last_only: bool) -> ByRow:
-        return ByRow(
-            name, lambda t, b, m: {"x": t[read]}, Means, lambda m: labelled("made_up", {}), [read], last_only
-        )
+        rows = Reading([read], lambda t, b, m: {"x": t[read]}, last_only)
+        return ByRow(name, rows, Means, lambda m: labelled("made_up", {}))
 
     run([asking("a", True), asking("b", True)], build("gpt2"), [batch()])
     run([asking("a", True), asking("b", False)], build("gpt2"), [batch()])
@@ -128,7 +130,7 @@ def test_logits_are_computed_at_the_last_position_only_if_nobody_wants_more() ->
 def test_analyses_without_distinct_names_are_refused(names: list[str]) -> None:
     with pytest.raises(ValueError, match="questions of distinct names are required"):
         run([mean_norm(n) for n in names], build("gpt2"), [batch()])
-    with pytest.raises(ValueError, match="analyses with distinct names are required"):
+    with pytest.raises(ValueError, match="questions of distinct names are required"):
         Questions.of([mean_norm(n) for n in names], CONFIG)
 
 

@@ -20,8 +20,8 @@ from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.families import fill
 from interp.model import Trace, Transformer
-from interp.passes.question import ByRow, Question
 from interp.passes.observe import Subject
+from interp.passes.question import ByRow, Question
 from interp.runs import Results, journal as journals
 from tests.runs import killed
 from tests.runs.running import ASKED, ByPosition, Kept, Norms, _norms, agree, norms_by

@@ -13,8 +13,8 @@ from interp import Batch, Read
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, Means, Partial, Rows
 from interp.model import Trace, Transformer
-from interp.passes.question import ByRow, Question
 from interp.passes.observe import Subject
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs import Results
 
 SITE = "blocks.1.hook_resid_post"
@@ -36,7 +36,7 @@ class Kept(Question):
     """Every row's mean norm, and its width."""
 
     def bind(self, model: Subject) -> ByRow:
-        return ByRow(self.name, _kept, Rows, _finish_kept, READS)
+        return ByRow(self.name, Reading(READS, _kept), Rows, _finish_kept)
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ByPosition(Question):
     """The norm at every position, over the rows that have it."""
 
     def bind(self, model: Subject) -> ByRow:
-        return ByRow(self.name, _by_position, MaskedMeans, _finish_by_position, READS)
+        return ByRow(self.name, Reading(READS, _by_position), MaskedMeans, _finish_by_position)
 
 
 ASKED = (Norms(), Kept(), ByPosition())
@@ -52,7 +52,7 @@ ASKED = (Norms(), Kept(), ByPosition())
 
 def norms_by(compute: partial[Mapping[str, Tensor]]) -> ByRow:
     """Means of what a function computes as each row's mean norm."""
-    return ByRow("norms", compute, Means, _finish_norms, READS)
+    return ByRow("norms", Reading(READS, compute), Means, _finish_norms)
 
 
 def agree(one: Results, other: Results, tolerance: float = 0.0) -> None:

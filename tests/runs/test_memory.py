@@ -13,6 +13,7 @@ from interp.data.batch import Batch
 from interp.model import ModelConfig, Read
 from interp.model.experts import MoE
 from interp.passes.observe import as_model
+from interp.passes.question import ByRow, Questions, Reading
 from interp.runs.memory import (
     MOST_ON_DEVICE,
     MOST_ON_HOST,
@@ -36,7 +37,7 @@ DENSE = [
 
 
 def questions(name: str) -> Questions:
-    return Questions.of([Norms().asked(as_model(build(name)))], CONFIGS[name])
+    return Questions.of([Norms().bind(as_model(build(name)))], CONFIGS[name])
 
 
 # --- counting -------------------------------------------------------------------------------------------------------
@@ -46,7 +47,8 @@ def test_where_no_block_runs_a_window_is_one_pass_of_lookups_alone() -> None:
     """No pass of the size of forward passes, no mask, no position vector: one lookup for each batch."""
     network = build("gpt2")
     read = Read("hook_embed", via=lambda stream: stream.norm(dim=-1))
-    norms = ByRow("norms", lambda trace, batch, model: {"norm": trace[read].sum(1)}, Means, reads=[read])
+    rows = Reading([read], lambda trace, batch, model: {"norm": trace[read].sum(1)})
+    norms = ByRow("norms", rows, Means)
     asked = Questions.of([norms], network.config)
     assert memory_plan(asked, network, 8).tokens_per_batch == MOST_ON_DEVICE > 8 * MOST_ON_HOST
     masked = Batch.of([[1, 2, 3], [4, 5]])
@@ -114,7 +116,8 @@ def whole_pattern(name: str, config: ModelConfig) -> ByRow:
 
     read = Read("blocks.1.attn.hook_pattern", via)
     finish = lambda merged: None  # noqa: E731
-    return ByRow(name, lambda trace, batch, model: {"x": trace[read][:, 0]}, Means, finish, [read])  # type: ignore[arg-type,return-value]
+    rows = Reading([read], lambda trace, batch, model: {"x": trace[read][:, 0]})
+    return ByRow(name, rows, Means, finish)  # type: ignore[arg-type,return-value]
 
 
 def test_a_reduction_that_needs_numbers_counts_as_its_whole_site() -> None:

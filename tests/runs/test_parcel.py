@@ -17,8 +17,8 @@ from interp import Batch, HookedTransformer
 from interp.data.stream import GivenBatches
 from interp.families import fill
 from interp.model import Trace, Transformer
-from interp.passes.question import Questions
 from interp.passes.observe import Studied
+from interp.passes.question import Questions
 from interp.runs import parcel as parcel_module
 from interp.runs.parcel import Parcel, Place, Work, as_bytes, in_shared_memory, packed
 from tests.configs import build
@@ -34,7 +34,7 @@ def _nothing_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def work(model: Transformer) -> Work:
-    asked = Norms().asked(Studied(model, HookedTransformer(model).text))
+    asked = Norms().bind(Studied(model, HookedTransformer(model).text))
     return Questions.of([asked], model.config), model, GivenBatches([])
 
 

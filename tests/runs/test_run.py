@@ -21,6 +21,7 @@ from interp.core.stats import Partial, Rows, poisson_weights
 from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.model import Trace, Transformer
+from interp.passes.question import ByRow, Reading
 from interp.runs import Results, journal as journals
 from interp.runs.run import Asked
 from interp.runs.workers import Worker
@@ -112,7 +113,7 @@ def test_data_of_every_kind_give_the_same(tmp_path: Path) -> None:
 
 
 def test_a_question_and_what_it_was_turned_into_are_both_good() -> None:
-    made = Norms().asked(model())
+    made = Norms().bind(model())
     agree(interp.run([made], model(), TEXTS), interp.run([Norms()], model(), TEXTS))
 
 
@@ -275,7 +276,7 @@ def test_a_run_that_went_on_has_the_same_attributes_columns_and_files(
         values = {name: (("prompt",), value) for name, value in merged.rows.items()}
         return labelled("norms", values, attrs={name: len(value[1]) for name, value in values.items()})
 
-    asked = [ByRow("own", compute, Rows, finish, READS)]
+    asked = [ByRow("own", Reading(READS, compute), Rows, finish)]
     whole = interp.run(asked, model(), stream(), out=tmp_path / "whole")
     for least in (1, 2**24):
         monkeypatch.setattr(journals, "_LEAST", least)
@@ -296,14 +297,14 @@ def test_a_run_whose_own_function_changed_is_refused_by_what_changed(
         def compute(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
             return {"norm": trace[SITE].norm(dim=-1).mean(1) * factor}
 
-        return [ByRow("own", compute, Rows, _finish_kept, READS)]
+        return [ByRow("own", Reading(READS, compute), Rows, _finish_kept)]
 
     interrupted(tmp_path / "run", 3, monkeypatch, asked=asked(1.0), bootstrap=0)
     again = partial(interp.run, model=model(), data=stream(), out=tmp_path / "run", resume=True)
-    with pytest.raises(ValueError, match=r"analyses\.own\.compute\.factor: was 1\.0, is 2\.0"):
+    with pytest.raises(ValueError, match=r"analyses\.own\.rows\.compute\.factor: was 1\.0, is 2\.0"):
         again(asked(2.0))
-    with pytest.raises(ValueError, match=r"analyses\.own\.compute\.code: was"):
-        again([replace(asked(1.0)[0], compute=_kept)])
+    with pytest.raises(ValueError, match=r"analyses\.own\.rows\.compute\.code: was"):
+        again([replace(asked(1.0)[0], rows=Reading(READS, _kept))])
 
 
 def test_what_nobody_can_compare_may_begin_a_run_and_not_go_on_with_one(tmp_path: Path) -> None:
@@ -313,9 +314,9 @@ def test_what_nobody_can_compare_may_begin_a_run_and_not_go_on_with_one(tmp_path
             file.write("seen")
             return {"norm": trace[SITE].norm(dim=-1).mean(1)}
 
-        asked = [ByRow("own", compute, Rows, lambda merged: xr.Dataset(), READS)]
+        asked = [ByRow("own", Reading(READS, compute), Rows, lambda merged: xr.Dataset())]
         interp.run(asked, model(), stream(), out=tmp_path / "run")
-        why = r"analyses\.own\.compute\.file \(cannot pickle '_io\.TextIOWrapper' object\)"
+        why = r"analyses\.own\.rows\.compute\.file \(cannot pickle '_io\.TextIOWrapper' object\)"
         with pytest.raises(ValueError, match=why):
             interp.run(asked, model(), stream(), out=tmp_path / "run", resume=True)
         with pytest.raises(ValueError, match=why):
@@ -399,7 +400,7 @@ def test_two_processes_cannot_write_one_share(tmp_path: Path, monkeypatch: pytes
 
 def test_what_goes_to_other_processes_can_be_pickled() -> None:
     for question in ASKED:
-        analysis = question.asked(model())
+        analysis = question.bind(model())
         assert isinstance(analysis, ByRow)
         assert pickle.loads(pickle.dumps(analysis)).name == analysis.name
 

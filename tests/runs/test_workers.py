@@ -96,7 +96,7 @@ def test_a_window_at_which_workers_die_again_and_again_ends_the_run(monkeypatch:
 
 
 def test_what_cannot_be_sent_to_other_processes_is_refused() -> None:
-    unnamed = replace(Norms().asked(model()), compute=lambda trace, batch, model: {})
+    unnamed = replace(Norms().bind(model()), rows=lambda model, batch: {})
     with pytest.raises(ValueError, match="must be picklable, functions by their names"):
         interp.run([unnamed], model(), stream(), devices=["cpu"])
     with pytest.raises(ValueError, match="several processes require data that can be read again"):

@@ -21,6 +21,7 @@ from interp.core.files import write_atomically
 from interp.data.batch import Batch
 from interp.families import any_from_folder
 from interp.model import MLP, EncoderDecoder, Learned, ModelConfig, Transformer
+from interp.passes.question import NotFiniteError
 from interp.tasks import IndirectObjects, RepeatedSequences, SequencePairs
 from interp.tasks.examples import Examples, Place
 from interp.training.decoding import exactly_right
