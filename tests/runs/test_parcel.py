@@ -18,7 +18,7 @@ from interp.data.stream import GivenBatches
 from interp.families import fill
 from interp.model import Trace, Transformer
 from interp.passes.observe import Studied
-from interp.passes.question import Questions
+from interp.passes.question import Questions, Reading
 from interp.runs import parcel as parcel_module
 from interp.runs.parcel import Parcel, Place, Work, as_bytes, in_shared_memory, packed
 from tests.configs import build
@@ -147,9 +147,9 @@ def test_a_view_of_a_large_tensor_is_sent_alone() -> None:
     large = torch.arange(1_000_000.0)
     model = build("gpt2")
     questions, _, source = work(model)
-    asked = replace(questions.analyses[0], compute=partial(_kept, row=large[7:9]))
-    parcel = packed((replace(questions, analyses=(asked,)), model, source), in_shared_memory)
-    row = parcel.opened()[0].analyses[0].compute.keywords["row"]  # type: ignore[attr-defined]
+    asked = replace(questions.asked[0], rows=Reading([], partial(_kept, row=large[7:9])))
+    parcel = packed((replace(questions, asked=(asked,)), model, source), in_shared_memory)
+    row = parcel.opened()[0].asked[0].rows.compute.keywords["row"]  # type: ignore[attr-defined]
     assert row.tolist() == [7, 8] and row.untyped_storage().nbytes() == row.nbytes
     assert len(parcel.pickled) < large.nbytes / 10
 

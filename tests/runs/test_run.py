@@ -254,9 +254,9 @@ def test_what_decides_a_number_must_not_change(tmp_path: Path, monkeypatch: pyte
         again(ASKED, model(), stream(TEXTS[1:]))
     with pytest.raises(ValueError, match=r"data\.tokens_per_batch: was 64, is 32"):
         again(ASKED, model(), stream(tokens=32))
-    with pytest.raises(ValueError, match=r"analyses\.norms\.reduction\.replicates: was 50, is 60"):
+    with pytest.raises(ValueError, match=r"analyses\.norms\.keep\.replicates: was 50, is 60"):
         again(ASKED, model(), stream(), bootstrap=60)
-    with pytest.raises(ValueError, match=r"analyses\.norms\.compute\.poison: was null, is 4"):
+    with pytest.raises(ValueError, match=r"analyses\.norms\.rows\.compute\.poison: was null, is 4"):
         again([Norms(poison=4), Kept(), ByPosition()], model(), stream())
     with pytest.raises(ValueError, match="resume=True goes on with it"):
         interp.run(ASKED, model(), stream(), out=tmp_path / "run", bootstrap=50)
