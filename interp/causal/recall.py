@@ -32,8 +32,8 @@ from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import ByRow, NotFiniteError, Question, Unshared
-from interp.passes.sweep import Sweep
+from interp.passes.question import ByRow, NotFiniteError, Question, Values
+from interp.passes.schedule import Steps, swept_by
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Recall(Question):
         groups = layer_groups(self.layers, model.transformer.config.n_layers)
         return ByRow(
             self.name,
-            Unshared(partial(_compute, span=self.span, groups=groups)),
+            partial(_rows, span=self.span, groups=groups),
             Rows if self.each else Means,
             partial(_finish, name=self.name, parts=[WHOLE, *groups]),
             prompts=len(self.span),
@@ -107,12 +107,13 @@ def recall(
 
 
 @torch.no_grad()
-def _compute(
+def _rows(
     model: Transformer,
     batch: Batch,
     span: Bool[Tensor, "prompt p"],
     groups: Mapping[str, list[int]],
-) -> Mapping[str, Tensor]:
+) -> Steps[Values]:
+    """By measure: its value of every row in the run as it is and in every variant, and by how much each moves it."""
     mine = rows_of_mask(span, batch, "span")
     real = batch.host().real
     before = real.roll(1, 1) & real
@@ -121,10 +122,10 @@ def _compute(
         raise ValueError(
             "a span of at least one token in every prompt is required, none of them the first or padding"
         )
-    sweep = Sweep(model, batch, variants(groups, model.config.n_heads, batch.tokens.shape[1]))
+    every = variants(groups, model.config.n_heads, batch.tokens.shape[1])
+    measured = yield from swept_by(batch, every, [measure.metric(mine) for measure in MEASURES.values()])
     values, changes = {}, {}
-    for name, measure in MEASURES.items():
-        found = sweep.run(measure.metric(mine))
+    for name, found in zip(MEASURES, measured, strict=True):
         check(found.base.isfinite().all(), partial(NotFiniteError, NOT_FINITE))
         changes[f"{name}_change"] = torch.cat(
             (torch.zeros_like(found.base)[None], found.values - found.base)

@@ -39,8 +39,8 @@ from interp.model.sites import find, full_name
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence, next_token_loss
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import Alone, AnswerTokens, ByRow, NotFiniteError, Question, Unshared
-from interp.passes.sweep import Sweep
+from interp.passes.question import Alone, AnswerTokens, ByRow, NotFiniteError, Question, Values
+from interp.passes.schedule import Steps, swept_by
 from interp.passes.variants import Variant
 from interp.runs.run import answered, reduced_over
 
@@ -194,7 +194,7 @@ class States(NamedTuple):
     def of(cls, model: Subject, asked: Steering, names: Sequence[str]) -> States:
         """One vector per prompt and site, reduced where it arises."""
         found = []
-        analysis = ByRow(asked.name, Unshared(partial(pooled, sites=names, pos=asked.pos)), Rows)
+        analysis = ByRow(asked.name, partial(pooled, sites=names, pos=asked.pos), Rows)
         for kind, data in (("positive", asked.positive), ("negative", asked.negative)):
             with _naming(kind):
                 source = prompt_source(
@@ -374,7 +374,7 @@ class SteeringCurve(Question):
         if self.loss_on is not None:
             with _naming("loss_on"):
                 texts = prompt_source(self.loss_on, model.text, prepend_bos=True, batch_size=32)
-                rows = Unshared(partial(_compute, doses=doses, measures=loss))
+                rows = partial(_rows, doses=doses, measures=loss)
                 kept = reduced_over(ByRow(self.name, rows, Means), model, texts)
             assert isinstance(kept, Means)
             elsewhere = kept.moments
@@ -382,7 +382,7 @@ class SteeringCurve(Question):
         label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
         return ByRow(
             self.name,
-            Unshared(partial(_compute, doses=doses, measures=here)),
+            partial(_rows, doses=doses, measures=here),
             Means,
             partial(label, name=self.name),
             answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
@@ -523,15 +523,12 @@ def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "
 
 
 @torch.no_grad()
-def _compute(
-    model: Transformer, batch: Batch, doses: Doses, measures: Mapping[str, Metric]
-) -> Mapping[str, Tensor]:
+def _rows(model: Transformer, batch: Batch, doses: Doses, measures: Mapping[str, Metric]) -> Steps[Values]:
     """By measure: the change of every row in every cell, `[b l s]`, and under the random directions `[b l s r]`."""
-    sweep = Sweep(model, batch, doses.variants())
+    every = yield from swept_by(batch, doses.variants(), list(measures.values()))
     shape = (len(doses.layers), len(doses.strengths), doses.vectors.shape[1])
     found = {}
-    for name, metric in measures.items():
-        swept = sweep.run(metric)
+    for (name, metric), swept in zip(measures.items(), every, strict=True):
         unlike = f"{metric.name} is NaN or infinite in the base run of some prompt"
         check(swept.base.isfinite().all(), partial(NotFiniteError, unlike))
         change = (swept.values - swept.base).mT.unflatten(1, shape)

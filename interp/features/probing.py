@@ -30,8 +30,9 @@ from interp.model.parts import KINDS, Part, axis_size
 from interp.model.sites import find, full_name
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject, deepest, observe
-from interp.passes.question import ByRow, Question, Unshared
+from interp.passes.observe import Model, Subject
+from interp.passes.question import ByRow, Question, Values
+from interp.passes.schedule import Steps, recorded
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class ProbeNeurons(Question):
         held_out(labels, self.test_share, self.seed)
         return ByRow(
             self.name,
-            Unshared(partial(pooled, sites=sites, pos=self.pos)),
+            partial(pooled, sites=sites, pos=self.pos),
             Rows,
             partial(
                 _finish, name=self.name, sites=sites, labels=labels, procedure=procedure,
@@ -191,21 +192,14 @@ def _width(sites: Sequence[str], config: ModelConfig) -> int:
 
 
 @torch.no_grad()
-def pooled(
-    model: Transformer, batch: Batch, sites: Sequence[str], pos: Position
-) -> dict[str, Float[Tensor, "b m"]]:
+def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: Position) -> Steps[Values]:
     """One vector per prompt at each site, by site: the mean over its tokens, or one token's; reduced at the site.
 
     Errors: ValueError for packed rows, IndexError for a missing position.
-
-    Example:
-        >>> site = "blocks.0.hook_resid_post"
-        >>> pooled(model.transformer, model.text.batch(prompt), [site], -1)[site].shape
-        torch.Size([1, 24])
     """
     share = sent(_shares(batch, pos), model.device)
     reads = [Read(site, partial(_weighted, share_bp=share)) for site in sites]
-    trace = observe(model, batch, reads, stop=deepest(sites, model.config), answers_only=True).trace
+    trace = (yield from recorded(batch, reads)).trace
     return {read.site: trace[read] for read in reads}
 
 

@@ -32,8 +32,8 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, Outcome, as_metric
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading
-from interp.passes.sweep import Sweep
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading, Values
+from interp.passes.schedule import Steps, recorded, swept
 from interp.passes.variants import Variant
 from interp.runs.run import answered, reduced_over
 
@@ -101,7 +101,7 @@ class SaeQuality(Question):
         runs = RUNS if mean is not None else RUNS[:3]
         return ByRow(
             self.name,
-            Reading(reads, _Quality(sums, mean, metric)),
+            _Quality(sums, mean, metric),
             Several({"fit": Fit, "losses": Covariances("losses")}),
             partial(_finish_quality, name=self.name, runs=runs, metric=metric),
             answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
@@ -450,11 +450,13 @@ class _Quality:
     mean: Float[Tensor, "d"] | None
     metric: Metric
 
-    def __call__(self, trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
+    def __call__(self, model: Transformer, batch: Batch) -> Steps[Values]:
+        """The sums and the losses of every text."""
         sums, texts = self.sums, _unpacked(batch)
-        found = sums(trace, batch, model)
+        seen = yield from recorded(batch, [Read(sums.site)])
+        found = sums(seen.trace, batch, model)
         counted = counted_tokens(texts, sums.bos_id, sums.skip_bos)
-        losses = self._losses(model, texts, counted)
+        losses = yield from self._losses(texts, counted)
         unlike = f"finite losses are required, some are NaN or infinite with {sums.site} replaced"
         check(losses.isfinite().all(), partial(NotFiniteError, unlike))
         known = predicted(texts.keep, texts.documents)
@@ -463,7 +465,7 @@ class _Quality:
         counts = torch.stack((number.to(tokens.device), (texts.real & ~counted).sum(1)))
         return {**found, "losses": torch.cat((losses.double(), counts.to(losses.device))).mT}
 
-    def _losses(self, model: Transformer, batch: Batch, at: Bool[Tensor, "b p"]) -> Float[Tensor, "r b"]:
+    def _losses(self, batch: Batch, at: Bool[Tensor, "b p"]) -> Steps[Float[Tensor, "r b"]]:
         """The metric of every row, in the order of `RUNS`, as far as there is a mean."""
         sae, mean = self.sums.sae, self.mean
 
@@ -482,8 +484,8 @@ class _Quality:
         if self.metric == SUMMED_LOSS and batch.tokens.shape[1] < 2:  # single tokens: nothing is predicted
             return torch.zeros(1 + len(changes), len(batch), device=batch.tokens.device)
         variants = [Variant([Edit(self.sums.site, change)]) for change in changes]
-        swept = Sweep(model, batch, variants).run(self.metric)
-        return torch.cat((swept.base[None], swept.values))
+        found = yield from swept(batch, variants, self.metric)
+        return torch.cat((found.base[None], found.values))
 
 
 def _unpacked(batch: Batch) -> Batch:

@@ -81,18 +81,22 @@ class Recorded:
 
 @dataclass(frozen=True, eq=False)
 class Sweeping:
-    """A need: the metric of variants of these rows."""
+    """A need: metrics of variants of these rows."""
 
     batch: Batch
     variants: Sequence[Variant]
-    metric: Metric
+    metrics: tuple[Metric, ...]
+    """Each is a sweep of its own, from one base run."""
     common: Variant
     """What is edited in every variant and in the run that they are compared with."""
     reference: Float[Tensor, "b n d"] | None
     """What a metric that compares compares with (`Sweep.run`)."""
 
 
-Steps = Generator[Pass | Sweeping, Recorded | Swept, T]
+Need = Pass | Sweeping
+Answer = Recorded | Sequence[Swept]
+"""What was found: of a pass, or by metric of a sweep."""
+Steps = Generator[Need, Answer, T]
 """A computation over one batch that yields what it needs next, is sent what was found, and ends with its values."""
 
 
@@ -120,17 +124,30 @@ def swept(
     reference: Float[Tensor, "b n d"] | None = None,
 ) -> Steps[Swept]:
     """The step of needing a sweep: `found = yield from swept(batch, variants, metric)`."""
-    found = yield Sweeping(batch, variants, metric, common or Variant(), reference)
-    assert isinstance(found, Swept)
+    (found,) = yield from swept_by(batch, variants, (metric,), common=common, reference=reference)
+    return found
+
+
+def swept_by(
+    batch: Batch,
+    variants: Sequence[Variant],
+    metrics: Sequence[Metric],
+    *,
+    common: Variant | None = None,
+    reference: Float[Tensor, "b n d"] | None = None,
+) -> Steps[Sequence[Swept]]:
+    """The step of needing several metrics of the same variants; what is found is in their order."""
+    found = yield Sweeping(batch, variants, tuple(metrics), common or Variant(), reference)
+    assert not isinstance(found, Recorded)
     return found
 
 
 def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[str, T]:
     """What each of these computations over the rows of one batch ends with, by name, from as few passes as possible."""
     done: dict[str, T] = {}
-    waiting: dict[str, Pass | Sweeping] = {}
+    waiting: dict[str, Need] = {}
 
-    def go_on(name: str, found: Recorded | Swept | None) -> None:
+    def go_on(name: str, found: Answer | None) -> None:
         try:
             waiting[name] = next(asking[name]) if found is None else asking[name].send(found)
         except StopIteration as end:
@@ -151,9 +168,9 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
     return {name: done[name] for name in asking}
 
 
-def _passed(model: Transformer, needed: Mapping[str, Pass]) -> dict[str, Recorded | Swept]:
+def _passed(model: Transformer, needed: Mapping[str, Pass]) -> dict[str, Answer]:
     """One pass for all that need the same tokens, on one path of attention."""
-    found: dict[str, Recorded | Swept] = {}
+    found: dict[str, Answer] = {}
     models = {name: need.model or model for name, need in needed.items()}
     for names in _alike(needed, lambda name: (id(models[name]), _tokens_key(needed[name].batch))):
         model = models[names[0]]
@@ -194,19 +211,23 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
     return trace, None if last is None else trace[last]
 
 
-def _swept(model: Transformer, needed: Mapping[str, Sweeping]) -> dict[str, Recorded | Swept]:
-    """One sweep for all that need the same metric of the same rows."""
-    found: dict[str, Recorded | Swept] = {}
+def _swept(model: Transformer, needed: Mapping[str, Sweeping]) -> dict[str, Answer]:
+    """One sweep for all that need the same metrics of the same rows."""
+    found: dict[str, Answer] = {}
     for names in _alike(needed, lambda name: _sweep_key(needed[name], model)):
         some = [needed[name] for name in names]
         variants = [variant for need in some for variant in need.variants]
         sweep = Sweep(model, some[0].batch, variants, some[0].common)
-        every = sweep.run(some[0].metric, some[0].reference)
+        every = [sweep.run(metric, some[0].reference) for metric in some[0].metrics]
         counts = [len(need.variants) for need in some]
-        parts = zip(every.values.split(counts), every.changed.split(counts), strict=True)
-        for name, (values, changed) in zip(names, parts, strict=True):
-            found[name] = replace(every, values=values, changed=changed)
+        found |= dict(zip(names, zip(*(_split(one, counts) for one in every), strict=True), strict=True))
     return found
+
+
+def _split(swept: Swept, counts: Sequence[int]) -> list[Swept]:
+    """What a sweep found, by consecutive groups of so many variants."""
+    parts = zip(swept.values.split(list(counts)), swept.changed.split(list(counts)), strict=True)
+    return [replace(swept, values=values, changed=changed) for values, changed in parts]
 
 
 def _alike(values: Iterable[K], key: Callable[[K], Hashable]) -> list[list[K]]:
@@ -218,11 +239,11 @@ def _alike(values: Iterable[K], key: Callable[[K], Hashable]) -> list[list[K]]:
 
 
 def _sweep_key(need: Sweeping, model: Transformer) -> Hashable:
-    """Sweeps of one key depart from the same run and are judged by the same metric."""
+    """Sweeps of one key depart from the same run and are judged by the same metrics."""
     rows = tuple(id(getattr(need.batch, each.name)) for each in fields(need.batch))
     common = id(need.common) if need.common.edits else 0
     edited = _slow_sites((edit.site for variant in need.variants for edit in variant.edits), model)
-    return rows, _metric_key(need.metric), common, id(need.reference), edited
+    return rows, tuple(map(_metric_key, need.metrics)), common, id(need.reference), edited
 
 
 def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:

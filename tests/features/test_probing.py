@@ -24,6 +24,7 @@ from interp.edits import Zero
 from interp.features import ProbeNeurons, probe, probe_neurons
 from interp.features.probing import Position, Selection, Split, intervals, pooled, scores, selected
 from interp.model import Read, Tap
+from interp.passes.schedule import answer_together
 from interp.runs import store_activations
 from tests.configs import build, some_tokens
 from tests.loops import over
@@ -342,7 +343,9 @@ def vectors(model: HookedTransformer, row: list[int], site: str, pos: Position, 
 
 def all_pooled(model: HookedTransformer, batch: Batch, site: str, pos: Position, size: int = 32) -> Tensor:
     """The vectors of all rows, some at a time."""
-    return torch.cat([pooled(model.transformer, part, [site], pos)[site] for part in batch.split(size)])
+    network = model.transformer
+    steps = ({"": pooled(network, part, [site], pos)} for part in batch.split(size))
+    return torch.cat([answer_together(network, each)[""][site] for each in steps])
 
 
 @over("pos", ["mean", -1, 0, 2, -2])
