@@ -300,7 +300,8 @@ def _posed(text: Text, answer: Answers | None, metric: Metric) -> Posed | None:
 def _with_answers(batch: Batch, posed: Posed) -> Batch:
     """The batch with the answers asked about; wrong ones that the data bring stay where there are no others."""
     found = posed(batch)
-    return replace(found, wrong=batch.wrong) if found.wrong is None else found
+    assert found.answer is not None
+    return found.with_answers(found.answer, batch.wrong) if found.wrong is None else found
 
 
 def usual_window(n_layers: int) -> int:

@@ -297,7 +297,12 @@ class Batch(Brief):
         return tuple(each._beside(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
-        """The same rows with the tokens a question is about."""
+        """The same rows with the tokens a question is about.
+
+        Errors: ValueError, of tokens on the host, for a row whose answer and wrong answer are one token.
+        """
+        if wrong is not None and answer.is_cpu and wrong.is_cpu:  # those on a device were checked before they went
+            check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)
 
     def left_aligned(self) -> Batch:
@@ -372,6 +377,34 @@ class Batch(Brief):
         )  # fmt: skip
 
 
+def check_contrast(
+    answer: Int[Tensor, "n"],
+    wrong: Int[Tensor, "n"],
+    numbers: Int[Tensor, "n"] | None = None,
+    text: Text | None = None,
+) -> None:
+    """ValueError where an answer is its own wrong answer: a difference of the two is 0 whatever the model does.
+
+    Args:
+        answer, wrong: token ids on the host, one for all prompts or one for each.
+        numbers: of the prompts, for the message; None = counted from 0.
+        text: what says which word a token is.
+    """
+    same = (answer == wrong).nonzero().flatten().tolist()
+    if not same:
+        return
+    count, first = max(len(answer), len(wrong)), same[0]
+    token = int(answer[first if len(answer) > 1 else 0])
+    word = f"{text.pieces([token])[0]!r} (token {token})" if text and text.has_tokenizer else f"token {token}"
+    number = first if numbers is None or len(numbers) <= first else int(numbers[first])
+    where = f" for prompt {number}" if count > 1 else ""
+    more = f", and for {len(same) - 1} more of {count} prompts" if len(same) > 1 else ""
+    raise ValueError(
+        f"the answer and the wrong answer must be two tokens, got {word} for both{where}{more}: their difference is 0 "
+        "whatever the model does"
+    )
+
+
 def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
     """The batches, those without row numbers numbered on from the ones before."""
     seen = 0
@@ -385,6 +418,8 @@ def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
             assert fresh is not None
             batch = replace(batch, row=fresh + seen)
             seen += len(fresh)
+        if batch.answer is not None and batch.wrong is not None:
+            check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row)
         yield batch
 
 
@@ -791,4 +826,6 @@ class Text:
             given = getattr(batch, name)
             if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
                 raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
+        if batch.answer is not None and batch.wrong is not None:
+            check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row, self.of_outputs)
         return batch.numbered()
