@@ -23,6 +23,7 @@ from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Prompts, Side, Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.hub import located
+from interp.families.live import inside
 from interp.families.places import Devices, places_of
 from interp.families.reference import exported, reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
@@ -120,7 +121,8 @@ class HookedTransformer(Shown):
                 source, dtype=dtype, device=device, devices=devices, wrapped=wrapped
             )
             ends = families.ends_of(source)
-            return cls(model, tokenizer, name=type(source).__name__, origin=source, ends=ends)
+            name = type(inside(source)[0]).__name__
+            return cls(model, tokenizer, name=name, origin=source, ends=ends)
         if str(source) in zoo.DEMOS:
             if wrapped:
                 raise ValueError(f"{source} is a model of this package: there is no other code to wrap")
@@ -196,14 +198,14 @@ class HookedTransformer(Shown):
         if c.n_layers:
             layers = f"{c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}"
         where = f"{str(self.transformer.dtype).removeprefix('torch.')} on {self.transformer.device}"
-        unreadable = self.text.unreadable
+        refused = self.text.refused
         return fitted(
             [
                 f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
                 f"  {layers}",
                 f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
                 *(f"  {clause}" for clause in self.transformer.opened),
-                *([] if unreadable is None else [f"  texts are refused: {unreadable}"]),
+                *([] if refused is None else [f"  texts are refused: {refused}"]),
             ]
         )
 

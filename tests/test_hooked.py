@@ -322,3 +322,9 @@ def test_the_dtype_can_be_changed_and_weights_follow() -> None:
     model = HookedTransformer.from_pretrained("groundtruth-induction")
     assert model.to(torch.float64) is model
     assert model.W_Q.dtype == model("ab").dtype == torch.float64
+
+
+def test_a_model_without_a_tokenizer_says_so_when_it_is_printed() -> None:
+    said = "texts are refused: this model has no tokenizer; give a tokenizer: from_pretrained("
+    assert said in " ".join(str(HookedTransformer(hooked().transformer)).split())
+    assert "refused" not in str(hooked())

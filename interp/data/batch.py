@@ -301,7 +301,9 @@ class Batch(Brief):
 
         Errors: ValueError, of tokens on the host, for a row whose answer and wrong answer are one token.
         """
-        if wrong is not None and answer.is_cpu and wrong.is_cpu:  # those on a device were checked before they went
+        if (
+            wrong is not None and answer.is_cpu and wrong.is_cpu
+        ):  # those on a device were checked before they went
             check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)
 
@@ -528,6 +530,10 @@ def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
     return batch
 
 
+NO_TOKENIZER = "this model has no tokenizer"
+GIVE_ONE = "give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
+
+
 class Text:
     """Tokenisation for one model: prompts in, batches out.
 
@@ -583,10 +589,8 @@ class Text:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; ValueError if the model came without one, or with one that cannot be read."""
         if self._tokenizer is None:
-            what = f"texts are refused, {self._why}" if self._why else "this model has no tokenizer"
-            raise ValueError(
-                f"{what}: pass token ids, or give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
-            )
+            what = f"texts are refused, {self._why}" if self._why else NO_TOKENIZER
+            raise ValueError(f"{what}: pass token ids, or {GIVE_ONE}")
         return self._tokenizer
 
     @property
@@ -595,9 +599,9 @@ class Text:
         return self._tokenizer is not None
 
     @property
-    def unreadable(self) -> str | None:
-        """Why the tokenizer that the model came with cannot be read; None if it can, or if there is none."""
-        return self._why if self._tokenizer is None else None
+    def refused(self) -> str | None:
+        """Why texts are refused, and what to do; None for a model with a tokenizer."""
+        return f"{self._why or NO_TOKENIZER}; {GIVE_ONE}" if self._tokenizer is None else None
 
     @property
     def settings(self) -> tuple[int, int, int | None, bool]:

@@ -88,7 +88,7 @@ def test_task_pairs_a_report_and_a_cache_refuse_it() -> None:
 
     with pytest.raises(ValueError, match="token 7 for both"):
         batches(model, Given())
-    with pytest.raises(ValueError, match="must differ|two tokens"):
+    with pytest.raises(ValueError, match="must differ"):
         interp.report(model, Question(TEXTS[0], " cat", " cat"))
     cache = model.run_with_cache(TEXTS)[1]
     with pytest.raises(ValueError, match="token 7 for both for prompt 1"):

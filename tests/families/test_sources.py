@@ -278,6 +278,22 @@ def test_wrapped_live_models_open() -> None:
         assert same_logits(outer, expected).verify().passed
 
 
+def test_what_a_live_model_was_taken_out_of_is_said_of_it() -> None:
+    network = llama()
+    compiled, parallel = (
+        "taken out of torch.compile: its passes here are not compiled",
+        "taken out of DataParallel",
+    )
+    for outer, clauses in (
+        (torch.compile(network), (compiled,)),
+        (torch.compile(nn.DataParallel(network)), (compiled, parallel)),
+        (network, ()),
+    ):
+        model = HookedTransformer.from_pretrained(outer)  # type: ignore[arg-type]
+        assert model.transformer.opened == clauses and model.name == "LlamaForCausalLM"
+        assert all(clause in str(model) for clause in clauses)
+
+
 def test_hooks_on_a_live_model_are_named_and_those_of_libraries_are_not() -> None:
     network = llama()
     network(some_tokens(), output_hidden_states=True)  # transformers puts hooks of its own there
