@@ -108,9 +108,8 @@ def test_nulls_are_the_scores_of_even_attention_over_what_each_layer_sees(name: 
 
 def test_rows_that_begin_with_token_0_for_want_of_bos_are_said_to() -> None:
     known, unknown = hooked(), HookedTransformer(hooked().transformer)
-    said = [
-        "the rows of repeated tokens begin with token 0 for this model, since it has no tokenizer to say which token is BOS"
-    ]
+    why = "it has no tokenizer to say which token is BOS"
+    said = [f"the rows of repeated tokens begin with token 0 for this model, since {why}"]
     for ask in (interp.heads, attention_kernel):
         assert ask(unknown, SMALL).attrs["notes"] == said and "notes" not in ask(known, SMALL).attrs
     assert "notes" not in interp.heads(unknown, SMALL.tokens(unknown.cfg.d_vocab, 0)).attrs
