@@ -389,15 +389,15 @@ class HookedTransformer(Shown):
     ) -> Batch:  # fmt: skip
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
-        The prompt and what is new may fill the context exactly. An empty text is continued from BOS, where there is
-        one. A row ends with a `stop` token (ids, or texts of one token), and with `stop_at_eos` where the model's own
-        generation does (`generation_config.json`, else the tokenizer's end of text). `model.to_texts(batch)` gives the
-        strings.
+        The prompt and what is new may fill the context exactly. BOS alone, as ids, is a prompt too: what the model
+        says from nothing. A row ends with a `stop` token (ids, or texts of one token), and with `stop_at_eos` where the
+        model's own generation does (`generation_config.json`, else the tokenizer's end of text).
+        `model.to_texts(batch)` gives the strings.
         `edits`, and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one
         new token at a time. Positions of an edit are each row's own: 0 is its first token, -1 the last of its prompt,
         and `{"pos": "new"}` every generated token.
         """
-        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left", empty=True)
+        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
         return generate(
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
@@ -421,7 +421,7 @@ class HookedTransformer(Shown):
             >>> bool(found.log_probs[0, 0] >= found.log_probs[0, 1])
             True
         """
-        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left", empty=True)
+        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
         return beam_search(
             self.transformer, batch, max_new_tokens, beams=beams, length_penalty=length_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache, edits=edits,
@@ -437,7 +437,7 @@ class HookedTransformer(Shown):
 
         Hooks that are in place at the call apply to the whole stream.
         """
-        batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left", empty=True)
+        batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left")
         steps = stream(
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=edits,

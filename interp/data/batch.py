@@ -638,15 +638,12 @@ class Text:
         return token if token is not None and 0 <= token < self.d_vocab else None
 
     @public(unchecked=("prompts",))
-    def batch(
-        self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right", empty: bool = False
-    ) -> Batch:
+    def batch(self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right") -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
         A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special
         tokens.
 
-        empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
         Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
         """
         if isinstance(prompts, Batch):
@@ -668,11 +665,7 @@ class Text:
         texts, numbers = _sorted_out(prompts)
         if not texts:
             return self._checked(Batch.of(numbers, side=side))
-        begin = self.bos_id if empty and prepend_bos and not self._special else None
-        rows = [
-            [begin] if begin is not None and not text else self.ids(text, prepend_bos=prepend_bos)
-            for text in texts
-        ]
+        rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
         bos = prepend_bos and self.bos_id is not None and not self._special
         return self._checked(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
 
@@ -680,9 +673,12 @@ class Text:
         """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
 
         For encoders: with all special tokens, or none with `prepend_bos=False`.
+        Errors: ValueError for an empty text. No call takes one for BOS alone, which is a prompt as ids: a text that was
+        left empty by mistake would have an answer too.
         """
         if not text:
-            raise ValueError("the prompt is empty: at least one character is required")
+            alone = "" if self.bos_id is None else f"; BOS alone is a prompt as ids, [[{self.bos_id}]]"
+            raise ValueError(f"the prompt is empty: at least one character is required{alone}")
         if self._special:
             assert isinstance(self._tokenizer, SpecialTokenizer)
             return self._tokenizer.with_special(text) if prepend_bos else self._tokenizer.encode(text)

@@ -116,9 +116,7 @@ def _require_gguf(path: Path) -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as cause:
-        raise ValueError(
-            f"{path}: a GGUF file requires the package gguf: pip install 'interp[gguf]'"
-        ) from cause
+        raise ValueError(f"{path}: a GGUF file requires the package gguf: pip install gguf") from cause
 
 
 def _reader(path: Path) -> gguf.GGUFReader:

@@ -4,7 +4,9 @@ Adapters are in `test_adapters.py`, GGUF files in `test_gguf.py`, quantised weig
 tokenizers in `test_tokenizer.py`.
 """
 
+import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -309,6 +311,23 @@ def test_hooks_on_a_live_model_are_named_and_those_of_libraries_are_not() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same_logits(network, expected)
+
+
+@pytest.mark.parametrize("package", ["gguf", "peft"])
+def test_a_missing_package_is_asked_for_by_its_own_name(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "base").mkdir()
+    stored(tmp_path / "base")
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
+    save_file({"x": torch.zeros(1)}, tmp_path / "adapter" / "adapter_model.safetensors")
+    monkeypatch.setitem(sys.modules, package, None)
+    source = tmp_path / {"gguf": "model.gguf", "peft": "adapter"}[package]
+    with pytest.raises(ValueError, match=rf"requires the package {package}: pip install {package}$"):
+        HookedTransformer.from_pretrained(source)
 
 
 # --- parts of a joined tensor -------------------------------------------------------------------------------------
