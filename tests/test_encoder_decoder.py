@@ -340,7 +340,9 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         HookedEncoderDecoder.from_pretrained(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"config\.json is required beside the weights"):
         HookedEncoderDecoder.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"unknown model 'demo-4l'.*no encoder-decoder is embedded"):
+    with pytest.raises(
+        ValueError, match=r"'demo-4l' is not in the local cache.*no encoder-decoder is embedded"
+    ):
         HookedEncoderDecoder.from_pretrained("demo-4l")
 
 

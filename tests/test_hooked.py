@@ -289,7 +289,11 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["demo-41", "dem-4l", "demo4l"])
 def test_an_unknown_model_names_the_nearest_demo(name: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown model '{name}'.*demo models: .*nearest: demo-4l"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^the hub cannot be reached \(HF_HUB_OFFLINE is set\), and '{name}' is not in the local cache; it is "
+        r"no folder and no demo model either; demo models: .*nearest: demo-4l",
+    ):
         HookedTransformer.from_pretrained(name)
 
 
