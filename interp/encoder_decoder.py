@@ -101,7 +101,7 @@ class HookedEncoderDecoder(Shown):
 
     def __str__(self) -> str:
         refused, opened = self.text.refused, self.model.encoder.opened
-        said = [] if refused is None else [f"texts are refused: {refused}"]
+        said = [] if refused is None else [refused]
         return fitted([repr(self), *(f"  {clause}" for clause in (*opened, *said))])
 
     def to_source(self, prompts: Prompts, *, padding_side: Side = "right") -> Batch:

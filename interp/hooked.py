@@ -205,7 +205,7 @@ class HookedTransformer(Shown):
                 f"  {layers}",
                 f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
                 *(f"  {clause}" for clause in self.transformer.opened),
-                *([] if refused is None else [f"  texts are refused: {refused}"]),
+                *([] if refused is None else [f"  {refused}"]),
             ]
         )
 

@@ -329,6 +329,6 @@ def test_the_dtype_can_be_changed_and_weights_follow() -> None:
 
 
 def test_a_model_without_a_tokenizer_says_so_when_it_is_printed() -> None:
-    said = "texts are refused: this model has no tokenizer; give a tokenizer: from_pretrained("
+    said = "this model has no tokenizer: pass token ids, or give a tokenizer: from_pretrained("
     assert said in " ".join(str(HookedTransformer(hooked().transformer)).split())
-    assert "refused" not in str(hooked())
+    assert "no tokenizer" not in str(hooked())

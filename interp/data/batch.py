@@ -21,7 +21,7 @@ from interp.core.boundary import MOST, Required, public, shape_text, shown
 from interp.core.notes import note
 from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
-from interp.data.ids import IDS, Encoding, described, is_id, is_row, no_ids
+from interp.data.ids import IDS, Encoding, check_contrast, described, is_id, is_row, no_ids
 from interp.data.tokenizers import (
     BatchTokenizer,
     EndingTokenizer,
@@ -297,10 +297,7 @@ class Batch(Brief):
         return tuple(each._beside(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
-        """The same rows with the tokens a question is about.
-
-        Errors: ValueError, of tokens on the host, for a row whose answer and wrong answer are one token.
-        """
+        """The same rows with the tokens a question is about; on the host, ValueError where both of a row are one."""
         if (
             wrong is not None and answer.is_cpu and wrong.is_cpu
         ):  # those on a device were checked before they went
@@ -377,34 +374,6 @@ class Batch(Brief):
             change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
             changed(self.documents), changed(self.types), memory, row, changed(self.corrupt),
         )  # fmt: skip
-
-
-def check_contrast(
-    answer: Int[Tensor, "n"],
-    wrong: Int[Tensor, "n"],
-    numbers: Int[Tensor, "n"] | None = None,
-    text: Text | None = None,
-) -> None:
-    """ValueError where an answer is its own wrong answer: a difference of the two is 0 whatever the model does.
-
-    Args:
-        answer, wrong: token ids on the host, one for all prompts or one for each.
-        numbers: of the prompts, for the message; None = counted from 0.
-        text: what says which word a token is.
-    """
-    same = (answer == wrong).nonzero().flatten().tolist()
-    if not same:
-        return
-    count, first = max(len(answer), len(wrong)), same[0]
-    token = int(answer[first if len(answer) > 1 else 0])
-    word = f"{text.pieces([token])[0]!r} (token {token})" if text and text.has_tokenizer else f"token {token}"
-    number = first if numbers is None or len(numbers) <= first else int(numbers[first])
-    where = f" for prompt {number}" if count > 1 else ""
-    more = f", and for {len(same) - 1} more of {count} prompts" if len(same) > 1 else ""
-    raise ValueError(
-        f"the answer and the wrong answer must be two tokens, got {word} for both{where}{more}: their difference is 0 "
-        "whatever the model does"
-    )
 
 
 def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -530,10 +499,6 @@ def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
     return batch
 
 
-NO_TOKENIZER = "this model has no tokenizer"
-GIVE_ONE = "give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
-
-
 class Text:
     """Tokenisation for one model: prompts in, batches out.
 
@@ -589,8 +554,7 @@ class Text:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; ValueError if the model came without one, or with one that cannot be read."""
         if self._tokenizer is None:
-            what = f"texts are refused, {self._why}" if self._why else NO_TOKENIZER
-            raise ValueError(f"{what}: pass token ids, or {GIVE_ONE}")
+            raise ValueError(self.refused)
         return self._tokenizer
 
     @property
@@ -600,8 +564,11 @@ class Text:
 
     @property
     def refused(self) -> str | None:
-        """Why texts are refused, and what to do; None for a model with a tokenizer."""
-        return f"{self._why or NO_TOKENIZER}; {GIVE_ONE}" if self._tokenizer is None else None
+        """That texts are refused, why, and what to do; None for a model with a tokenizer."""
+        if self._tokenizer is not None:
+            return None
+        what = f"texts are refused, {self._why}" if self._why else "this model has no tokenizer"
+        return f"{what}: pass token ids, or give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
 
     @property
     def settings(self) -> tuple[int, int, int | None, bool]:
@@ -827,5 +794,5 @@ class Text:
             if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
                 raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
         if batch.answer is not None and batch.wrong is not None:
-            check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row, self.of_outputs)
+            check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row, self.of_outputs.pieces)
         return batch.numbered()

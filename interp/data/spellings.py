@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from interp.core.notes import note
-from interp.data.batch import Answers, Batch, Text, check_contrast
+from interp.data.batch import Answers, Batch, Text
+from interp.data.ids import check_contrast
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Spellings:
         Errors: ValueError where the answer and the wrong answer of a prompt are one token, however they are spelled.
         """
         if answer is not None and wrong is not None:
-            check_contrast(text.outputs(answer), text.outputs(wrong), text=text.of_outputs)
+            check_contrast(text.outputs(answer), text.outputs(wrong), pieces=text.of_outputs.pieces)
         both = (answer, wrong)
         given = [each for some in both for each in (some if isinstance(some, list | tuple) else [some])]
         words = dict.fromkeys(each for each in given if isinstance(each, str) and each.strip())

@@ -23,7 +23,8 @@ from interp.core.boundary import public
 from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
-from interp.data.batch import Batch, Prompts, Text, check_contrast
+from interp.data.batch import Batch, Prompts, Text
+from interp.data.ids import check_contrast
 from interp.data.pairs import Pairs
 from interp.data.stream import DataSource, prompt_source
 from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
@@ -532,7 +533,7 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
     if question.wrong is None:
         return answer, None
     wrong = model.text.single(question.wrong)
-    check_contrast(torch.tensor([answer]), torch.tensor([wrong]), text=model.text)
+    check_contrast(torch.tensor([answer]), torch.tensor([wrong]), pieces=model.text.pieces)
     return answer, wrong
 
 

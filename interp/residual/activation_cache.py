@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interp.core.boundary import nearest, shape_text
 from interp.core.viewer import Shown, fitted
-from interp.data.batch import check_contrast
+from interp.data.ids import check_contrast
 from interp.model.parts import Part
 from interp.model.sites import full_name
 from interp.model.transformer import Transformer

@@ -8,7 +8,8 @@ import torch
 
 import interp
 from interp.causal.contrast import batches
-from interp.data.batch import Batch, check_contrast
+from interp.data.batch import Batch
+from interp.data.ids import check_contrast
 from interp.data.pairs import Pairs
 from interp.pages.report import Question
 from tests.tiny import hooked
