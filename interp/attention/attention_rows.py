@@ -32,8 +32,8 @@ from interp.core.stats import (
     MaskedMeans,
     Moments,
     Partial,
+    if_at_least,
     over,
-    where_at_least,
     wide,
 )
 from interp.core.temperature import log_n_factor
@@ -340,7 +340,7 @@ def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.
     coords = {**_coords(config), "n_keys": n_keys.tolist()}
     attrs = _attrs(merged, asked.train_length) | {
         "null": "even attention: log n, no gap, 1 / n",
-        "interval": f"{over('texts')}; of entropy {where_at_least(FEWEST_MASSES)}",
+        "interval": f"{over('texts')}; of entropy {if_at_least(FEWEST_MASSES)}",
     }
     return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
 

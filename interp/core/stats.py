@@ -110,14 +110,14 @@ def over(rows: str, fewest: int = FEWEST) -> str:
 
     Example:
         >>> over("prompts", 64)
-        '95 % over prompts, where there are at least 64'
+        '95 % over prompts, if at least 64'
     """
-    return f"95 % over {rows}" + (f", {where_at_least(fewest)}" if fewest > FEWEST else "")
+    return f"95 % over {rows}" + (f", {if_at_least(fewest)}" if fewest > FEWEST else "")
 
 
-def where_at_least(fewest: int) -> str:
+def if_at_least(fewest: int) -> str:
     """From how many rows on a number has an interval, in words."""
-    return f"where there are at least {fewest}"
+    return f"if at least {fewest}"
 
 
 def wilson(

@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.results import labelled
-from interp.core.stats import POSITIVE, Moments, Rows, where_at_least, wide
+from interp.core.stats import POSITIVE, Moments, Rows, if_at_least, wide
 from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
 from interp.editing.weight_edit import WeightEdit
@@ -275,7 +275,7 @@ def labelled_scores(
         units="see the coordinate unit",
         attrs={
             "interval": "95 % over cases: Gaffke; n-gram: Student's t; perplexity: Student's t in the log, "
-            f"{where_at_least(FEWEST_CASES)}",
+            f"{if_at_least(FEWEST_CASES)}",
             "null": "the row `original`: no edit",
             "accuracy": "argmax is the expected token",
         },
