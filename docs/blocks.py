@@ -3,12 +3,13 @@
 At build it is an mkdocs hook: after every block it puts what the block printed, the value of its last expression and
 the figures it left open, as files. In the tests the same functions run, and nothing is written. A block that raises
 stops either. A page that takes names away from others runs in a process of its own and shows nothing. The notebooks,
-which are stored without outputs, become pages as well.
+which are stored without outputs, become pages as well. A build says which page it is at.
 """
 
 import ast
 import io
 import json
+import logging
 import os
 import posixpath
 import re
@@ -25,6 +26,9 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
+LOG = logging.getLogger("mkdocs.hooks.blocks")
+DONE: list[str] = []
+"""The pages that this build has begun."""
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 APART = {"migration.md"}
@@ -123,9 +127,20 @@ def with_output(markdown: str, shown: list[Shown], stem: str) -> tuple[str, dict
     return BLOCK.sub(extended, markdown), pictures
 
 
+def told(page: str, markdown: str, done: list[str], pages: int) -> str:
+    """The line that a build prints before it runs a page: which, the how many-th of how many, and how many blocks.
+
+    done: the pages before it, to which it is added.
+    """
+    done.append(page)
+    blocks = len(BLOCK.findall(markdown))
+    return f"[{len(done)}/{pages}] {page}" + (f": running {blocks} blocks" if blocks else "")
+
+
 def on_files(files, config):  # noqa: D103
     from mkdocs.structure.files import File
 
+    DONE.clear()
     for notebook in NOTEBOOKS:
         files.append(File.generated(config, f"notebooks/{notebook.stem}.md", content=as_page(notebook)))
     return files
@@ -136,6 +151,7 @@ def on_page_markdown(markdown, page, config, files):  # noqa: D103
 
     of_notebook = ROOT / f"{page.file.src_uri.removesuffix('.md')}.ipynb"
     file = of_notebook if of_notebook in NOTEBOOKS else Path(page.file.abs_src_path)
+    LOG.info(told(page.file.src_uri, markdown, DONE, len(files.documentation_pages())))
     markdown = re.sub(r"\]\(\.\./notebooks/(\w+)\.ipynb\)", r"](notebooks/\1.md)", markdown)
     text, pictures = with_output(markdown, run_page(markdown, file), file.stem)
     for name, png in pictures.items():

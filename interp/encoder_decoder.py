@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from interp import families
 from interp.core.boundary import Device, Precision, as_dtype, public
-from interp.core.viewer import Shown
+from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Prompts, Side, Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.hub import located
+from interp.families.live import inside
 from interp.families.places import Devices
 from interp.families.reference import reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
@@ -80,7 +81,7 @@ class HookedEncoderDecoder(Shown):
             tokenizer = HuggingFaceTokenizer(tokenizer)
         origin: Path | nn.Module
         if isinstance(source, nn.Module):
-            origin, name = source, type(source).__name__
+            origin, name = source, type(inside(source)[0]).__name__
             model = families.any_from_hf_model(source, dtype=dtype, device=device, devices=devices)
         else:
             origin, name = located(source, revision, "no encoder-decoder is embedded"), str(source)
@@ -97,6 +98,11 @@ class HookedEncoderDecoder(Shown):
             f"HookedEncoderDecoder({self.name!r}: {encoder.n_layers} + {decoder.n_layers} layers, "
             f"d_model {decoder.d_model}, vocabulary {decoder.d_vocab}, {size / 1e6:.1f} M parameters)"
         )
+
+    def __str__(self) -> str:
+        refused, opened = self.text.refused, self.model.encoder.opened
+        said = [] if refused is None else [refused]
+        return fitted([repr(self), *(f"  {clause}" for clause in (*opened, *said))])
 
     def to_source(self, prompts: Prompts, *, padding_side: Side = "right") -> Batch:
         """Sources as a batch with its keep-mask, special tokens as the tokenizer adds them."""

@@ -23,6 +23,7 @@ from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Prompts, Side, Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.hub import located
+from interp.families.live import inside
 from interp.families.places import Devices, places_of
 from interp.families.reference import exported, reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
@@ -120,7 +121,8 @@ class HookedTransformer(Shown):
                 source, dtype=dtype, device=device, devices=devices, wrapped=wrapped
             )
             ends = families.ends_of(source)
-            return cls(model, tokenizer, name=type(source).__name__, origin=source, ends=ends)
+            name = type(inside(source)[0]).__name__
+            return cls(model, tokenizer, name=name, origin=source, ends=ends)
         if str(source) in zoo.DEMOS:
             if wrapped:
                 raise ValueError(f"{source} is a model of this package: there is no other code to wrap")
@@ -196,14 +198,14 @@ class HookedTransformer(Shown):
         if c.n_layers:
             layers = f"{c.n_layers} layers of {c.n_heads} heads (d_head {c.d_head}), d_model {c.d_model}, MLP: {mlp}"
         where = f"{str(self.transformer.dtype).removeprefix('torch.')} on {self.transformer.device}"
-        unreadable = self.text.unreadable
+        refused = self.text.refused
         return fitted(
             [
                 f"HookedTransformer {self.name}: {size / 1e6:.1f} M parameters, {where}",
                 f"  {layers}",
                 f"  vocabulary {c.d_vocab}{_outputs(c)}, context {c.n_ctx}, positions {position}, norm {norm}",
                 *(f"  {clause}" for clause in self.transformer.opened),
-                *([] if unreadable is None else [f"  texts are refused: {unreadable}"]),
+                *([] if refused is None else [f"  {refused}"]),
             ]
         )
 
@@ -387,15 +389,15 @@ class HookedTransformer(Shown):
     ) -> Batch:  # fmt: skip
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
-        The prompt and what is new may fill the context exactly. An empty text is continued from BOS, where there is
-        one. A row ends with a `stop` token (ids, or texts of one token), and with `stop_at_eos` where the model's own
-        generation does (`generation_config.json`, else the tokenizer's end of text). `model.to_texts(batch)` gives the
-        strings.
+        The prompt and what is new may fill the context exactly. BOS alone, as ids, is a prompt too: what the model
+        says from nothing. A row ends with a `stop` token (ids, or texts of one token), and with `stop_at_eos` where the
+        model's own generation does (`generation_config.json`, else the tokenizer's end of text).
+        `model.to_texts(batch)` gives the strings.
         `edits`, and hooks of an enclosing `hooks()`, apply at every step: with the cache they see the prompt, then one
         new token at a time. Positions of an edit are each row's own: 0 is its first token, -1 the last of its prompt,
         and `{"pos": "new"}` every generated token.
         """
-        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left", empty=True)
+        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
         return generate(
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
@@ -419,7 +421,7 @@ class HookedTransformer(Shown):
             >>> bool(found.log_probs[0, 0] >= found.log_probs[0, 1])
             True
         """
-        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left", empty=True)
+        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
         return beam_search(
             self.transformer, batch, max_new_tokens, beams=beams, length_penalty=length_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache, edits=edits,
@@ -435,7 +437,7 @@ class HookedTransformer(Shown):
 
         Hooks that are in place at the call apply to the whole stream.
         """
-        batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left", empty=True)
+        batch = self.text.batch(prompt, prepend_bos=prepend_bos, side="left")
         steps = stream(
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), edits=edits,

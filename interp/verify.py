@@ -289,7 +289,9 @@ def _against(
         said, kind, model = "both in float32", model.dtype, copy.deepcopy(model).float()
         batch = _like(batch, model)
         plain = observe(model, batch).output
-    drift, allowed, note = _spread(drifted, plain), 0.1, "median over positions"
+    drift, allowed = _spread(drifted, plain), 0.1
+    half_name = str(kind).removeprefix("torch.")
+    note = f"how far logits in {half_name} are from float32, the median over positions"
     if isinstance(reference, str):
         yield Line("logits = reference", None, note=reference)
         yield Line("gradients = autograd on the reference", None, note=reference)
@@ -302,8 +304,9 @@ def _against(
         probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=plain.dtype)
         yield _gradients(model, batch, reference, probe.to(plain.device), limit, apart)
         base = _spread(reference.half_logits(batch.tokens), given)
-        allowed, note = DRIFT * base + 1e-3, f"median over positions; the reference's is {base:.1e}"
-    yield Line(f"drift in {kind}".replace("torch.", ""), drift, allowed, note)
+        allowed = DRIFT * base + 1e-3
+        note += f"; {reference.name} is {base:.1e} from its own, {DRIFT} times that and 0.001 are allowed"
+    yield Line(f"drift in {half_name}", drift, allowed, note)
 
 
 def _gradients(

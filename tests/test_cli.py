@@ -204,7 +204,7 @@ def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_name
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["report", "--model", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
+        (["report", "--model", "groundtruth-inductoin"], "'groundtruth-inductoin' is not in the local cache"),
         (["report", "--model", "./nowhere"], "./nowhere does not exist"),
         ([*MODEL, "--prompt", ""], "the prompt is empty"),
         ([*MODEL, "--prompt", "a" * 200], "201 tokens, the model's context holds 128"),
@@ -225,7 +225,7 @@ def test_verify_reads_the_training_checkpoint_of_a_folder_that_the_revision_name
         (["backward-lens", "The capital of France is", "--answer", " Rome"], "single token, got 2: [' R', 'ome']"),
         (["backward-lens", "abc", "--answer", "d", "--model", "groundtruth-induction", "--matrices", "W_out"],
          "no factors of W_out"),
-        (["verify", "--model", "groundtruth-inductoin"], "unknown model 'groundtruth-inductoin'"),
+        (["verify", "--model", "groundtruth-inductoin"], "'groundtruth-inductoin' is not in the local cache"),
         (["verify", "--model", "./nowhere"], "./nowhere does not exist"),
         (["verify", "--model", "."], "config.json is required beside the weights"),
         (["verify", "--model", "groundtruth-induction", "--revision", "step7"], "has no revision 'step7'"),

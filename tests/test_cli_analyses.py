@@ -184,6 +184,27 @@ def test_every_command_asks_the_function_of_its_name(
         assert all(len(line) < 200 for line in lines)
 
 
+def test_a_lens_is_printed_from_the_last_position_and_its_most_probable_words_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    head, *lines, cut, hint = printed(capsys, "logit-lens", CLEAN)
+    found = interp.logit_lens(demo(), CLEAN).isel(prompt=0, rank=0)
+    order = [(pos, depth) for pos in found.pos.values[::-1] for depth in found.depth.values][:40]
+    columns = head.split()
+    for line, (pos, depth) in zip(lines, order, strict=True):
+        assert line.split()[:3] == [str(depth), str(pos), "0"]
+        assert line.endswith(repr(str(found.word.sel(pos=pos, depth=depth).item())))
+    assert (
+        columns[:3] == ["depth", "pos", "rank"] and cut.startswith("the first 40 of ") and "--pos -1" in hint
+    )
+    assert not any("--pos" in line for line in printed(capsys, "logit-lens", CLEAN, "--pos", "-1"))
+
+
+def test_a_folder_is_no_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["logit-lens", str(tmp_path)]) == 2
+    assert f"is a folder; a model is --model {tmp_path}" in capsys.readouterr().err
+
+
 def test_heads_prints_every_head_best_first(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [line.split() for line in printed(capsys, "heads", "--model", "groundtruth-induction")]
     assert rows[0] == ["part", "label", *SCORES]

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from interp import HookedEncoderDecoder, HookedTransformer
+from interp.core.viewer import fitted
 from interp.data.batch import Batch
 from interp.edits import Edit, Scale
 from interp.families.tokenizer import HuggingFaceTokenizer
@@ -339,7 +340,9 @@ def test_what_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
         HookedEncoderDecoder.from_pretrained(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"config\.json is required beside the weights"):
         HookedEncoderDecoder.from_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"unknown model 'demo-4l'.*no encoder-decoder is embedded"):
+    with pytest.raises(
+        ValueError, match=r"'demo-4l' is not in the local cache.*no encoder-decoder is embedded"
+    ):
         HookedEncoderDecoder.from_pretrained("demo-4l")
 
 
@@ -382,6 +385,13 @@ def test_verify_compares_with_the_live_model_the_folder_and_what_is_given(
         found.model
         == {"live": "T5ForConditionalGeneration", "folder": str(tmp_path), "given": "bare"}[origin]
     )
+
+
+def test_printing_says_what_was_done_to_open_it_and_that_it_has_no_tokenizer() -> None:
+    compiled = HookedEncoderDecoder.from_pretrained(torch.compile(theirs("t5")))  # type: ignore[arg-type]
+    said = " ".join(str(compiled).split())
+    assert "taken out of torch.compile" in said and "this model has no tokenizer" in said
+    assert str(ours("bart")) == fitted([repr(ours("bart"))])
 
 
 def test_verify_says_so_where_there_is_nothing_to_compare_with() -> None:

@@ -289,7 +289,11 @@ def test_what_does_not_fit_is_refused() -> None:
 
 @pytest.mark.parametrize("name", ["demo-41", "dem-4l", "demo4l"])
 def test_an_unknown_model_names_the_nearest_demo(name: str) -> None:
-    with pytest.raises(ValueError, match=f"unknown model '{name}'.*demo models: .*nearest: demo-4l"):
+    with pytest.raises(
+        ValueError,
+        match=rf"^the hub cannot be reached \(HF_HUB_OFFLINE is set\), and '{name}' is not in the local cache; it is "
+        r"no folder and no demo model either; demo models: .*nearest: demo-4l",
+    ):
         HookedTransformer.from_pretrained(name)
 
 
@@ -322,3 +326,9 @@ def test_the_dtype_can_be_changed_and_weights_follow() -> None:
     model = HookedTransformer.from_pretrained("groundtruth-induction")
     assert model.to(torch.float64) is model
     assert model.W_Q.dtype == model("ab").dtype == torch.float64
+
+
+def test_a_model_without_a_tokenizer_says_so_when_it_is_printed() -> None:
+    said = "this model has no tokenizer: pass token ids, or give a tokenizer: from_pretrained("
+    assert said in " ".join(str(HookedTransformer(hooked().transformer)).split())
+    assert "no tokenizer" not in str(hooked())

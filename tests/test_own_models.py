@@ -1,6 +1,7 @@
 """The six models of the manual's page, trained and read as it says, against slow passes and known answers."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -159,16 +160,24 @@ def test_a_model_that_is_wrapped_is_frozen() -> None:
     assert not model(torch.tensor([[1, 2]])).requires_grad
 
 
+def test_an_empty_text_is_refused_by_every_call_which_says_how_bos_alone_is_given() -> None:
+    model = interp.HookedTransformer.from_pretrained("demo-4l")
+    calls: tuple[Callable[[str], object], ...] = (
+        model, model.to_tokens, model.generate, model.beam_search, lambda text: list(model.stream(text)),
+        lambda text: interp.passes.speculate(model, model, text, 3),
+        lambda text: interp.logit_lens(model, ["The", text]),
+    )  # fmt: skip
+    for call in calls:
+        with pytest.raises(ValueError, match=rf"prompt is empty: .* as ids, \[\[{model.text.bos_id}\]\]"):
+            call("")
+
+
 def test_generation_fills_the_context_exactly_and_begins_from_nothing() -> None:
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     bos = model.text.bos_id
-    nothing = model.generate(["", "The"], 4)
-    assert nothing.tokens[0][nothing.real[0]].tolist()[0] == bos
-    alone = model.generate(torch.tensor([[bos]]), 4)
-    assert torch.equal(nothing.tokens[0, -4:], alone.tokens[0, -4:])
-    assert "".join(model.stream("", 4)) == model.to_string(alone.tokens[0, 1:])
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        model.generate("", 4, prepend_bos=False)
+    alone = model.generate([[bos]], 4)
+    assert alone.tokens[0, 1] == model(torch.tensor([[bos]]))[0, -1].argmax()
+    assert "".join(model.stream([[bos]], 4)) == model.to_string(alone.tokens[0, 1:])
     tiny = HookedTransformer(Transformer(ModelConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5)))
     for cached in (True, False):
         assert tiny.generate(torch.tensor([[1, 2]]), 2, use_past_kv_cache=cached).tokens.shape == (1, 4)

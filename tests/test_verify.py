@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ from interp.model import KVCache, attention
 from interp.model.attention import Attention
 from interp.model.block import Block
 from interp.verify import (
+    DRIFT as TIMES,
     Contract,
     Line,
     PairReference,
@@ -235,6 +237,13 @@ def test_a_model_in_half_precision_is_compared_in_float32_where_a_small_mistake_
     assert line(found, LOGITS).error <= 1e-6 and line(found, LOGITS).allowed == 1e-4  # type: ignore[operator]
     lost = line(found, f"drift in {dtype}".replace("torch.", ""))
     assert lost.error is not None and 1e-4 < lost.error <= lost.allowed
+    half = str(dtype).removeprefix("torch.")
+    assert lost.note.startswith(
+        f"how far logits in {half} are from float32, the median over positions; Hugging Face is "
+    )
+    assert float(re.search(r"is (\S+) from its own", lost.note)[1]) == pytest.approx(  # type: ignore[index]
+        (lost.allowed - 1e-3) / TIMES, rel=0.05
+    ), "printed with two digits"
     wrong = copy.deepcopy(model)
     wrong.__class__ = Wrong
     assert LOGITS in red(contract(wrong, theirs))

@@ -25,7 +25,17 @@ from interp.attention.heads import head_names
 from interp.core.boundary import public
 from interp.core.patterns import entropy
 from interp.core.results import Score, scored
-from interp.core.stats import FEWEST, FEWEST_MASSES, POSITIVE, MaskedMeans, Moments, Partial, over, wide
+from interp.core.stats import (
+    FEWEST,
+    FEWEST_MASSES,
+    POSITIVE,
+    MaskedMeans,
+    Moments,
+    Partial,
+    if_at_least,
+    over,
+    wide,
+)
 from interp.core.temperature import log_n_factor
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -330,7 +340,7 @@ def _finish_keys(merged: Partial, config: ModelConfig, asked: Dispersion) -> xr.
     coords = {**_coords(config), "n_keys": n_keys.tolist()}
     attrs = _attrs(merged, asked.train_length) | {
         "null": "even attention: log n, no gap, 1 / n",
-        "interval": f"{over('texts')}, of entropy from {FEWEST_MASSES} on",
+        "interval": f"{over('texts')}; of entropy {if_at_least(FEWEST_MASSES)}",
     }
     return scored(asked.name, scores, (*HEAD, "n_keys"), coords=coords, attrs=attrs)
 

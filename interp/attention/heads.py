@@ -390,6 +390,7 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
         coords=_coords(config),
         others={"p": ((*HEAD, "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
         attrs=attrs,
+        notes=_begins_with(model.text)[1] if isinstance(asked.data, RepeatedTokens) else (),
     )
     confidence = confidences(table)
     return table.assign(label=labels(confidence), confidence=confidence.assign_attrs(unit="probability"))
@@ -548,6 +549,7 @@ def _kernel(model: Subject, asked: AttentionKernel) -> xr.Dataset:
         coords={**_coords(config), "distance": range(data.farthest + 1)},
         units=MASS,
         attrs=_attrs(data, kernel.n),
+        notes=_begins_with(model.text)[1],
     )
     seen = found.layer.isin(with_pattern(config))
     return found.assign({name: found[name].where(seen) for name in ("value", "low", "high")})
@@ -576,11 +578,21 @@ def _windows(config: ModelConfig) -> list[int | None]:
 def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[str, Moments]:
     """The moments over rows of every score, and of the kernel, `[layer, head, ...]`."""
     config = model.transformer.config
-    batch = Batch(data.tokens(config.d_vocab, model.text.bos_id or 0), bos=True)
+    batch = Batch(data.tokens(config.d_vocab, _begins_with(model.text)[0]), bos=True)
     source = prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size)
     total = reduced_over(head_scores(config, data), model, source)
     assert isinstance(total, Means)
     return dict(total.moments)
+
+
+def _begins_with(text: Text) -> tuple[int, tuple[str, ...]]:
+    """The token that rows of repeated tokens begin with, BOS or else token 0, and what is to be said of that."""
+    if text.bos_id is not None:
+        return text.bos_id, ()
+    why = (
+        "its tokenizer has no BOS" if text.has_tokenizer else "it has no tokenizer to say which token is BOS"
+    )
+    return 0, (f"the rows of repeated tokens begin with token 0 for this model, since {why}",)
 
 
 def head_scores(config: ModelConfig, data: RepeatedTokens) -> ByRow:

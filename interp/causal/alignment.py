@@ -119,8 +119,9 @@ def align(
     found with the answers permuted over the training pairs; "re-initialised model", found and scored where the numbers
     of each parameter are in random order. `directions`: R, for `Subspace.of_result(result, layer=, pos=)`.
 
-    answer, wrong: with and without the exchange; None = those of the source prompts. site: any with a vector at each
-    cell. by: what tells cells apart; along other dims all is exchanged at once, by one R. layers, pos: only these.
+    answer, wrong: with and without the exchange, two tokens for every pair; None = those of the source prompts.
+    site: any with a vector at each cell. by: what tells cells apart; along other dims all is exchanged at once, by one
+    R. layers, pos: only these.
     method: "das" descends -log p(answer) (`descent`); "class means" takes the first `rank` directions of the means'
     differences from their mean (classes: `labels` of base and source, or wrong and answer), "pca" of all states.
     subspace: directions to score as they are on every pair, an SAE's decoder rows for one. held_out: a share, or

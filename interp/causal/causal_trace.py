@@ -533,7 +533,7 @@ def _attrs(question: CausalTrace, config: ModelConfig, metric: Metric) -> dict[s
         "sigma": question.sigma,
         "direction": "denoise",
         "effect": f"indirect effect, restored - corrupted: {SIGN}",
-        "interval": f"{over('prompts', metric.fewest)}, of means over noise samples",
+        "interval": f"{over('prompts', metric.fewest)}; of means over noise samples",
         "null": "0: what is restored brings nothing back",
         "metric": metric.name,
         "unit": metric.unit,

@@ -19,7 +19,18 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.core.boundary import nearest, public, shape_text
 from interp.core.results import labelled
-from interp.core.stats import MaskedMeans, MaskedMoments, Means, Moments, Partial, Rows, finite, over, ranks
+from interp.core.stats import (
+    ACCEPTED_MISS,
+    MaskedMeans,
+    MaskedMoments,
+    Means,
+    Moments,
+    Partial,
+    Rows,
+    finite,
+    over,
+    ranks,
+)
 from interp.core.transfers import check, sent
 from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
@@ -333,18 +344,16 @@ def _said(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
     return f"{', '.join(f'{name} {value:.3f}' for name, value in each)}, {compared}"
 
 
-ACCEPTED = 0.05
-"""What an integral may miss, of how far it goes, before a note says so."""
 TINY = torch.finfo(torch.float64).tiny
 
 
 def _unconverged(error: float, table: Table) -> list[str]:
     """What is said of scores that do not sum to what they integrate."""
-    if error <= ACCEPTED:
+    if error <= ACCEPTED_MISS:
         return []
     return [
         f"the integral did not converge: in {table.attrs['steps']} steps it misses the metric's change by {error:.2g} "
-        f"of it ({ACCEPTED} is accepted); try more steps, or rule='gauss'"
+        f"of it ({ACCEPTED_MISS} is accepted); try more steps, or rule='gauss'"
     ]
 
 

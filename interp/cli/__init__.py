@@ -212,8 +212,12 @@ def notes_on_stderr() -> Iterator[list[str]]:
 
 @rarely_collected()
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments describe; returns its exit code, as `ended`."""
+    return ended(parsed(sys.argv[1:] if argv is None else list(argv)))
+
+
+def ended(given: Command) -> int:
     """Run one command; returns the exit code, 2 for what a user can put right."""
-    given = parsed(sys.argv[1:] if argv is None else list(argv))
     try:
         with notes_on_stderr() as notes:
             code = given.run() or 0

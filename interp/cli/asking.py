@@ -7,6 +7,7 @@ that a command line can give is an option (the sentence under the field is its h
 import dataclasses
 import importlib
 import inspect
+import os
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -83,6 +84,10 @@ class Asking(OfModel):
             lines = tables.lines(found, scores=self.scores, sort=self.sort, most=self.most)
         for line in lines:
             print(line)
+        if "rank" in found.sizes and found.sizes.get("pos", 1) > 1 and getattr(self, "pos", 0) is None:
+            print(
+                "positions are listed from the last, after which the model says what comes next: --pos -1 is it alone"
+            )
         if self.out is not None:
             table = frame(found)
             write_atomically(self.out, lambda path: table.to_csv(path, index=False))
@@ -283,8 +288,12 @@ def _alone(value: object) -> object:
 
 
 def read_data(given: str | tuple[str, ...]) -> object:
-    """Data as typed: texts, or the file that has them."""
+    """Data as typed: texts, or the file that has them. ValueError for the path of a folder, which is no text."""
     text = _alone(given)
+    if isinstance(text, str) and os.sep in text and len(text) < 256 and Path(text).is_dir():
+        raise ValueError(
+            f"a text or a file of texts is required, {text} is a folder; a model is --model {text}"
+        )
     if isinstance(text, str) and len(text) < 256 and "\n" not in text and Path(text).is_file():
         return Path(text)
     return text if isinstance(text, str) else list(given)

@@ -172,10 +172,7 @@ class Serve(OfModel):
     def run(self) -> None:
         """Load the model, print the address, and answer until Ctrl-C."""
         if missing := [name for name in NEEDED if find_spec(name) is None]:
-            raise ValueError(
-                f"interp serve requires {', '.join(missing)}: pip install 'interp[serve]' "
-                "(in a clone: .venv/bin/pip install -e '.[serve]')"
-            )
+            raise ValueError(f"interp serve requires {', '.join(missing)}: pip install {' '.join(missing)}")
         if not 0 <= self.port < 65536:
             raise ValueError(f"--port requires a number from 0 to 65535, got {self.port}")
         from interp.causal import Subspace

@@ -132,6 +132,10 @@ def _tidy(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
     by = sort or ("value" if "value" in table else None)
     if by is not None:
         table = table.iloc[(-table[by].abs()).argsort(kind="stable")]
+    elif {"rank", "pos"} <= {*table}:  # the first words everywhere, and what comes next before all
+        first = [name for name in ("prompt", "rank", "pos") if name in table]
+        table = table.sort_values(first, ascending=[name != "pos" for name in first], kind="stable")
+        table = table[table.token != ""] if "token" in table else table
     known = [str(name) for name, value in result.data_vars.items() if not value.ndim]
     known += [str(name) for name in table if table[name].dtype.kind == "b" and table[name].all()]
     table = table.drop(columns=known, errors="ignore").dropna(axis=1, how="all")

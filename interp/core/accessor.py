@@ -24,6 +24,10 @@ NAMES = ("part", "edge", "src", "dst", "token", "word", "score", "depth", "promp
 """Coordinates that say what a value is of, where there are any."""
 COUNTED = ("layer", "head")
 """Dims that those names say already."""
+AFTER_EACH = ("depth", "pos", "rank")
+"""Dims of a result that says which words come after each token, by depth."""
+BY_DEPTH = ("top_prob", "target_prob", "target_rank", "entropy", "kl")
+"""What is said of them."""
 FACTS = ("metric", "unit", "n", "rows", "prompts", "interval", "null", "agreement")
 """Attributes that say how to read the numbers, in the order in which they are told."""
 
@@ -91,7 +95,7 @@ class Result:
     def _numbers(self) -> list[str]:
         """The largest values with what they are of; of a result without values what each number ranges over."""
         if "value" not in self._dataset:
-            return self._ranges()
+            return [*self._next_words(), *self._ranges()]
         value = self._dataset["value"].to_numpy().astype(float)
         size = np.nan_to_num(np.abs(value), nan=-1.0).ravel()
         known = int((size >= 0).sum())
@@ -116,6 +120,27 @@ class Result:
         text = shown.to_string(index=False, float_format=lambda x: f"{x:.4g}", max_colwidth=24)
         title = title if len(chosen) < known else "all of it"
         return [f"  {title}:", *(f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())]
+
+    def _next_words(self) -> list[str]:
+        """What comes next at the end of the first prompt, by depth; no lines for a result that is no lens."""
+        found = self._dataset
+        if not set(AFTER_EACH) <= set(found.sizes) or not {"word", "top_prob"} <= set(found.data_vars):
+            return []
+        first = found.isel({dim: 0 for dim in ("prompt", "rank") if dim in found.dims})
+        there = np.flatnonzero(first.token.to_numpy() != "") if "token" in first else np.arange(1)
+        if not there.size:
+            return []
+        last = first.isel(pos=int(there[-1]))
+        known = bool(last["target_prob"].notnull().any()) if "target_prob" in last else False
+        said = [name for name in BY_DEPTH if name in last and (known or not name.startswith("target"))]
+        table = last[["word", *said]].to_dataframe()[["word", *said]]
+        table["word"] = table.word.map(repr)
+        token = f" after {str(last.token.item())!r}" if "token" in last else ""
+        place = f", the last of {len(there)} positions" if len(there) > 1 else ""
+        whose = " of the first prompt" if found.sizes.get("prompt", 1) > 1 else ""
+        text = table.to_string(float_format=lambda x: f"{x:.4g}", index_names=False)
+        lines = (f"    {line[: viewer.WIDTH - 4]}" for line in text.splitlines())
+        return [viewer.fitted([f"  the next word by depth{token}{place}{whose}:"]), *lines]
 
     def _rows(self, places: Mapping[str, NDArray[np.intp]]) -> "tuple[pd.DataFrame, list[str]]":
         """The cells at these places as a table, and the names of what they estimate."""

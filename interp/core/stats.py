@@ -81,6 +81,8 @@ FEWEST_LOSSES = 256
 """The same for losses, log-probabilities and divergences: most rows lie near zero, some far above."""
 FEWEST_PROBABILITIES = 512
 """The same for probabilities of one answer: they are near zero in most rows, and a few rows make the mean."""
+ACCEPTED_MISS = 0.05
+"""What an integral may miss, as a share of what it integrates, before a result says that it did not converge."""
 ANYWHERE, POSITIVE, SIGNED = (-inf, inf), (0.0, inf), (-1.0, 1.0)
 """Ranges of numbers: any; losses, divergences, entropies and sizes; cosines, correlations and differences of shares."""
 Z95 = 1.959963984540054
@@ -108,9 +110,14 @@ def over(rows: str, fewest: int = FEWEST) -> str:
 
     Example:
         >>> over("prompts", 64)
-        '95 % over prompts, from 64 on'
+        '95 % over prompts, if at least 64'
     """
-    return f"95 % over {rows}" + (f", from {fewest} on" if fewest > FEWEST else "")
+    return f"95 % over {rows}" + (f", {if_at_least(fewest)}" if fewest > FEWEST else "")
+
+
+def if_at_least(fewest: int) -> str:
+    """From how many rows on a number has an interval, in words."""
+    return f"if at least {fewest}"
 
 
 def wilson(

@@ -21,7 +21,7 @@ from interp.core.boundary import MOST, Required, public, shape_text, shown
 from interp.core.notes import note
 from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
-from interp.data.ids import IDS, Encoding, described, is_id, is_row, no_ids
+from interp.data.ids import IDS, Encoding, check_contrast, described, is_id, is_row, no_ids
 from interp.data.tokenizers import (
     BatchTokenizer,
     EndingTokenizer,
@@ -297,7 +297,11 @@ class Batch(Brief):
         return tuple(each._beside(host) for each, host in zip((own, other), known.pair(), strict=True))  # type: ignore[return-value]
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
-        """The same rows with the tokens a question is about."""
+        """The same rows with the tokens a question is about; on the host, ValueError where both of a row are one."""
+        if (
+            wrong is not None and answer.is_cpu and wrong.is_cpu
+        ):  # those on a device were checked before they went
+            check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)
 
     def left_aligned(self) -> Batch:
@@ -388,6 +392,8 @@ def counted(batches: Iterable[Batch]) -> Iterator[Batch]:
             assert fresh is not None
             batch = replace(batch, row=fresh + seen)
             seen += len(fresh)
+        if batch.answer is not None and batch.wrong is not None:
+            check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row)
         yield batch
 
 
@@ -551,10 +557,7 @@ class Text:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer; ValueError if the model came without one, or with one that cannot be read."""
         if self._tokenizer is None:
-            what = f"texts are refused, {self._why}" if self._why else "this model has no tokenizer"
-            raise ValueError(
-                f"{what}: pass token ids, or give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
-            )
+            raise ValueError(self.refused)
         return self._tokenizer
 
     @property
@@ -563,9 +566,12 @@ class Text:
         return self._tokenizer is not None
 
     @property
-    def unreadable(self) -> str | None:
-        """Why the tokenizer that the model came with cannot be read; None if it can, or if there is none."""
-        return self._why if self._tokenizer is None else None
+    def refused(self) -> str | None:
+        """That texts are refused, why, and what to do; None for a model with a tokenizer."""
+        if self._tokenizer is not None:
+            return None
+        what = f"texts are refused, {self._why}" if self._why else "this model has no tokenizer"
+        return f"{what}: pass token ids, or give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
 
     @property
     def settings(self) -> tuple[int, int, int | None, bool]:
@@ -602,15 +608,12 @@ class Text:
         return token if token is not None and 0 <= token < self.d_vocab else None
 
     @public(unchecked=("prompts",))
-    def batch(
-        self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right", empty: bool = False
-    ) -> Batch:
+    def batch(self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right") -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
         A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special
         tokens.
 
-        empty: whether a text may be empty, and is then BOS alone (what is generated from nothing).
         Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
         """
         if isinstance(prompts, Batch):
@@ -632,11 +635,7 @@ class Text:
         texts, numbers = _sorted_out(prompts)
         if not texts:
             return self._checked(Batch.of(numbers, side=side))
-        begin = self.bos_id if empty and prepend_bos and not self._special else None
-        rows = [
-            [begin] if begin is not None and not text else self.ids(text, prepend_bos=prepend_bos)
-            for text in texts
-        ]
+        rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
         bos = prepend_bos and self.bos_id is not None and not self._special
         return self._checked(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
 
@@ -644,9 +643,12 @@ class Text:
         """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
 
         For encoders: with all special tokens, or none with `prepend_bos=False`.
+        Errors: ValueError for an empty text. No call takes one for BOS alone, which is a prompt as ids: a text that was
+        left empty by mistake would have an answer too.
         """
         if not text:
-            raise ValueError("the prompt is empty: at least one character is required")
+            alone = "" if self.bos_id is None else f"; BOS alone is a prompt as ids, [[{self.bos_id}]]"
+            raise ValueError(f"the prompt is empty: at least one character is required{alone}")
         if self._special:
             assert isinstance(self._tokenizer, SpecialTokenizer)
             return self._tokenizer.with_special(text) if prepend_bos else self._tokenizer.encode(text)
@@ -794,4 +796,6 @@ class Text:
             given = getattr(batch, name)
             if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
                 raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
+        if batch.answer is not None and batch.wrong is not None:
+            check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row, self.of_outputs.pieces)
         return batch.numbered()

@@ -1,13 +1,14 @@
-"""What counts as token ids: numbers of Python, NumPy or torch, and what a tokenizer of transformers returns."""
+"""What counts as token ids: numbers of Python, NumPy or torch, what a tokenizer of transformers returns, answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.boundary import nearest, shown
@@ -49,6 +50,34 @@ def described(value: object) -> str:
         kinds = sorted({type(each).__name__ for each in value})
         return f"a {kind} of {', '.join(kinds)}" if kinds else f"an empty {kind}"
     return kind
+
+
+def check_contrast(
+    answer: Int[Tensor, "n"],
+    wrong: Int[Tensor, "n"],
+    numbers: Int[Tensor, "n"] | None = None,
+    pieces: Callable[[list[int]], list[str]] | None = None,
+) -> None:
+    """ValueError where an answer is its own wrong answer: a difference of the two is 0 whatever the model does.
+
+    Args:
+        answer, wrong: token ids on the host, one for all prompts or one for each.
+        numbers: of the prompts, for the message; None = counted from 0.
+        pieces: what says which words tokens are (`Text.pieces`).
+    """
+    same = (answer == wrong).nonzero().flatten().tolist()
+    if not same:
+        return
+    count, first = max(len(answer), len(wrong)), same[0]
+    token = int(answer[first if len(answer) > 1 else 0])
+    number = first if numbers is None or len(numbers) <= first else int(numbers[first])
+    word = f"token {token}" if pieces is None else f"{pieces([token])[0]!r} (token {token})"
+    where = f" for prompt {number}" if count > 1 else ""
+    more = f", and for {len(same) - 1} more of {count} prompts" if len(same) > 1 else ""
+    raise ValueError(
+        f"the answer and the wrong answer must be two tokens, got {word} for both{where}{more}: their difference is 0 "
+        "whatever the model does"
+    )
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from interp.core.notes import note
 from interp.data.batch import Answers, Batch, Text
+from interp.data.ids import check_contrast
 
 
 @dataclass(frozen=True)
@@ -20,9 +21,15 @@ class Spellings:
     """Those given with it."""
 
     @classmethod
-    def of(cls, text: Text, *answers: Answers | None) -> Spellings | None:
-        """Of the answers that are texts; None where no text has two spellings."""
-        given = [each for some in answers for each in (some if isinstance(some, list | tuple) else [some])]
+    def of(cls, text: Text, answer: Answers | None, wrong: Answers | None = None) -> Spellings | None:
+        """Of the answers that are texts; None where no text has two spellings.
+
+        Errors: ValueError where the answer and the wrong answer of a prompt are one token, however they are spelled.
+        """
+        if answer is not None and wrong is not None:
+            check_contrast(text.outputs(answer), text.outputs(wrong), pieces=text.of_outputs.pieces)
+        both = (answer, wrong)
+        given = [each for some in both for each in (some if isinstance(some, list | tuple) else [some])]
         words = dict.fromkeys(each for each in given if isinstance(each, str) and each.strip())
         bare = [word for word in words if not word[0].isspace() and _is_token(text, f" {word}")]
         spaced = [word for word in words if word[0] == " " and _is_token(text, word[1:])]

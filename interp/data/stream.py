@@ -180,6 +180,10 @@ class Stream:
             answers = [None if each is None else self._answer(each) for each in (row.answer, row.wrong)]
         except ValueError as cause:
             return Rejected.of(number, str(cause), row.clean)
+        if answers[0] is not None and answers[0] == answers[1]:
+            piece = self.text.of_outputs.pieces([answers[0]])[0]
+            why = f"the answer and the wrong answer are one token, {piece!r}"
+            return Rejected.of(number, why, row.clean)
         return Paired(corrupt, *answers)
 
     def _answer(self, given: Plain) -> int:

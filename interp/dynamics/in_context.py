@@ -27,6 +27,8 @@ from interp.core.stats import (
     Partial,
     Replicates,
     Rows,
+    if_at_least,
+    over,
 )
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -325,7 +327,7 @@ def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> 
         attrs={
             "early": early, "late": late, "rows": reach[which], "unit": "nats", "token_index": INDEX,
             "contrast": "in_context is loss(index) - loss(early) within a text; negative = context helps",
-            "null": "0: no use of context", "interval": f"95 % over texts, of the loss from {FEWEST_TEXTS} on",
+            "null": "0: no use of context", "interval": f"{over('texts')}; of the loss {if_at_least(FEWEST_TEXTS)}",
         },
     )  # fmt: skip
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.results import Score, scored
-from interp.core.stats import Means, Moments, Partial, Rows, over, ratio
+from interp.core.stats import Means, Moments, Partial, Rows, if_at_least, over, ratio
 from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -507,7 +507,7 @@ def _finish(merged: Partial, asked: _Exchange) -> xr.Dataset:
         more |= {name: (("prompt",), merged.rows[name]) for name in ("base", "tuned")}
     else:
         more |= {name: ((), moments[name].mean) for name in ("base", "tuned")}
-    interval = f"{over('prompts', metric.fewest)}; of shares from {FEWEST_SHARES} on"
+    interval = f"{over('prompts', metric.fewest)}; of shares {if_at_least(FEWEST_SHARES)}"
     return scored(
         asked.name,
         scores,

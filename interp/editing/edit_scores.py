@@ -26,7 +26,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import public
 from interp.core.results import labelled
-from interp.core.stats import POSITIVE, Moments, Rows, wide
+from interp.core.stats import POSITIVE, Moments, Rows, if_at_least, wide
 from interp.data.batch import Batch, Prompts
 from interp.data.stream import DataSource, prompt_source
 from interp.editing.weight_edit import WeightEdit
@@ -275,8 +275,8 @@ def labelled_scores(
         },
         units="see the coordinate unit",
         attrs={
-            "interval": "95 % over cases: Gaffke; n-gram: Student's t; perplexity: Student's t in the log, from "
-            f"{FEWEST_CASES} cases on",
+            "interval": "95 % over cases: Gaffke; n-gram: Student's t; perplexity: Student's t in the log, "
+            f"{if_at_least(FEWEST_CASES)}",
             "null": "the row `original`: no edit",
             "accuracy": "argmax is the expected token",
         },

@@ -129,9 +129,7 @@ def require_peft(where: Path | str) -> None:
     try:
         import peft  # noqa: F401
     except ImportError as cause:
-        raise ValueError(
-            f"{where}: an adapter requires the package peft: pip install 'interp[peft]'"
-        ) from cause
+        raise ValueError(f"{where}: an adapter requires the package peft: pip install peft") from cause
 
 
 def with_adapter(

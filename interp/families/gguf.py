@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -116,12 +116,15 @@ def _require_gguf(path: Path) -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as cause:
-        raise ValueError(
-            f"{path}: a GGUF file requires the package gguf: pip install 'interp[gguf]'"
-        ) from cause
+        raise ValueError(f"{path}: a GGUF file requires the package gguf: pip install gguf") from cause
 
 
 def _reader(path: Path) -> gguf.GGUFReader:
+    """An open file."""
+    return _plain_reader()(path)
+
+
+def _plain_reader() -> type[gguf.GGUFReader]:
     """`gguf`'s reader on a plain array, whose small slices take a third of the time (a vocabulary has 100 000), and
     which does not read on beyond the file's end where a damaged length says so.
     """
@@ -140,7 +143,26 @@ def _reader(path: Path) -> gguf.GGUFReader:
                 raise ValueError(f"its {len(self.data)} bytes are fewer than it says")
             return super()._get(int(offset), dtype, int(count), override_order)
 
-    return Plain(path)
+    return Plain
+
+
+@contextmanager
+def read_in_seconds() -> Iterator[None]:
+    """While transformers reads a file itself, it makes its table of names once, not once a module, and reads as we do.
+
+    What it reads are the same bits, of SmolLM2's file (49 152 words, 272 tensors) in 4 CPU seconds instead of 12.
+    """
+    import gguf
+
+    usual = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
+    quick = {"GGUFReader": _plain_reader(), "get_tensor_name_map": cache(gguf.get_tensor_name_map)}
+    for name, made in quick.items():
+        setattr(gguf, name, made)
+    try:
+        yield
+    finally:
+        for name, made in usual.items():
+            setattr(gguf, name, made)
 
 
 def _contents(name: str, field: gguf.ReaderField) -> object:

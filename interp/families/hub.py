@@ -12,6 +12,10 @@ COPIES = ("*/*", "consolidated*.safetensors")
 """The same weights again, for other programs."""
 
 
+class UnreachableError(ValueError):
+    """The hub cannot be reached, and what is asked of it was never fetched."""
+
+
 def located(source: str | Path, revision: str | None, hint: str) -> Path:
     """A local path, or the downloaded copy of a hub repository; at a training checkpoint, if one is named.
 
@@ -33,6 +37,8 @@ def located(source: str | Path, revision: str | None, hint: str) -> Path:
         )
     try:
         return download(str(source), revision)
+    except UnreachableError as cause:
+        raise ValueError(f"{cause}; it is no folder and no demo model either; {hint}") from cause
     except Exception as cause:
         raise ValueError(
             f"unknown model {str(source)!r}: no such folder, no demo model, and the hub did not give it "
@@ -92,15 +98,18 @@ def at_revision(folder: Path, revision: str | None) -> Path:
 
 
 def _snapshot(name: str, revision: str | None, patterns: tuple[str, ...]) -> Path:
-    from huggingface_hub import errors, snapshot_download
+    from huggingface_hub import constants, errors, snapshot_download
 
-    at = f"{name!r} at revision {revision or 'main'!r}"
+    at = repr(name) if revision is None else f"{name!r} at revision {revision!r}"
     try:
         found = snapshot_download(
             name, revision=revision, allow_patterns=list(patterns), ignore_patterns=list(COPIES)
         )
     except errors.LocalEntryNotFoundError as cause:
-        raise ValueError(f"{at} is not in the local cache, and the hub cannot be reached") from cause
+        why = " (HF_HUB_OFFLINE is set)" if constants.HF_HUB_OFFLINE else ""
+        raise UnreachableError(
+            f"the hub cannot be reached{why}, and {at} is not in the local cache"
+        ) from cause
     except errors.GatedRepoError as cause:
         raise ValueError(f"{name!r} is gated: accept its terms on the hub and log in there") from cause
     except (errors.RevisionNotFoundError, errors.RepositoryNotFoundError) as cause:

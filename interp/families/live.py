@@ -4,7 +4,7 @@ from torch import nn
 
 
 def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
-    """The Hugging Face model in the wrappers around it, and what was taken off that is more than a wrapper.
+    """The Hugging Face model in the wrappers around it, and which were taken off, a clause each.
 
     Errors: ValueError for a model whose parameters lie in pieces on several processes, and for a bridge of
     TransformerLens.
@@ -17,9 +17,9 @@ def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
                 f"a model whose parameters are all here is required, {name} holds pieces: save it, give the folder"
             )
         if isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            network = network.module
-        elif isinstance(inner := getattr(network, "_orig_mod", None), nn.Module):  # torch.compile
-            network = inner
+            network, said = network.module, (*said, f"taken out of {name}")
+        elif isinstance(inner := getattr(network, "_orig_mod", None), nn.Module):
+            network, said = inner, (*said, "taken out of torch.compile: its passes here are not compiled")
         elif isinstance(
             inner := getattr(network, "pretrained_model", None), nn.Module
         ):  # with a value head (TRL)

@@ -128,9 +128,16 @@ def network_of_gguf(
     tensors = gguf.GgufTensors(file, dtype)
     if not on_ours:
         folder, name = file.path.parent, file.path.name
-        network, _ = _reported(
-            kind, str(folder), folder, gguf_file=name, config=file.config, dtype=kept, trust_remote_code=False
-        )
+        with gguf.read_in_seconds():
+            network, _ = _reported(
+                kind,
+                str(folder),
+                folder,
+                gguf_file=name,
+                config=file.config,
+                dtype=kept,
+                trust_remote_code=False,
+            )
         return network, tensors.notes
     found = kind._model_mapping[type(file.config)]
     assert isinstance(found, type)

@@ -139,9 +139,10 @@ class HuggingFaceTokenizer:
         import transformers
 
         try:
-            found = transformers.AutoTokenizer.from_pretrained(
-                str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
-            )
+            with gguf.read_in_seconds():
+                found = transformers.AutoTokenizer.from_pretrained(
+                    str(path.parent), gguf_file=path.name, trust_remote_code=False, local_files_only=True
+                )
             keys = gguf.tokenizer_keys(path)
             _split_as_told(found, path, keys)
             made = cls(found)

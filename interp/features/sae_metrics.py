@@ -19,7 +19,7 @@ from interp.core.boundary import public, shown
 from interp.core.covariance import Covariance, Covariances
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import FEWEST, Partial, t95
+from interp.core.stats import FEWEST, Partial, if_at_least, t95
 from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.data.sources import Data
@@ -537,7 +537,7 @@ def _finish_quality(merged: Partial, name: str, runs: Sequence[str], metric: Met
         {
             "skipped": skipped,
             **({"predicted_tokens": tokens} if of_loss else {"metric": metric.name}),
-            "interval": f"95 % over texts, of {of_what}; of what is recovered from {FEWEST_RECOVERED} texts on",
+            "interval": f"95 % over texts, of {of_what}; of what is recovered {if_at_least(FEWEST_RECOVERED)}",
             **reasons,
             **({} if "mean" in runs else {"no_mean": NO_MEAN}),
         },

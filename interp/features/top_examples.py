@@ -23,7 +23,7 @@ from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
-from interp.core.stats import ANYWHERE, Means, Partial, Reduction, ratio, wide
+from interp.core.stats import ANYWHERE, Means, Partial, Reduction, if_at_least, ratio, wide
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -330,7 +330,7 @@ def _finish(
             "pos": "tokens before it in its text", "bos": "does not count" if skip_bos else "counts",
             "order": f"the {'largest' if rule.largest else 'smallest'} first; ties by row, then pos",
             "density": "share of tokens with a value above 0", "quantiles": f"to {RELATIVE_ERROR:.0%} of the value",
-            "interval": f"95 % over texts, of the density from {FEWEST_TEXTS} on, of the mean from {FEWEST_SUMS}",
+            "interval": f"95 % over texts; of the density {if_at_least(FEWEST_TEXTS)}, of the mean {FEWEST_SUMS}",
             "null": "none: the largest of many values is large by chance; compare with the quantiles",
         },
         notes=top.notes(),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from interp.core.boundary import public
 from interp.core.results import Score, scored
-from interp.core.stats import FEWEST, POSITIVE, MaskedMeans, Means, Moments, Partial, over
+from interp.core.stats import FEWEST, POSITIVE, MaskedMeans, Means, Moments, Partial, if_at_least, over
 from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -150,7 +150,7 @@ def _finish(merged: Partial, name: str, names: Sequence[str], sites: Sequence[st
     assert isinstance(merged, Means)
     scores = {key: _score(merged.moments[key], key) for key in UNITS}
     depths = [str(Part.of(site)) for site in sites]
-    interval = f"{over('prompts')}, of kl from {FEWEST_DIVERGENCES} on"
+    interval = f"{over('prompts')}; of kl {if_at_least(FEWEST_DIVERGENCES)}"
     return scored(
         name,
         scores,

@@ -361,7 +361,7 @@ def _finish(merged: Partial, name: str, config: ModelConfig, frequencies: str, w
             "change": "without the part minus with it; its output is zero", "frequencies": frequencies,
             "words": words,
             "null": f"changes and attribution: 0; cosine: {PERMUTATIONS} permutations of the frequencies",
-            "interval": "95 % over prompts, from as many on as its number needs",
+            "interval": "95 % over prompts, where there are as many as a number needs",
             "prompts": merged.moments["log_prob"].n,
         },
     )  # fmt: skip

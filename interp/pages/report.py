@@ -24,6 +24,7 @@ from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts, Text
+from interp.data.ids import check_contrast
 from interp.data.pairs import Pairs
 from interp.data.stream import DataSource, prompt_source
 from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
@@ -528,9 +529,12 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
     if question.answer is None:
         first, second = logits.topk(2).indices.tolist()
         return first, second
-    return model.text.single(question.answer), None if question.wrong is None else model.text.single(
-        question.wrong
-    )
+    answer = model.text.single(question.answer)
+    if question.wrong is None:
+        return answer, None
+    wrong = model.text.single(question.wrong)
+    check_contrast(torch.tensor([answer]), torch.tensor([wrong]), pieces=model.text.pieces)
+    return answer, wrong
 
 
 def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:

@@ -237,7 +237,10 @@ def _at(outcome: Outcome, value: Value, pos: int | PerRow) -> Float[Tensor, "r"]
 
 def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
     if outcome.batch.answer is None:
-        raise ValueError("this metric requires an answer for every prompt, got none")
+        raise ValueError(
+            "the metric requires an answer for every prompt, got none: metric=interp.logit_difference(answer, wrong), "
+            "which is watched where no metric is given, or answers that come with the data"
+        )
     return outcome.batch.answer.to(outcome.stream.device)
 
 

@@ -110,7 +110,7 @@ def speculate(
             raise ValueError(
                 "speculation requires models without a state of the past, which cannot be taken back"
             )
-    batch = subject.text.batch(prompts, prepend_bos=prepend_bos, side="left", empty=True)
+    batch = subject.text.batch(prompts, prepend_bos=prepend_bos, side="left")
     for each in (large, small):
         check_generation(each.config, batch, max_new_tokens, stop_tokens)
     draws, n = RandomDraws(sampling), max_new_tokens

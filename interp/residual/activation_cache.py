@@ -11,6 +11,7 @@ from torch import Tensor
 
 from interp.core.boundary import nearest, shape_text
 from interp.core.viewer import Shown, fitted
+from interp.data.ids import check_contrast
 from interp.model.parts import Part
 from interp.model.sites import full_name
 from interp.model.transformer import Transformer
@@ -126,8 +127,12 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         The last row, `final_bias`, is beta W_U + b_U. For complete parts the sum, with what the pass rounded off (the
         result's `rounding`), is checked against the logits that the final residual gives (before a soft cap). Computed
         in float32 at least.
+
+        Errors: ValueError for a row whose answer and wrong answer are one token.
         """
         model = self.model
+        if wrong is not None:
+            check_contrast(answer.cpu(), wrong.cpu())
         wide = torch.promote_types(model.dtype, torch.float32)
         final = decomposition.stream(self._rows(), model, None)[:, pos]
         direction, bias = decomposition.logit_direction(model, answer, wrong)

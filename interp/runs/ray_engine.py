@@ -1,6 +1,6 @@
 """The windows of a run on a Ray cluster: the same work, mapped over a pool of actors with a model each.
 
-Ray (`pip install 'interp[ray]'`) runs on one machine as on many. `interp.run(..., engine="ray")` starts it here, or
+Ray (`pip install 'ray[data]'`) runs on one machine as on many. `interp.run(..., engine="ray")` starts it here, or
 joins the cluster that `ray.init(address=...)` or RAY_ADDRESS names. What an actor returns are partial results, and no
 actor keeps a sum: a window whose actor was killed is done again, whole, and nothing is lost or counted twice.
 
@@ -45,10 +45,12 @@ def done_by_ray(
     readers (on two CPUs two actors that count as half a CPU each). Windows begun earlier go on at the batch due.
     Errors: ImportError without Ray; what an analysis raises or an actor that cannot start, as Ray's task error.
     """
-    import ray
-    import ray.data
-    from ray.cloudpickle import CloudPickler
-
+    try:
+        import ray
+        import ray.data
+        from ray.cloudpickle import CloudPickler
+    except ImportError as cause:
+        raise ImportError("engine='ray' requires the package ray: pip install 'ray[data]'") from cause
     if not ray.is_initialized():
         ray.init(log_to_driver=False, include_dashboard=False)
     ray.data.DataContext.get_current().enable_progress_bars = False

@@ -16,6 +16,7 @@ from interp.attention.shares import signed_shares, without_shares
 from interp.core.patterns import SCORES, copy_keys, copy_scores
 from interp.core.stats import wide
 from interp.data.batch import Batch
+from interp.data.ids import check_contrast
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Resample
@@ -54,6 +55,10 @@ def look(session: Session, ask: Look, pair: Pair) -> dict[str, object]:
     probabilities = logits.softmax(-1)
     answer = _token(session, ask.answer, int(logits[0].argmax()))
     wrong = None if ask.wrong is None else _token(session, ask.wrong, 0)
+    if wrong is not None:
+        check_contrast(
+            torch.tensor([answer]), torch.tensor([wrong]), pieces=session.model.text.of_outputs.pieces
+        )
     split = _attributed(session, pair, ask.edits, answer, wrong)
     if "cells" not in split:
         split["total"] = _rounded(logits[:, answer] - (0.0 if wrong is None else logits[:, wrong]))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from interp.core.boundary import public, shape_text
 from interp.core.results import Score, check_result, scored
-from interp.core.stats import FEWEST_PROBABILITIES, POSITIVE, Moments, over
+from interp.core.stats import FEWEST_PROBABILITIES, POSITIVE, Moments, if_at_least, over
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -78,7 +78,7 @@ def evidence(
         )
         for name, x in found.items()
     }
-    interval = f"{over('prompts')}, of probes_needed from {FEWEST_PROBABILITIES} on"
+    interval = f"{over('prompts')}; of probes_needed {if_at_least(FEWEST_PROBABILITIES)}"
     return scored(
         "evidence",
         each,

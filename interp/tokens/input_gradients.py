@@ -28,7 +28,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import Count, public
-from interp.core.stats import wide
+from interp.core.stats import ACCEPTED_MISS, wide
 from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model.edits import Edit
@@ -46,8 +46,6 @@ FIRST = 8
 """Equal pieces in which an adaptive line begins, three points each."""
 WORST = 4
 """Pieces are halved whose miss is at least a fourth of the largest."""
-ACCEPTED = 0.05
-"""The error, relative to the logit's change, at which an adaptive line ends and above which a result says so."""
 TINY = 1e-300
 """So that nothing is divided by 0 where there is no change at all."""
 ROOM = 256 * 2**20
@@ -264,7 +262,7 @@ def _adapted(line: _Line, steps: int) -> tuple[dict[float, float], float]:
         missed = {part: line.missed(part) for part in parts}
         error = max(abs(fsum(missed.values())), hypot(*missed.values())) / line.scale
         room = (steps - len(line.products)) // 2
-        if error <= ACCEPTED or not room:
+        if error <= ACCEPTED_MISS or not room:
             break
         bound = max(map(abs, missed.values())) / WORST
         worst = sorted((part for part in parts if abs(missed[part]) >= bound), key=lambda p: -abs(missed[p]))[

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import nearest, public
 from interp.core.results import labelled
-from interp.core.stats import Partial, Rows
+from interp.core.stats import ACCEPTED_MISS, Partial, Rows
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
@@ -33,7 +33,6 @@ from interp.passes.rules import promises, under_rules
 from interp.runs.run import answered
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
 from interp.tokens.input_gradients import (
-    ACCEPTED,
     GradientTimesInput,
     IntegratedGradients,
     baseline_embedding,
@@ -375,12 +374,12 @@ def _finish(
 
 def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
     """What is to be said of prompts whose integral is further off than accepted."""
-    off = int((error > ACCEPTED).sum())
+    off = int((error > ACCEPTED_MISS).sum())
     if not off:
         return ()
     return (
         f"integrated gradients did not converge on {off} of {len(error)} prompts: after {steps} gradients the scores "
-        f"may miss the logit's change by {float(error.max()):.2g} of it ({ACCEPTED} is accepted); more "
+        f"may miss the logit's change by {float(error.max()):.2g} of it ({ACCEPTED_MISS} is accepted); more "
         "(IntegratedGradients(steps=...)) come closer, unless the logit jumps or its numbers are in half precision",
     )
 

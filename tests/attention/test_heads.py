@@ -36,6 +36,7 @@ from tests.configs import CAUSAL, CONFIGS, build, perturbed
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
 from tests.tables import PART_COLUMNS
+from tests.tiny import hooked
 from tests.tolerances import assert_close
 
 SMALL = RepeatedTokens(period=6, repeats=3, rows=7)
@@ -103,6 +104,15 @@ def test_nulls_are_the_scores_of_even_attention_over_what_each_layer_sees(name: 
             null = table.null.sel(layer=layer, head=head)
             found = {score: float(null.sel(score=score)) for score in SCORES}
             assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_rows_that_begin_with_token_0_for_want_of_bos_are_said_to() -> None:
+    known, unknown = hooked(), HookedTransformer(hooked().transformer)
+    why = "it has no tokenizer to say which token is BOS"
+    said = [f"the rows of repeated tokens begin with token 0 for this model, since {why}"]
+    for ask in (interp.heads, attention_kernel):
+        assert ask(unknown, SMALL).attrs["notes"] == said and "notes" not in ask(known, SMALL).attrs
+    assert "notes" not in interp.heads(unknown, SMALL.tokens(unknown.cfg.d_vocab, 0)).attrs
 
 
 def test_the_kernel_is_its_own_table_and_its_peak_is_in_the_table_of_heads() -> None:

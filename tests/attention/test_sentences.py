@@ -85,7 +85,7 @@ def test_sentences_that_are_the_same_are_asked_once() -> None:
     keep, wrong = tokens > 0, torch.tensor([5, 5, 5, 6, 5])
     padding = torch.cat((torch.tensor([[9], [0]]), tokens[:2, 1:]), 1)  # what stands there is not looked at
     batch = Batch(torch.cat((tokens, padding)), torch.cat((keep, keep[:2])))
-    batch = batch.with_answers(torch.arange(7), torch.cat((wrong, wrong[:2])))
+    batch = batch.with_answers(torch.arange(10, 17), torch.cat((wrong, wrong[:2])))
     found, again = _distinct(batch)
     assert again.tolist() == [0, 0, 1, 2, 3, 0, 0]
     assert found.wrong is not None and torch.equal(found.wrong[again], torch.cat((wrong, wrong[:2])))

@@ -114,7 +114,7 @@ def test_the_whole_state_brings_both_variables() -> None:
 )
 def test_scores_are_those_of_edited_models_one_by_one(how: dict[str, object]) -> None:
     model, base, source = build("gpt2"), some_tokens(6), some_tokens(6, seed=1)
-    answer, wrong = torch.tensor([3, 4, 5, 6, 7, 8]), torch.tensor([4, 4, 4, 9, 9, 9])
+    answer, wrong = torch.tensor([3, 4, 5, 6, 7, 8]), torch.tensor([4, 9, 4, 9, 9, 9])
     result = align(
         model, base, source, answer=answer, wrong=wrong, site="mlp_out", pos=[-1, 4], seed=3, **how
     )  # type: ignore[arg-type]

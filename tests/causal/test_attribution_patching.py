@@ -223,7 +223,10 @@ def test_pairs_that_do_not_align_are_refused() -> None:
     }.items():
         with pytest.raises(ValueError, match=what):
             attribution_patch(model, CLEAN, corrupt, metric=METRIC)
-    with pytest.raises(ValueError, match="requires an answer for every prompt"):
+    said = (
+        r"requires an answer for every prompt, got none: metric=.*, which is watched where no metric is given"
+    )
+    with pytest.raises(ValueError, match=said):
         attribution_patch(model, CLEAN, CORRUPT)
 
 

@@ -223,7 +223,7 @@ def test_few_prompts_give_no_interval_of_a_probability() -> None:
     found = asked("gpt2").trace()
     assert (found.n == 3).any() and found.low.isnull().all() and found.high.isnull().all()
     assert found.total.isnull().values.tolist() == [False, True, True]
-    assert found.attrs["interval"] == "95 % over prompts, from 512 on, of means over noise samples"
+    assert found.attrs["interval"] == "95 % over prompts, if at least 512; of means over noise samples"
 
 
 def test_roles_are_means_inside_a_prompt_then_over_prompts() -> None:

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import interp
 from interp import Edit, HookedTransformer, Read, frame, observe
 from interp.causal import EdgeGraph
-from interp.causal.effects import ACCEPTED
 from interp.circuits import EdgeAttribution, edge_attribution
 from interp.circuits.edge_attribution import Line, Method
+from interp.core.stats import ACCEPTED_MISS
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.edits import Add, Scale, Zero
@@ -189,7 +189,7 @@ def test_what_the_integral_misses_is_said(direction: str, each: bool) -> None:
     )  # type: ignore[arg-type]
     error = found.attrs["integral_error"]
     np.testing.assert_allclose(error, float(missed.sum() / np.abs(total).sum()), rtol=1e-4)
-    assert error > ACCEPTED
+    assert error > ACCEPTED_MISS
     (said,) = found.attrs["notes"]
     assert f"misses the metric's change by {error:.2g} of it" in said
     more = edge_attribution(model, CLEAN, CORRUPT, steps=20, rule="gauss", direction=direction, **ask)  # type: ignore[arg-type]

@@ -107,6 +107,13 @@ def test_a_block_that_raises_stops_a_page_of_its_own_process(tmp_path: Path) -> 
         BLOCKS.run_page("```python\n1 / 0\n```\n", tmp_path / "migration.md")
 
 
+def test_a_build_says_at_which_page_of_how_many_it_is() -> None:
+    done: list[str] = []
+    page = "```python\n1\n```\n\n```python\n2\n```\n"
+    assert BLOCKS.told("tour.md", page, done, 3) == "[1/3] tour.md: running 2 blocks"
+    assert BLOCKS.told("api/index.md", "no code", done, 3) == "[2/3] api/index.md"
+
+
 def test_output_stands_behind_its_block() -> None:
     page = (
         "```python\nprint('<b>')\n```\n\nText.\n\n```python\nimport matplotlib.pyplot as plt\n"

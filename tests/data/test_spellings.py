@@ -45,6 +45,19 @@ def test_an_answer_without_space_after_a_word_is_pointed_out_and_one_with_it_is_
     assert not said(text, f" {word}", "The cat sat")
 
 
+def test_of_another_answer_it_is_said_again_and_of_the_same_one_once(text: Text) -> None:
+    words = [word for word in text.pieces(range(text.d_vocab)) if word[:1] == " " and word[1:].isalpha()]
+    pairs = [word[1:] for word in words if Spellings.of(text, word) is not None][:2]
+    assert len(pairs) == 2
+    notes.note.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for word in (pairs[0], pairs[1], pairs[0]):
+            interp.attribute(hooked(), "The cat sat", word)
+    told = [str(each.message) for each in caught if "another token" in str(each.message)]
+    assert [message.split("'")[1] for message in told] == pairs
+
+
 def test_after_a_space_it_is_the_other_way_round(text: Text) -> None:
     word = pair(text)
     assert not said(text, word, "The cat sat ")

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from interp import HookedEncoderDecoder, HookedTransformer
+from interp.families.gguf import read_in_seconds
 from interp.families.load import any_from_folder, any_from_hf_model
 from interp.model import Transformer
 from interp.wrapped import Wrapped
@@ -151,6 +152,31 @@ def test_transformers_reads_the_same_numbers(name: str, tmp_path: Path) -> None:
     quiet()
     read = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
     assert apart(ours(tmp_path, theirs), hf_logits(read, some_tokens())) <= 1e-5
+
+
+def test_transformers_reads_the_same_bits_in_less_steps_and_gguf_is_left_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: list[int] = []
+    usual = gguf.get_tensor_name_map
+    monkeypatch.setattr(gguf, "get_tensor_name_map", lambda *given: tables.append(1) or usual(*given))
+    llama_file(tmp_path)
+    before = gguf.GGUFReader, gguf.get_tensor_name_map
+
+    def read() -> tuple[dict[str, torch.Tensor], int]:
+        tables.clear()
+        found = hf.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="model.gguf", dtype=torch.float32)
+        return found.state_dict(), len(tables)
+
+    quiet()
+    (slowly, many), quickly = read(), read_in_seconds()
+    with quickly:
+        found, one = read()
+    assert found.keys() == slowly.keys() and all(torch.equal(found[name], slowly[name]) for name in found)
+    assert one == 1 < many
+    with pytest.raises(RuntimeError), read_in_seconds():
+        raise RuntimeError
+    assert (gguf.GGUFReader, gguf.get_tensor_name_map) == before
 
 
 @pytest.mark.parametrize("name", WRAPPED)

@@ -89,7 +89,7 @@ REPLY = httpx.Response(404, request=httpx.Request("GET", "https://hub"))
 @pytest.mark.parametrize(
     ("cause", "message"),
     [
-        (errors.LocalEntryNotFoundError("x"), "'a/b' at revision 'step1' is not in the local cache, and the"),
+        (errors.LocalEntryNotFoundError("x"), r"^the hub cannot be reached.*, and 'a/b' at revision 'step1' is not in"),
         (errors.RevisionNotFoundError("x", response=REPLY), "the hub has no 'a/b' at revision 'step1'"),
         (errors.RepositoryNotFoundError("x", response=REPLY), "the hub has no 'a/b' at revision 'step1'"),
         (errors.GatedRepoError("x", response=REPLY), "'a/b' is gated"),

@@ -4,7 +4,9 @@ Adapters are in `test_adapters.py`, GGUF files in `test_gguf.py`, quantised weig
 tokenizers in `test_tokenizer.py`.
 """
 
+import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -278,6 +280,22 @@ def test_wrapped_live_models_open() -> None:
         assert same_logits(outer, expected).verify().passed
 
 
+def test_what_a_live_model_was_taken_out_of_is_said_of_it() -> None:
+    network = llama()
+    compiled, parallel = (
+        "taken out of torch.compile: its passes here are not compiled",
+        "taken out of DataParallel",
+    )
+    for outer, clauses in (
+        (torch.compile(network), (compiled,)),
+        (torch.compile(nn.DataParallel(network)), (compiled, parallel)),
+        (network, ()),
+    ):
+        model = HookedTransformer.from_pretrained(outer)  # type: ignore[arg-type]
+        assert model.transformer.opened == clauses and model.name == "LlamaForCausalLM"
+        assert all(clause in str(model) for clause in clauses)
+
+
 def test_hooks_on_a_live_model_are_named_and_those_of_libraries_are_not() -> None:
     network = llama()
     network(some_tokens(), output_hidden_states=True)  # transformers puts hooks of its own there
@@ -293,6 +311,23 @@ def test_hooks_on_a_live_model_are_named_and_those_of_libraries_are_not() -> Non
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         same_logits(network, expected)
+
+
+@pytest.mark.parametrize("package", ["gguf", "peft"])
+def test_a_missing_package_is_asked_for_by_its_own_name(
+    package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    (tmp_path / "base").mkdir()
+    stored(tmp_path / "base")
+    adapter = {"peft_type": "LORA", "base_model_name_or_path": str(tmp_path / "base")}
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps(adapter))
+    save_file({"x": torch.zeros(1)}, tmp_path / "adapter" / "adapter_model.safetensors")
+    monkeypatch.setitem(sys.modules, package, None)
+    source = tmp_path / {"gguf": "model.gguf", "peft": "adapter"}[package]
+    with pytest.raises(ValueError, match=rf"requires the package {package}: pip install {package}$"):
+        HookedTransformer.from_pretrained(source)
 
 
 # --- parts of a joined tensor -------------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def test_a_model_takes_text_through_a_sentencepiece_file(pieces: Path) -> None:
     config = ModelConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=8, d_vocab=tokenizer.n_ids)
     model = HookedTransformer(Transformer(config), tokenizer)
     assert model.to_tokens("the cat").tolist() == [[1, *tokenizer.encode("the cat")]]
-    assert model.generate("", 3).tokens.shape == (1, 4)
+    assert model.generate([[1]], 3).tokens.shape == (1, 4)
 
 
 def test_a_damaged_sentencepiece_file_is_named(tmp_path: Path) -> None:

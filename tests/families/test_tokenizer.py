@@ -218,7 +218,7 @@ def test_a_model_opens_beside_a_tokenizer_that_cannot_be_read_and_says_why_texts
         assert model(torch.tensor([[1, 2]])).shape[:2] == (1, 2)
         with pytest.raises(ValueError, match=rf"texts are refused, .*{why}.*: pass token ids, or give a"):
             model.to_tokens("the")
-        assert re.search(f"texts are refused: .*{why}", " ".join(str(model).split()))
+        assert re.search(f"texts are refused, .*{why}", " ".join(str(model).split()))
         assert not model.text.has_tokenizer
         assert model.to_str_tokens(torch.tensor([5])) == ["<5>"]
         for name in files:

@@ -252,12 +252,17 @@ def test_the_table_names_prompt_layer_token_and_words() -> None:
 
 
 def test_a_contrast_leaves_out_what_both_answers_share() -> None:
-    model = HookedTransformer(build("gpt2"))
-    x, delta = gradient_factors(model, some_tokens(), ANSWERS, ANSWERS)["blocks.0.mlp.W_out"]
-    assert bool(x.any()) and not delta.any()
-    both = backward_lens(model, some_tokens(), ANSWERS, ANSWERS, matrices=["W_out"])
-    assert (both.target_rank.values == -1).all()
-    other = backward_lens(model, some_tokens(), ANSWERS, [1, 2, 3], matrices=["W_out"])
+    """From one answer to another and on to a third is from the first to the third: what is between falls away."""
+    model, between, third = HookedTransformer(build("gpt2", torch.float64)), [1, 2, 3], [20, 21, 22]
+
+    def delta(answer: list[int], wrong: list[int]) -> Tensor:
+        return gradient_factors(model, some_tokens(), answer, wrong)["blocks.0.mlp.W_out"][1]
+
+    assert_close(delta(ANSWERS, between) + delta(between, third), delta(ANSWERS, third))
+    assert_close(delta(between, ANSWERS), -delta(ANSWERS, between))
+    with pytest.raises(ValueError, match="must be two tokens"):
+        backward_lens(model, some_tokens(), ANSWERS, ANSWERS, matrices=["W_out"])
+    other = backward_lens(model, some_tokens(), ANSWERS, between, matrices=["W_out"])
     assert (other.target_rank.values[:, 0, 1, -1] >= 0).all()
 
 

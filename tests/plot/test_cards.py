@@ -23,6 +23,7 @@ from interp.runs.step_files import decoded, encoded
 from interp.verify import Line
 from tests.configs import build, some_tokens
 from tests.contract.test_pictures import PNG
+from tests.tiny import hooked
 
 PAIR = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
 
@@ -92,6 +93,25 @@ def test_the_text_of_a_result_says_its_largest_numbers(result: xr.Dataset) -> No
     assert str(number.view).splitlines()[-1] == "  value: 0.25"
 
 
+def test_the_text_of_a_lens_says_the_next_word_at_the_end_by_depth() -> None:
+    model, texts = hooked(), ["The cat sat on", "The dog"]
+    for data, where in ((texts[:1], ""), (texts[::-1], " of the first prompt")):
+        found = interp.logit_lens(model, data)
+        last = len(model.to_tokens(data[0])[0]) - 1
+        token = found.token.values[0, last]
+        title = f"the next word by depth after {token!r}, the last of {last + 1} positions{where}:"
+        lines = str(found.view).splitlines()
+        assert max(map(len, lines)) <= 80 and title in " ".join(str(found.view).split())
+        start = next(i for i, line in enumerate(lines) if line.split()[:2] == ["word", "top_prob"])
+        assert "target_prob" not in lines[start]
+        for depth, line in zip(found.depth.values, lines[start + 1 :], strict=False):
+            cell = found.isel(prompt=0, rank=0, pos=last).sel(depth=depth)
+            assert line.split()[0] == depth and repr(str(cell.word.item())) in line
+            assert float(line.split()[-1]) == pytest.approx(float(cell.kl), rel=1e-3)
+    one = str(interp.logit_lens(model, texts[:1], answer=5, pos=1).view)
+    assert "  the next word by depth after 'The':\n" in one and "word  top_prob  target_prob" in one
+
+
 def test_the_text_of_scores_has_the_largest_of_each_and_of_words_their_range(
     model: interp.HookedTransformer,
 ) -> None:
@@ -106,7 +126,9 @@ def test_the_text_of_scores_has_the_largest_of_each_and_of_words_their_range(
     assert f"entropy: {float(lens.entropy.min()):.4g} to {float(lens.entropy.max()):.4g} nats" in str(
         lens.view
     )
-    assert len(str(lens.view).splitlines()) < 15 and len(text.splitlines()) < 15
+    note = [line for line in text.splitlines() if "note:" in line or "to say which token is BOS" in line]
+    assert len(note) == 2, "of rows that begin with token 0"
+    assert len(str(lens.view).splitlines()) < 15 and len(text.splitlines()) - len(note) < 15
 
 
 def test_the_frame_of_a_result_is_that_of_the_function(result: xr.Dataset) -> None:

@@ -8,13 +8,26 @@ import sys
 import traceback
 from pathlib import Path
 
-from interp import HookedTransformer, cli
+from interp import HookedTransformer
+from interp.cli import ended, parsed
+from interp.cli.commands import Report
 from tests.real.wheels import fetched
 
 OUT = Path("out/real")
 PROMPT, ANSWER, WRONG = "When Mary and John went to the store, John gave a drink to", " Mary", " John"
+CORRUPT = PROMPT.replace(", John", ", Mary")
 AROUND = {"cli", "core", "pages", "real", "tests"}
 """Folders of what asks the questions of a page; what is called first outside of them is one."""
+
+
+class Told(Report):
+    """The command `interp report`, which says what it opened."""
+
+    def opened(self) -> HookedTransformer:
+        """The model, printed once it is there."""
+        model = super().opened()
+        print(f"\n{model}", flush=True)
+        return model
 
 
 def main() -> int:
@@ -24,12 +37,11 @@ def main() -> int:
     except (OSError, ValueError) as why:
         print(f"error: {why}", file=sys.stderr)
         return 1
-    print(HookedTransformer.from_pretrained(file), flush=True)
-    about = ["--prompt", PROMPT, "--answer", ANSWER, "--wrong", WRONG]
+    about = ["--prompt", PROMPT, "--answer", ANSWER, "--wrong", WRONG, "--corrupt", CORRUPT]
     command = ["report", "--model", str(file), *about, "--out", str(OUT)]
-    print(f"\ninterp {shlex.join(command)}   # a minute or two", flush=True)
+    print(f"interp {shlex.join(command)}   # two minutes or three", flush=True)
     try:
-        return cli.main([*command, "--debug"])
+        return ended(Told(**vars(parsed([*command, "--debug"]))))
     except Exception as cause:
         print(not_written(cause), file=sys.stderr)
         return 1

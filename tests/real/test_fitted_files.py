@@ -9,9 +9,9 @@ import torch
 import interp
 from interp import HookedTransformer
 from interp.causal import Subspace, steering
+from interp.core.stats import ACCEPTED_MISS
 from interp.editing import EditCase, FineTuning, Mend, mend_edit, train_mend
 from interp.lenses import TunedLens, train_tuned_lens
-from interp.tokens.input_gradients import ACCEPTED
 
 pytestmark = pytest.mark.real
 TEXTS = ["The capital of France is Paris.", "Water boils when it is hot enough."]
@@ -90,7 +90,7 @@ def test_integrated_gradients_converge(
 ) -> None:
     """The scores sum to the difference of the model's own logits on both ends of the line."""
     found = interp.token_attribution(opened, prompt, answer, wrong, method="integrated_gradients")
-    assert float(found.error[0]) <= ACCEPTED and "notes" not in found.attrs
+    assert float(found.error[0]) <= ACCEPTED_MISS and "notes" not in found.attrs
     ids = [int(opened.to_tokens(text, prepend_bos=False)[0, 0]) for text in (answer, wrong) if text]
     last = opened(opened.to_tokens(prompt))[0, -1]
     mean = interp.Edit("hook_embed", lambda x: opened.transformer.embed.weight.mean(0).expand_as(x))
@@ -98,4 +98,4 @@ def test_integrated_gradients_converge(
     there, here = (x[ids[0]] - (x[ids[1]] if wrong else 0) for x in (base, last))
     torch.testing.assert_close(torch.tensor(float(found.total[0])), here - there, rtol=1e-3, atol=1e-3)
     missed = abs(float(found.value[0].sum()) - float(here - there))
-    assert missed <= ACCEPTED * abs(float(here - there))
+    assert missed <= ACCEPTED_MISS * abs(float(here - there))

@@ -24,7 +24,7 @@ def test_the_bits_are_those_of_one_process_and_the_weights_are_in_memory_once(
     how: str, folder: Path, tmp_path: Path
 ) -> None:
     if how == "ray" and importlib.util.find_spec("ray") is None:
-        pytest.skip("ray is not installed: pip install 'interp[ray]'")
+        pytest.skip("ray is not installed: pip install 'ray[data]'")
     network = HookedTransformer.from_pretrained(folder).transformer
     weights = sum(value.nbytes for value in network.parameters())
     mapped = sum(value.nbytes for file in network.files for value in file.views_in(network).values())

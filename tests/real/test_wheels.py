@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import interp
+from interp import HookedTransformer, pages
+from interp.pages import Question
 from tests.real import __main__ as page, wheels
 from tests.real.wheels import Wheel, digest, fetched, made_once
 
@@ -99,11 +102,32 @@ def test_half_a_folder_is_never_left_behind(tmp_path: Path) -> None:
     assert [f.name for f in tmp_path.iterdir()] == [".lock"]
 
 
-def test_a_page_that_fails_is_said_in_one_line_with_the_question_that_failed() -> None:
-    from interp import HookedTransformer, attribute
+def test_the_model_of_the_page_is_opened_once_printed_and_asked_with_a_corrupted_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[tuple[HookedTransformer, Question]] = []
+    monkeypatch.setattr(page, "OUT", tmp_path / "out")
+    monkeypatch.setattr(page, "fetched", lambda name: Path("demo-attn-2l"))
+    monkeypatch.setattr(
+        pages, "report_of", lambda model, question, about, seed: asked.append((model, question))
+    )
+    monkeypatch.setattr(pages, "write_report", lambda report, folder: None)
+    monkeypatch.setattr(pages, "findings", lambda report: ["found"])
+    init, count = HookedTransformer.__init__, list[int]()
+    monkeypatch.setattr(
+        HookedTransformer, "__init__", lambda self, *a, **k: count.append(1) or init(self, *a, **k)
+    )
+    assert page.main() == 0
+    ((model, question),) = asked
+    assert count == [1] and (question.prompt, question.corrupt) == (page.PROMPT, page.CORRUPT)
+    assert page.CORRUPT == "When Mary and John went to the store, Mary gave a drink to"
+    said = capsys.readouterr().out
+    assert str(model) in said and "--corrupt" in said and "- found" in said
 
+
+def test_a_page_that_fails_is_said_in_one_line_with_the_question_that_failed() -> None:
     try:
-        attribute(HookedTransformer.from_pretrained("demo-attn-2l"), "Mary", "no such token", " John")
+        interp.attribute(HookedTransformer.from_pretrained("demo-attn-2l"), "Mary", "no such token", " John")
     except ValueError as cause:
         said = page.not_written(cause)
     assert said.startswith("out/real: the page could not be written, since `attribute` failed: ")

@@ -69,7 +69,7 @@ def test_two_processes_give_the_same_bits(expected: Results, monkeypatch: pytest
 
 @pytest.mark.ray
 def test_two_actors_give_the_same_bits() -> None:
-    pytest.importorskip("ray", reason="ray is not installed: pip install 'interp[ray]'")
+    pytest.importorskip("ray", reason="ray is not installed: pip install 'ray[data]'")
     code, said = alone(["-m", "tests.runs.streaming"], PATIENCE)
     assert code == 0, said
 

@@ -8,8 +8,8 @@ from interp.runs.ray_engine import READERS, _pool
 from tests.runs.killing import alone
 
 pytestmark = pytest.mark.ray
-ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'interp[ray]'")
-pytest.importorskip("ray.data", reason="ray.data is not installed: pip install 'interp[ray]'")
+ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'ray[data]'")
+pytest.importorskip("ray.data", reason="ray.data is not installed: pip install 'ray[data]'")
 PATIENCE = 180.0
 """Seconds after which the cluster counts as stuck; it takes about 20 on two cores."""
 

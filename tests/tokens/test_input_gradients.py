@@ -10,13 +10,13 @@ from jaxtyping import TypeCheckError
 from torch import Tensor
 
 from interp import HookedTransformer
+from interp.core.stats import ACCEPTED_MISS
 from interp.data.batch import Batch
 from interp.model import Edit, Read, Tap
 from interp.model.edits import Scale
 from interp.passes.observe import observe
 from interp.tokens import IntegratedGradients, input_gradients, token_attribution
 from interp.tokens.input_gradients import (
-    ACCEPTED,
     ROOM,
     _adapted,
     _kept,
@@ -156,14 +156,16 @@ def test_a_step_in_the_logit_is_found_wherever_it_is(centre: float, width: float
     found = line.summed(weights)
     exact = torch.tensor([line.part(1.0) - line.part(0.0), math.sin(5.0) / 5])
     off = float((found - exact).abs().max()) / abs(line.total)
-    assert error <= ACCEPTED and off <= ACCEPTED and len(line.products) <= 256
+    assert error <= ACCEPTED_MISS and off <= ACCEPTED_MISS and len(line.products) <= 256
     assert float((found.sum() - line.total).abs()) / abs(line.total) <= error + 1e-12
     fixed, weight = nodes("gauss", 128)
     by_nodes = abs(
         sum(w * (3 * width / (width**2 + (s - centre) ** 2)) for s, w in zip(fixed, weight, strict=True))
     )
     if width < 1e-3:
-        assert abs(float(by_nodes) - float(exact[0])) > ACCEPTED * abs(line.total), "a fixed rule does not"
+        assert abs(float(by_nodes) - float(exact[0])) > ACCEPTED_MISS * abs(line.total), (
+            "a fixed rule does not"
+        )
 
 
 def test_a_line_that_is_smooth_costs_few_gradients_and_one_that_is_not_no_more_than_allowed() -> None:
@@ -173,7 +175,7 @@ def test_a_line_that_is_smooth_costs_few_gradients_and_one_that_is_not_no_more_t
     for steps in (3, 4, 17, 18, 40):
         line = Bend(1 / 3, 1e-9)
         _, error = _adapted(line, steps)  # type: ignore[arg-type]
-        assert steps - 1 <= len(line.products) <= steps and error > ACCEPTED
+        assert steps - 1 <= len(line.products) <= steps and error > ACCEPTED_MISS
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm", "llama-gqa", "olmo2"])
@@ -184,9 +186,9 @@ def test_scores_are_those_of_a_loop_a_hundred_times_finer(name: str) -> None:
         build(name), BATCH, LAST, IntegratedGradients(1700, rule="midpoint"), batch_size=512
     )
     assert_close(found.total, fine.total)
-    assert bool((found.error <= ACCEPTED).all()) and bool((fine.error < 1e-2).all())
+    assert bool((found.error <= ACCEPTED_MISS).all()) and bool((fine.error < 1e-2).all())
     off = (found.score - fine.score).abs().amax(1) / found.total.abs()
-    assert bool((off <= ACCEPTED).all())
+    assert bool((off <= ACCEPTED_MISS).all())
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -233,7 +235,7 @@ def test_a_prompt_has_the_same_bits_alone_and_in_a_batch() -> None:
 def test_an_integral_that_did_not_converge_says_so() -> None:
     model = HookedTransformer(build("gpt2"))
     found = token_attribution(model, some_tokens(), 3, 5, method=IntegratedGradients(1, rule="midpoint"))
-    off = int((found.error > ACCEPTED).sum())
+    off = int((found.error > ACCEPTED_MISS).sum())
     assert off, "one step is too few"
     (said,) = found.attrs["notes"]
     assert said.startswith(f"integrated gradients did not converge on {off} of 3 prompts: after 1 gradients")
