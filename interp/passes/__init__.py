@@ -2,7 +2,7 @@
 
 from interp.passes.beam import Beams
 from interp.passes.observe import HookPoint, observe
-from interp.passes.question import Alone
+from interp.passes.question import Alone, ByRow, Question, Reading
 from interp.passes.sampling import Sampling
 from interp.passes.speculative import Speculated, speculate
 from interp.passes.sweep import Sweep
