@@ -125,7 +125,7 @@ class HookedEncoderDecoder(Shown):
         batch = self.to_target(target).to(self.model.device)
         return mean_next_token_loss(self(source, batch), batch.tokens, batch.keep)
 
-    @public()
+    @public(plain_pass=True)
     def run_with_cache(
         self, source: Prompts, target: Prompts, names_filter: Names = None
     ) -> tuple[Float[Tensor, "b p v"], dict[str, ActivationCache]]:
@@ -153,7 +153,7 @@ class HookedEncoderDecoder(Shown):
         """
         return encoded(self.model, self.to_source(source), self.to_target(target))
 
-    @public()
+    @public(plain_pass=True)
     def generate(
         self, source: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
         repetition_penalty: float = 1.0, stop_tokens: Collection[int] | None = None, use_cache: bool = True,
@@ -179,7 +179,7 @@ class HookedEncoderDecoder(Shown):
             edits=edits,
         )  # fmt: skip
 
-    @public()
+    @public(plain_pass=True)
     def beam_search(
         self, source: Prompts, max_new_tokens: int = 20, *, beams: int = 4, length_penalty: float = 0.6,
         stop_tokens: Collection[int] | None = None, use_cache: bool = True, edits: Sequence[Edit] = (),

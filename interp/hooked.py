@@ -314,7 +314,7 @@ class HookedTransformer(Shown):
             raise ValueError(f"return_type must be logits, loss or both, got {return_type!r}")
         return loss if return_type == "loss" else (logits, loss)
 
-    @public()
+    @public(plain_pass=True)
     def run_with_cache(
         self,
         prompts: Prompts,
@@ -345,7 +345,7 @@ class HookedTransformer(Shown):
             values = {name: value.to(device) for name, value in values.items()}
         return seen.output, ActivationCache(values, self.transformer)
 
-    @public()
+    @public(plain_pass=True)
     def run_with_hooks(
         self,
         prompts: Prompts,
@@ -364,7 +364,7 @@ class HookedTransformer(Shown):
         with self.hooks(fwd_hooks, bwd_hooks):
             return self(prompts, return_type=return_type, prepend_bos=prepend_bos, padding_side=padding_side)
 
-    @public()
+    @public(plain_pass=True)
     @contextmanager
     def hooks(
         self, fwd_hooks: Sequence[Hook] = (), bwd_hooks: Sequence[Hook] = (), *, edits: Sequence[Edit] = ()
@@ -381,7 +381,7 @@ class HookedTransformer(Shown):
         with standing(self._transformer, found):
             yield self
 
-    @public()
+    @public(plain_pass=True)
     def generate(
         self, prompts: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
         repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
@@ -404,7 +404,7 @@ class HookedTransformer(Shown):
             edits=edits,
         )  # fmt: skip
 
-    @public()
+    @public(plain_pass=True)
     def beam_search(
         self, prompts: Prompts, max_new_tokens: int = 20, *, beams: int = 4, length_penalty: float = 0.6,
         stop: Stop = (), stop_at_eos: bool = True, use_past_kv_cache: bool = True, edits: Sequence[Edit] = (),
@@ -427,7 +427,7 @@ class HookedTransformer(Shown):
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache, edits=edits,
         )  # fmt: skip
 
-    @public()
+    @public(plain_pass=True)
     def stream(
         self, prompt: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
         repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,

@@ -21,6 +21,8 @@ from typing import Annotated, Literal, ParamSpec, TypeGuard, TypeVar, get_args, 
 
 import torch
 
+from interp.core.torch_state import called
+
 AXES: dict[str, str] = {
     "b": "batch row",
     "p": "position",
@@ -101,13 +103,14 @@ class Required:
 
 
 def public(
-    *, renamed: Mapping[str, str] = NOTHING, unchecked: tuple[str, ...] = ()
+    *, renamed: Mapping[str, str] = NOTHING, unchecked: tuple[str, ...] = (), plain_pass: bool = False
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator of public functions: arguments of the wrong kind are refused by name, before anything runs.
 
     renamed: what arguments were once called, so that the old word is answered with the new one (`EARLIER` is known
     everywhere). unchecked: arguments that the function itself looks at more closely. Of a class, what makes its objects
-    is looked at.
+    is looked at. plain_pass: whether the function runs under the user's own settings of torch, such as autocast; others
+    run under those that torch begins with (`torch_state`).
     A dtype may be given by its name, "bfloat16", wherever one is asked for.
     Errors of the decorated function: ValueError for a value that its annotation does not allow; TypeError for an
     argument that it does not have.
@@ -128,12 +131,13 @@ def public(
         signature, name = inspect.signature(function), _name(function)
         looked_at = set(signature.parameters) - {"self", "cls", *unchecked}
         bind = _binding(signature)
+        run: Callable[P, R] = function if plain_pass else functools.partial(called, function)
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             _known_keywords(name, kwargs, signature, renamed)
             if not looked_at:
-                return function(*args, **kwargs)
+                return run(*args, **kwargs)
             bound, plain = bind(args, kwargs), True
             if bound is None:
                 return function(*args, **kwargs)  # which says what is missing
@@ -148,7 +152,7 @@ def public(
                     plain = False
                 for each in _each(value, signature.parameters[argument]):
                     check(f"{name}: {argument}", each, hints[argument])
-            return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
+            return run(*args, **kwargs) if plain else run(*bound.args, **bound.kwargs)
 
         checked.__dict__["public"] = True
         return checked

@@ -14,7 +14,7 @@ IGNORED = -100
 """A target that counts for nothing in `F.cross_entropy`."""
 
 
-@public()
+@public(plain_pass=True)
 def next_token_loss(
     logits: Float[Tensor, "b p v"],
     tokens: Int[Tensor, "b p"],
@@ -59,7 +59,7 @@ def next_token_loss(
     return loss if counted is None else loss * counted
 
 
-@public()
+@public(plain_pass=True)
 def next_token_loss_of(
     model: Transformer,
     stream: Float[Tensor, "b p d"],
@@ -90,7 +90,7 @@ def next_token_loss_of(
     return loss if counted is None else loss * counted
 
 
-@public()
+@public(plain_pass=True)
 def mean_next_token_loss(
     logits: Float[Tensor, "b p v"],
     tokens: Int[Tensor, "b p"],

@@ -144,7 +144,7 @@ def _check_columns(columns: Int[Tensor, "b n"], shape: torch.Size) -> None:
         )
 
 
-@public()
+@public(plain_pass=True)
 def observe(
     model: Model,
     batch: Batch | Prompts,

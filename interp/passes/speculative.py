@@ -70,7 +70,7 @@ class RandomDraws:
         return float(torch.rand((), generator=self._generator, dtype=torch.float64)) < probability
 
 
-@public()
+@public(plain_pass=True)
 def speculate(
     model: Model,
     draft: Model,
