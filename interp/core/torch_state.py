@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 _INSIDE = ContextVar("interp_inside_a_public_function", default=False)
 
 
-def called(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def called(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """What the function returns under the settings that torch begins with; only the outermost call looks at them."""
     if _INSIDE.get():
         return function(*args, **kwargs)

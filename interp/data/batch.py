@@ -300,7 +300,7 @@ class Batch(Brief):
         """The same rows with the tokens a question is about; on the host, ValueError where both of a row are one."""
         if (
             wrong is not None and answer.is_cpu and wrong.is_cpu
-        ):  # those on a device were checked before they went
+        ):  # on a device: checked before they went there
             check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)
 
