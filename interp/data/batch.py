@@ -298,9 +298,7 @@ class Batch(Brief):
 
     def with_answers(self, answer: Int[Tensor, "b"], wrong: Int[Tensor, "b"] | None) -> Batch:
         """The same rows with the tokens a question is about; on the host, ValueError where both of a row are one."""
-        if (
-            wrong is not None and answer.is_cpu and wrong.is_cpu
-        ):  # on a device: checked before they went there
+        if wrong is not None and answer.is_cpu and wrong.is_cpu:  # others were checked on the host
             check_contrast(answer, wrong, self.row)
         return replace(self, answer=answer, wrong=wrong)
 
