@@ -151,7 +151,7 @@ def _measured(
     """The effects of every cell."""
     check_left(fill.change, batch)
     values = (
-        (yield from _held(batch.pair()[1], grid.sites))
+        (yield from _held(batch.pair()[1], grid.sites, [] if freeze else [schedule.Ahead(batch, grid.sites)]))
         if isinstance(fill.change, Resample)
         else fill.values(model, batch)
     )
@@ -162,9 +162,11 @@ def _measured(
     return (yield from swept(batch, metric, grid.variants(put, batch), grid.shape(columns), common))
 
 
-def _held(batch: Batch, sites: Sequence[str]) -> Steps[Mapping[str, Tensor]]:
-    """What these sites hold on some prompts."""
-    found = yield from schedule.recorded(batch, [Read(site) for site in sites], exact=True)
+def _held(
+    batch: Batch, sites: Sequence[str], ahead: Sequence[schedule.Ahead] = ()
+) -> Steps[Mapping[str, Tensor]]:
+    """What these sites hold on some prompts; ahead: what is swept next."""
+    found = yield from schedule.recorded(batch, [Read(site) for site in sites], exact=True, ahead=ahead)
     return {site: found.trace[Read(site)] for site in sites}
 
 

@@ -42,7 +42,7 @@ from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome, answer_loss, logit_difference
 from interp.passes.observe import Model, Subject, as_model, deepest, observe
 from interp.passes.question import AnswerTokens, NotFiniteError
-from interp.passes.sweep import Base, Sweep, base_run
+from interp.passes.sweep import Base, Sweep, Touched, base_run
 from interp.passes.variants import Variant, canonical, layer_of, placed
 
 if TYPE_CHECKING:
@@ -273,7 +273,8 @@ class Runs:
     def of(cls, model: Transformer, cells: Cells, pairs: Contrast, batch_size: int) -> Runs:
         """One pass over each prompt. NotFiniteError for NaN or infinity at a site."""
         config = model.config
-        touched = [placed(Variant([Edit(name, Zero())]), config, pairs.own.host()) for name in cells.names]
+        cut = [placed(Variant([Edit(name, Zero())]), config, pairs.own.host()) for name in cells.names]
+        touched = Touched.of(cut)
         common = placed(Variant(model.edits), config, pairs.own.host())
         bases = [base_run(model.unedited, part, touched, common) for part in pairs.own.split(batch_size)]
         base, source = Base.joined(bases), _recorded(model, pairs.other, cells.names, batch_size)

@@ -175,7 +175,8 @@ def _measured(
     """The effect of every cell in every pair."""
     pair = Contrast.of(batch, direction)
     reads = [Read(name) for name in cells.names]
-    given = yield from schedule.recorded(pair.other, reads, final=True, exact=True)
+    ahead = [schedule.Ahead(pair.own, cells.names)]
+    given = yield from schedule.recorded(pair.other, reads, final=True, exact=True, ahead=ahead)
     variants, shape = cells.variants({name: given.trace[Read(name)] for name in cells.names}, pair.own)
     # What compares does so with the clean run: the other one, or the one that is patched.
     clean = given.home(metric) if metric.compares and direction == "denoise" else None

@@ -21,11 +21,22 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric
 from interp.passes.observe import deepest, observe
-from interp.passes.sweep import Judge, Sweep, Swept
-from interp.passes.variants import Variant
+from interp.passes.sweep import Base, Judge, Sweep, Swept, Touched
+from interp.passes.variants import Variant, canonical
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+
+
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """Rows that a question will sweep after its pass, and the sites that it will edit there.
+
+    Said beforehand, a pass over these rows that somebody needs now is recorded so that the sweep can depart from it.
+    """
+
+    batch: Batch
+    sites: Sequence[str]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +54,8 @@ class Pass:
     alone (reading patterns rounds otherwise), whatever others read."""
     model: Transformer | None = None
     """The model that runs, such as the same one under backward rules; None = the one that is asked about."""
+    ahead: Sequence[Ahead] = ()
+    """What will be swept next."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,9 +121,10 @@ def recorded(
     final: bool = False,
     exact: bool = False,
     model: Transformer | None = None,
+    ahead: Sequence[Ahead] = (),
 ) -> Steps[Recorded]:
     """The step of needing a pass: `seen = yield from recorded(batch, reads)`. Arguments are those of `Pass`."""
-    found = yield Pass(batch, reads, last_only, final, exact, model)
+    found = yield Pass(batch, reads, last_only, final, exact, model, ahead)
     assert isinstance(found, Recorded)
     return found
 
@@ -146,12 +160,14 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
     """What each of these computations over the rows of one batch ends with, by name, from as few passes as possible."""
     done: dict[str, T] = {}
     waiting: dict[str, Need] = {}
+    bases = _Bases(model)
 
     def go_on(name: str, found: Answer | None) -> None:
         try:
             waiting[name] = next(asking[name]) if found is None else asking[name].send(found)
         except StopIteration as end:
             waiting.pop(name, None)
+            bases.leave(name)
             done[name] = end.value
 
     for name in asking:
@@ -159,7 +175,8 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
     while waiting:
         passes = {name: need for name, need in waiting.items() if isinstance(need, Pass)}
         sweeps = {name: need for name, need in waiting.items() if isinstance(need, Sweeping)}
-        found = _passed(model, passes) if passes else _swept(model, sweeps)
+        bases.expect(passes, sweeps)
+        found = _passed(model, passes, bases) if passes else _swept(model, sweeps, bases)
         while (
             found
         ):  # what a question is sent is its own to keep: nobody else holds it while the others go on
@@ -168,7 +185,66 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
     return {name: done[name] for name in asking}
 
 
-def _passed(model: Transformer, needed: Mapping[str, Pass]) -> dict[str, Answer]:
+@dataclass(eq=False)
+class _Bases:
+    """Passes that sweeps of the same rows can depart from, as long as a sweep of theirs is to come."""
+
+    model: Transformer
+    expected: dict[Hashable, dict[str, Sequence[str]]] = field(default_factory=dict)
+    """By tokens and path of attention: who will sweep these rows, with edits at which sites."""
+    known: dict[Hashable, Base] = field(default_factory=dict)
+
+    def expect(self, passes: Mapping[str, Pass], sweeps: Mapping[str, Sweeping]) -> None:
+        """Take in who sweeps which rows, now or after the pass that it needs now."""
+        for name, need in passes.items():
+            for each in need.ahead:
+                self._note(name, each.batch, each.sites)
+        for name, sweep in sweeps.items():
+            if not sweep.common.edits:
+                self._note(name, sweep.batch, _edited_sites(sweep))
+
+    def _note(self, name: str, batch: Batch, edited: Iterable[str]) -> None:
+        names = [canonical(site, self.model.config) for site in edited]
+        key = _tokens_key(batch), _slow_sites(names, self.model)
+        self.expected.setdefault(key, {})[name] = names
+
+    def pass_of(
+        self, needed: Sequence[Pass], path: frozenset[str]
+    ) -> tuple[Trace, Float[Tensor, "b p d"] | None] | None:
+        """A pass that answers these and is a base for the sweeps to come; None if there is none to come, or it cannot
+        be: logits are read, or another model runs.
+        """
+        key = _tokens_key(needed[0].batch), path
+        expected = self.expected.get(key)
+        reads = list(dict.fromkeys(read for need in needed for read in need.reads))
+        config = self.model.config
+        if (
+            not expected
+            or any(need.model for need in needed)
+            or deepest((r.site for r in reads), config) is None
+        ):
+            return None
+        edited = tuple(dict.fromkeys(site for names in expected.values() for site in names))
+        base = Sweep(self.model, needed[0].batch, ()).base_at(Touched(edited, edited), reads)
+        self.known[key] = replace(base, trace={})
+        return Trace(base.trace), base.final
+
+    def of(self, need: Sweeping) -> Base | None:
+        """The pass from which this sweep can depart, if one was made."""
+        if need.common.edits:
+            return None
+        return self.known.get((_tokens_key(need.batch), _slow_sites(_edited_sites(need), self.model)))
+
+    def leave(self, name: str) -> None:
+        """Forget what this question expected, and every pass that nobody waits for any more."""
+        for key, expected in list(self.expected.items()):
+            expected.pop(name, None)
+            if not expected:
+                self.expected.pop(key)
+                self.known.pop(key, None)
+
+
+def _passed(model: Transformer, needed: Mapping[str, Pass], bases: _Bases) -> dict[str, Answer]:
     """One pass for all that need the same tokens, on one path of attention."""
     found: dict[str, Answer] = {}
     models = {name: need.model or model for name, need in needed.items()}
@@ -176,12 +252,12 @@ def _passed(model: Transformer, needed: Mapping[str, Pass]) -> dict[str, Answer]
         model = models[names[0]]
         free = [name for name in names if not needed[name].exact]
         paths = {
-            name: _slow_paths(model, (needed[name] for name in ([name] if needed[name].exact else free)))
+            name: _slow_paths(model, (needed[each] for each in ([name] if needed[name].exact else free)))
             for name in names
         }
         for group in _alike(names, paths.__getitem__):
             some = [needed[name] for name in group]
-            trace, final = one_pass(model, some)
+            trace, final = bases.pass_of(some, paths[group[0]]) or one_pass(model, some)
             one = Recorded(model, some[0].batch, trace, final)
             for name, need in zip(group, some, strict=True):
                 own = Trace({read: trace[read] for read in need.reads})
@@ -211,13 +287,13 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
     return trace, None if last is None else trace[last]
 
 
-def _swept(model: Transformer, needed: Mapping[str, Sweeping]) -> dict[str, Answer]:
+def _swept(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) -> dict[str, Answer]:
     """One sweep for all that need the same metrics of the same rows."""
     found: dict[str, Answer] = {}
     for names in _alike(needed, lambda name: _sweep_key(needed[name], model)):
         some = [needed[name] for name in names]
         variants = [variant for need in some for variant in need.variants]
-        sweep = Sweep(model, some[0].batch, variants, some[0].common)
+        sweep = Sweep(model, some[0].batch, variants, some[0].common, made=bases.of(some[0]))
         every = [sweep.run(metric, some[0].reference) for metric in some[0].metrics]
         counts = [len(need.variants) for need in some]
         found |= dict(zip(names, zip(*(_split(one, counts) for one in every), strict=True), strict=True))
@@ -242,8 +318,13 @@ def _sweep_key(need: Sweeping, model: Transformer) -> Hashable:
     """Sweeps of one key depart from the same run and are judged by the same metrics."""
     rows = tuple(id(getattr(need.batch, each.name)) for each in fields(need.batch))
     common = id(need.common) if need.common.edits else 0
-    edited = _slow_sites((edit.site for variant in need.variants for edit in variant.edits), model)
+    edited = _slow_sites(_edited_sites(need), model)
     return rows, tuple(map(_metric_key, need.metrics)), common, id(need.reference), edited
+
+
+def _edited_sites(need: Sweeping) -> list[str]:
+    """The sites that a sweep edits."""
+    return list(dict.fromkeys(edit.site for variant in need.variants for edit in variant.edits))
 
 
 def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:

@@ -61,6 +61,14 @@ class Base:
     """Every site that is edited or read."""
     cache: KVCache | None
     """Keys and values of every block; None where a column's value depends on later ones, or rows are packed."""
+    trace: Mapping[Read, Tensor] = field(default_factory=dict)
+    """The answers to what others read in the same pass."""
+
+    def serves(self, touched: Touched, config: ModelConfig) -> bool:
+        """Whether a sweep that edits these sites may depart from it."""
+        return (
+            set(touched.planned) <= self.values.keys() and set(touched.layers(config)) <= self.entering.keys()
+        )
 
     @classmethod
     def joined(cls, parts: Sequence[Base]) -> Base:
@@ -74,23 +82,43 @@ class Base:
         )
 
 
+@dataclass(frozen=True)
+class Touched:
+    """The sites that a sweep edits: what it needs of its base run."""
+
+    sites: tuple[str, ...]
+    planned: tuple[str, ...]
+    """Those whose values in the base run are compared with what is put there."""
+
+    @classmethod
+    def of(cls, variants: Sequence[Sequence[Placed]]) -> Touched:
+        """Those of these variants."""
+        every = [edit for edits in variants for edit in edits]
+        touched = dict.fromkeys(edit.site for edit in every)
+        return cls(tuple(touched), tuple(dict.fromkeys(edit.site for edit in every if edit.planned)))
+
+    def layers(self, config: ModelConfig) -> list[int]:
+        """The blocks where variants may start, but for the first."""
+        return sorted({layer_of(site, config) for site in self.sites} - {0})
+
+
 @torch.no_grad()
 def base_run(
     model: Transformer,
     batch: Batch,
-    variants: Sequence[Sequence[Placed]],
+    touched: Touched,
     common: Sequence[Placed],
     reads: Sequence[Read] = (),
 ) -> Base:
-    """One pass under the common edits, recorded where variants edit and where they may start."""
-    config, touched = model.config, dict.fromkeys(edit.site for edits in variants for edit in edits)
-    layers = sorted({layer_of(site, config) for site in touched} - {0})
-    entering = {
-        layer: Read(sites.stream_after(config, layer - 1)) for layer in layers
-    }  # before the block's own edits
-    planned = dict.fromkeys(edit.site for edits in variants for edit in edits if edit.planned)
-    seen = {site: Read(site) for site in dict.fromkeys([*planned, *(read.site for read in reads)])}
-    tap = Tap([*entering.values(), *seen.values()], changes([(0, edit) for edit in common], 1, len(batch), 0))
+    """One pass under the common edits, recorded where variants edit and where they may start, and where others read."""
+    config = model.config
+    entering = {  # before the block's own edits
+        layer: Read(sites.stream_after(config, layer - 1)) for layer in touched.layers(config)
+    }
+    whole = [read for read in reads if read.via is None and not read.grad]
+    seen = {site: Read(site) for site in dict.fromkeys([*touched.planned, *(read.site for read in whole)])}
+    every = dict.fromkeys([*entering.values(), *seen.values(), *reads])
+    tap = Tap(list(every), changes([(0, edit) for edit in common], 1, len(batch), 0))
     n = batch.tokens.shape[1]
     cache: KVCache | None = None
     if batch.documents is None and continues(config, n):
@@ -108,6 +136,7 @@ def base_run(
         {layer: found[r] for layer, r in entering.items()},
         {site: found[r] for site, r in seen.items()},
         cache,
+        {read: found[read] for read in reads},
     )
 
 
@@ -485,6 +514,8 @@ class Sweep:
     """The column where each example is watched; None = its last token."""
     memory: int | None = None
     """Bytes that a pack may hold; None = as suits the device."""
+    made: Base | None = None
+    """A run of these rows that was made already, and is departed from if it was recorded where this sweep edits."""
 
     def run(
         self,
@@ -581,11 +612,17 @@ class Sweep:
     @cached_property
     def base(self) -> Base:
         """The run that every variant departs from."""
-        return self.recorded(())
+        made = self.made
+        serves = made is not None and made.serves(Touched.of(self._variants), self._network.config)
+        return made if made is not None and serves else self.recorded(())
 
     def recorded(self, reads: Sequence[Read]) -> Base:
         """The run that every variant departs from, with what these sites hold in it."""
-        return base_run(self._plain, self._batch, self._variants, self._common, reads)
+        return base_run(self._plain, self._batch, Touched.of(self._variants), self._common, reads)
+
+    def base_at(self, touched: Touched, reads: Sequence[Read]) -> Base:
+        """The run that sweeps with edits at these sites can depart from, with what others read in it."""
+        return base_run(self._plain, self._batch, touched, self._common, reads)
 
     def _run(self, base: Base, plan: Plan, name: str, each: Callable[[SweepPass], None]) -> None:
         waiting = list(plan.packs[::-1])
