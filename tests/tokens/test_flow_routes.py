@@ -241,7 +241,8 @@ def test_the_function_is_its_question_in_a_run() -> None:
     batch = Batch.of([[1, 2, 3, 4, 5, 6, 7, 8], [3, 1, 4], [2, 7]])
     model = HookedTransformer(build("gpt2"))
     found = flow_routes(model, batch, batch_size=2)
-    assert found.identical(interp.run(FlowRoutes(), model, list(batch.split(2)))["flow_routes"])
+    asked = interp.run(FlowRoutes(), model, list(batch.split(2)))["flow_routes"]  # in batches of other widths
+    xr.testing.assert_allclose(found, asked, rtol=0, atol=1e-13)
     assert len(interp.frame(found).columns) <= 12 and found.part.values[1, 2] == "L1H2"
 
 
