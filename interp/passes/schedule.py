@@ -177,9 +177,8 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
         sweeps = {name: need for name, need in waiting.items() if isinstance(need, Sweeping)}
         bases.expect(passes, sweeps)
         found = _passed(model, passes, bases) if passes else _swept(model, sweeps, bases)
-        while (
-            found
-        ):  # what a question is sent is its own to keep: nobody else holds it while the others go on
+        # what a question is sent is its own to keep: nobody else holds it while the others go on
+        while found:
             name = next(iter(found))
             go_on(name, found.pop(name))
     return {name: done[name] for name in asking}
