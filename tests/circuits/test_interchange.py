@@ -23,6 +23,7 @@ from interp.edits import Add, Scale, Zero
 from interp.model import Tap, Transformer
 from interp.model.config import ModelConfig
 from interp.model.tap import Edit, Read
+from interp.passes import schedule
 from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss
 from tests.causal.slow_edges import ANSWER, START, WRONG, difference, edges, exact, place, writes
 from tests.causal.test_graph import SUMS
@@ -459,11 +460,13 @@ def test_edges_that_are_asked_for_have_the_numbers_that_they_have_among_all(
 
 def test_a_number_of_edges_is_those_of_the_largest_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     model, ran = build("gpt2"), []
-    module = sys.modules["interp.circuits.edge_effects"]  # the name in the package is the function
-    plain = module.Sweep
-    monkeypatch.setattr(
-        module, "Sweep", lambda m, b, variants: ran.append(len(variants)) or plain(m, b, variants)
-    )
+    plain = schedule.Sweep
+
+    def counted(network, batch, variants, *more, **named):  # type: ignore[no-untyped-def]
+        ran.append(len(variants))
+        return plain(network, batch, variants, *more, **named)
+
+    monkeypatch.setattr(schedule, "Sweep", counted)
     some = effects(model, edges=9)
     assert sum(ran) == 9
     estimate = edge_attribution(

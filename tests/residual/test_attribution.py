@@ -422,7 +422,7 @@ def test_a_pass_holds_as_many_prompts_as_asked_and_no_number_depends_on_it(
         sizes.append(len(batch))
         return observe(network, batch, *args, **options)
 
-    monkeypatch.setattr("interp.passes.question.observe", watched)
+    monkeypatch.setattr("interp.passes.schedule.observe", watched)
     whole = attribute(model, tokens, 3)
     for size, expected in ((2, [2, 2, 1]), (1, [1] * 5), (5, [5])):
         sizes.clear()

@@ -77,7 +77,7 @@ def test_two_actors_give_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"question": Patch("z", interp.logit_difference(3, 5))}, "pose"),
+        ({"question": Patch("z", interp.logit_difference(3, 5))}, "answers"),
         ({"question": Patch("z", interp.metrics.answer_loss(3))}, "metric"),
         ({"question": Patch("z", lambda logits: logits[:, -1, 3] - logits[:, -1, 5])}, "metric"),
         ({"question": Patch("z", interp.logit_difference(3, 4), direction="noise")}, "direction"),
