@@ -182,7 +182,8 @@ def reached(plans: list[Plan]) -> tuple[int, int]:
 
 SWEEPING = (
     "Patchscope", "LateLayers", "Ablate", "CausalTrace", "KnockOut", "Patch", "Patch heads", "PathPatch", "Recall",
-    "ShortCircuit", "SteeringCurve", "EdgeEffects", "SaeQuality", "Diff", "Diff heads",
+    "ShortCircuit", "SteeringCurve", "EdgeEffects", "SaeQuality", "Diff", "Diff heads", "AttributionPatch",
+    "AttributionPatch heads",
 )  # fmt: skip
 
 
