@@ -60,7 +60,7 @@ class Pass:
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What a pass found, as one of those sees it who asked for it."""
+    """What a pass found, for one of the questions that needed it."""
 
     model: Transformer
     batch: Batch
@@ -175,8 +175,11 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
     while waiting:
         passes = {name: need for name, need in waiting.items() if isinstance(need, Pass)}
         sweeps = {name: need for name, need in waiting.items() if isinstance(need, Sweeping)}
-        bases.expect(passes, sweeps)
-        found = _passed(model, passes, bases) if passes else _swept(model, sweeps, bases)
+        if passes:
+            bases.expect(passes, sweeps)
+            found = _passed(model, passes, bases)
+        else:
+            found = _swept(model, sweeps, bases)
         # what a question is sent is its own to keep: nobody else holds it while the others go on
         while found:
             name = next(iter(found))
@@ -215,8 +218,7 @@ class _Bases:
         """
         key = _tokens_key(needed[0].batch), path
         expected = self.expected.get(key)
-        reads = list(dict.fromkeys(read for need in needed for read in need.reads))
-        config = self.model.config
+        reads, config = _reads(needed), self.model.config
         if (
             not expected
             or any(need.model for need in needed)
@@ -230,7 +232,7 @@ class _Bases:
 
     def of(self, need: Sweeping) -> Base | None:
         """The pass from which this sweep can depart, if one was made."""
-        if need.common.edits:
+        if not self.known or need.common.edits:
             return None
         return self.known.get((_tokens_key(need.batch), _slow_sites(_edited_sites(need), self.model)))
 
@@ -248,16 +250,16 @@ def _passed(model: Transformer, needed: Mapping[str, Pass], bases: _Bases) -> di
     found: dict[str, Answer] = {}
     models = {name: need.model or model for name, need in needed.items()}
     for names in _alike(needed, lambda name: (id(models[name]), _tokens_key(needed[name].batch))):
-        model = models[names[0]]
+        network = models[names[0]]
         free = [name for name in names if not needed[name].exact]
         paths = {
-            name: _slow_paths(model, (needed[each] for each in ([name] if needed[name].exact else free)))
+            name: _slow_paths(network, (needed[each] for each in ([name] if needed[name].exact else free)))
             for name in names
         }
         for group in _alike(names, paths.__getitem__):
             some = [needed[name] for name in group]
-            trace, final = bases.pass_of(some, paths[group[0]]) or one_pass(model, some)
-            one = Recorded(model, some[0].batch, trace, final)
+            trace, final = bases.pass_of(some, paths[group[0]]) or one_pass(network, some)
+            one = Recorded(network, some[0].batch, trace, final)
             for name, need in zip(group, some, strict=True):
                 own = Trace({read: trace[read] for read in need.reads})
                 found[name] = replace(one, batch=need.batch, trace=own)
@@ -269,8 +271,7 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
 
     The pass ends in the deepest block that anybody asks about, unless the final stream or the logits are needed.
     """
-    config, batch = model.config, needed[0].batch
-    reads = list(dict.fromkeys(read for need in needed for read in need.reads))
+    config, batch, reads = model.config, needed[0].batch, _reads(needed)
     final, stop = any(need.final for need in needed), deepest((read.site for read in reads), config)
     if final and stop is not None:
         seen = observe(model, batch, reads, stop=config.n_layers)
@@ -284,6 +285,11 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
     every = reads if last is None else [*reads, last]
     trace = observe(model, batch, every, stop=stop, logits_at=where, answers_only=True).trace
     return trace, None if last is None else trace[last]
+
+
+def _reads(needed: Iterable[Pass]) -> list[Read]:
+    """Everything that these passes read, once."""
+    return list(dict.fromkeys(read for need in needed for read in need.reads))
 
 
 def _swept(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) -> dict[str, Answer]:
@@ -328,7 +334,7 @@ def _edited_sites(need: Sweeping) -> list[str]:
 
 def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
     """Which of the sites that these passes read make a pass round otherwise."""
-    return _slow_sites((read.site for need in needed for read in need.reads), model)
+    return _slow_sites((read.site for read in _reads(needed)), model)
 
 
 def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:

@@ -92,7 +92,7 @@ class Touched:
 
     @classmethod
     def of(cls, variants: Sequence[Sequence[Placed]]) -> Touched:
-        """Those of these variants."""
+        """The sites that these variants edit."""
         every = [edit for edits in variants for edit in edits]
         touched = dict.fromkeys(edit.site for edit in every)
         return cls(tuple(touched), tuple(dict.fromkeys(edit.site for edit in every if edit.planned)))
@@ -255,7 +255,9 @@ class _Differences:
         self._known |= {key: (axes[key], each.numpy()) for key, each in fetched(waiting).items()}
 
     def _key(self, edit: Placed) -> tuple[str, int, bool]:
-        """The same for edits that are compared with the whole site at once, and whether this one is."""
+        """Cache key `(site, id of the values, whole)`; whole: the edit's values cover the whole site, so that one
+        comparison with the base run serves all edits that share them.
+        """
         change = edit.change
         whole = isinstance(change, Zero) or (
             isinstance(change, Set)
