@@ -24,7 +24,7 @@ from interp.core.stats import Means
 from interp.data.stream import prompt_source
 from interp.families.tokenizer import tokenizer_of
 from interp.runs import kept
-from interp.runs.run import reduced_over
+from interp.runs.over_data import reduced_over
 from interp.tasks import SHORT_SENTENCES
 from interp.zoo.demos import WEIGHTS
 

@@ -44,8 +44,9 @@ from interp.core.patterns import (
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import SIGNED, MaskedMeans, Means, Moments, Partial, Rows, two_sided_p
 from interp.core.transfers import fetched, sent
-from interp.data.batch import Batch, Prompts, Text
-from interp.data.stream import prompt_source
+from interp.data.batch import Batch, Text
+from interp.data.sources import Data
+from interp.data.stream import DataSource, prompt_source
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.parts import Part
@@ -55,12 +56,12 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
 from interp.passes.observe import Model, Studied, Subject
-from interp.passes.question import Alone, ByRow, Question, Reading, Values
+from interp.passes.question import Ask, ByRow, Question, Reading, Staged, Stages, Values
 from interp.passes.schedule import Steps, recorded
 from interp.residual.attribution import attribution, labels as part_names
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.kept import once
-from interp.runs.run import all_reduced_over, answered, reduced_over
+from interp.runs.run import answered
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.tasks.indirect_objects import A_DRAW
 from interp.weights.copying import (
@@ -118,13 +119,8 @@ def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
 
 
 def sentence_scores(
-    model: Subject,
-    sentences: tuple[Batch, Batch],
-    batch_size: int,
-    *,
-    direct: bool = True,
-    summed: bool = True,
-) -> dict[str, tuple[Moments, Tensor]]:
+    model: Subject, sentences: tuple[Batch, Batch], rows: int, *, direct: bool = True, summed: bool = True
+) -> Stages[dict[str, tuple[Moments, Tensor]]]:
     """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
 
     to_receiver and to_giver are attention from the last token, to the receiver and to the giver's second mention. Null
@@ -133,25 +129,28 @@ def sentence_scores(
     name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
     and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
     null is that of to_giver. Both are left out where logits are not linear in the stream, and with `direct=False`.
-    summed: with all other parts, what heads write must sum to the logits; it does not for `random_heads`.
-    Weights that are no shares (differential attention) count as `signed_shares`.
+    rows: of one pass. summed: with all other parts, what heads write must sum to the logits; it does not for
+    `random_heads`. Weights that are no shares (differential attention) count as `signed_shares`.
     """
     said, unsaid = sentences
     config = model.transformer.config
-    names = name_attention(config)
     direct = direct and not_linear(config) is None and config.d_vocab_out is None
     effects = [ByRow("effects", attribution(config, "head", summed=summed), Rows)] if direct else []
-    found = _kept_rows([name_attention(config, last_only=direct), *effects], model, said, batch_size)
     distinct, again = _distinct(unsaid)
-    other = _kept_rows([names], model, distinct, batch_size)[names.name]["giver"]
-    receiver, first, giver = (found[names.name][name] for name in MENTIONS)
-    unmentioned = other[again.to(other.device)].mean(0)
+    first, second = (
+        prompt_source(batch, model.text, prepend_bos=True, batch_size=rows) for batch in (said, distinct)
+    )
+    of_said = [Ask(each, first, model) for each in (name_attention(config, last_only=direct), *effects)]
+    kept = yield [*of_said, Ask(name_attention(config), second, model)]
+    names, *of_effects, other = (_rows_of(each) for each in kept)
+    receiver, mentioned, giver = (names[name] for name in MENTIONS)
+    unmentioned = other["giver"][again.to(other["giver"].device)].mean(0)
     scores = {
-        "to_receiver": (_over_draws(receiver), first.mean(0)),
+        "to_receiver": (_over_draws(receiver), mentioned.mean(0)),
         "to_giver": (_over_draws(giver), unmentioned),
     }
     if direct:
-        effect = _direct_effects(found["effects"]["logits"], config)
+        effect = _direct_effects(of_effects[0]["logits"], config)
         largest = effect.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
         share = effect.abs() / largest
         scores["name_mover"] = (_over_draws(effect), torch.zeros_like(unmentioned))
@@ -159,13 +158,10 @@ def sentence_scores(
     return scores
 
 
-def _kept_rows(
-    analyses: Sequence[ByRow], model: Subject, batch: Batch, batch_size: int
-) -> dict[str, Mapping[str, Tensor]]:
-    """Every row that these analyses keep of a batch, by their names."""
-    source = prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size)
-    total = all_reduced_over(analyses, model, source)
-    return {name: part.rows for name, part in total.items() if isinstance(part, Rows)}
+def _rows_of(kept: Partial) -> Mapping[str, Tensor]:
+    """Every row that was kept, in the order of the data."""
+    assert isinstance(kept, Rows)
+    return kept.rows
 
 
 def _distinct(batch: Batch) -> tuple[Batch, Int[Tensor, "b"]]:
@@ -216,6 +212,8 @@ def _direct_effects(values: Float[Tensor, "b c"], config: ModelConfig) -> Float[
 
 REPEATS = RepeatedTokens()
 """What heads are asked about unless told otherwise, beside `SHORT_SENTENCES`."""
+ROWS = 32
+"""Rows of repeated tokens that share a pass, and sentences as have as many tokens."""
 HEAD = ("layer", "head")
 BY_PATTERN = (*SCORES, "peak_distance", "to_receiver", "to_giver", "s_inhibition")
 """The scores that say where heads look."""
@@ -230,56 +228,55 @@ SILENT = ("hook_pos_embed", "hook_type_embed")
 class Heads(Question):
     """What every head does on repeated tokens, in sentences, and by its weights; `heads` describes the result."""
 
-    data: RepeatedTokens | Prompts = REPEATS
-    """The rows of repeated random tokens, or rows of your own."""
+    repeats: RepeatedTokens | None = None
+    """The rows of repeated random tokens that heads are asked about; None = the data of the run, or `REPEATS`."""
     sentences: IndirectObjects | None = SHORT_SENTENCES
     """The sentences about names; None = none."""
-    batch_size: int = 32
-    """Rows of one pass; sentences, which are shorter, go as many at once as have as many tokens."""
     copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None
-    """Of rows of your own: which earlier tokens each token repeats; None = those with the same id."""
+    """Of rows of data: which earlier tokens each token repeats; None = those with the same id."""
     random: int = 0
     """How many random heads stand beside each head, for `p`; every one is another pass over everything."""
 
-    def bind(self, model: Subject) -> Alone:
-        """Passes over the rows, and the weights."""
-        _check(model.transformer.config, self.data)
+    def bind(self, model: Subject) -> Staged:
+        """Passes over the rows and the sentences, again for every random head, and the weights."""
+        _check(model.transformer.config, self.repeats)
         random_heads(model.transformer, self.random)  # refuses what it cannot do
-        if isinstance(self.data, RepeatedTokens) and self.copies is not None:
+        if self.repeats is not None and self.copies is not None:
             raise ValueError(
                 "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
             )
-        if model.transformer.edits or not isinstance(self.data, RepeatedTokens):
-            return Alone(self.name, partial(_heads, model, self))
-        # Rows of our own making: the table is a matter of weights and tokenizer.
-        return Alone(self.name, lambda: once(model, self, partial(_heads, model, self)).copy(deep=True))
+        return Staged(
+            self.name,
+            partial(_heads, model, self),
+            data="optional" if self.repeats is None else "none",
+            of_model=not model.transformer.edits,
+        )
 
 
 @dataclass(frozen=True)
 class AttentionKernel(Question):
     """How each head's attention falls off with distance; `attention_kernel` describes the result."""
 
-    data: RepeatedTokens = REPEATS
+    repeats: RepeatedTokens = REPEATS
     """The rows of repeated random tokens."""
-    batch_size: int = 32
-    """Rows of one pass."""
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Staged:
         """A pass over rows of its own making."""
-        _check(model.transformer.config, self.data)
-        return Alone(self.name, partial(_kernel, model, self))
+        _check(model.transformer.config, self.repeats)
+        return Staged(
+            self.name, partial(_kernel, model, self), data="none", of_model=not model.transformer.edits
+        )
 
 
 @public()
 def heads(
     model: Model,
-    data: RepeatedTokens | Prompts = REPEATS,
+    data: RepeatedTokens | DataSource | Data | None = None,
     *,
     copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None,
     sentences: IndirectObjects | None = SHORT_SENTENCES,
     random: int = 0,
     edits: Sequence[Edit] = (),
-    batch_size: int = 32,
 ) -> xr.Dataset:
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
@@ -308,9 +305,10 @@ def heads(
     times its heads: at least 2 / (n + 1), and calibrated on models that nobody trained (`docs/intervals.md`). The null
     is a head without purpose, not even attention, from which every head departs. Each costs what the heads' own scores
     cost. NaN for `peak_distance`, and without `random`, but for `copying_weights`, which has its p always.
-    data: rows of repeated random tokens, or prompts of your own. Of these, `duplicate_token` and `induction` are means
-    over the tokens that repeat an earlier one, as `copies` of the batch says `[b q k]` (keys before the query; None:
-    the same id); rows without any do not count, and there is no `copying` and no `peak_distance`.
+    data: rows of repeated random tokens (None: `RepeatedTokens()`), or prompts of your own, data of any size. Of these,
+    `duplicate_token` and `induction` are means over the tokens that repeat an earlier one, as `copies` of the batch
+    says `[b q k]` (keys before the query; None: the same id); rows without any do not count, and there is no `copying`
+    and no `peak_distance`. `interp.run([Heads()], model, texts, out=...)` asks of a corpus, journalled and resumable.
     edits: everything is measured in the edited model. What is read off weights (`copying`, `copying_weights`,
     `successor`) is NaN for a head whose values or output are edited, and the last two are absent where embeddings or
     the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all that writes the stream.
@@ -323,12 +321,14 @@ def heads(
         >>> table.label.sel(layer=1).values
         >>> interp.frame(table).query("score == 'induction'").nlargest(3, "value")
     """
-    return answered(Heads(data, sentences, batch_size, copies, random), model, edits=edits)
+    made = data if isinstance(data, RepeatedTokens) else None
+    question = Heads(made, sentences, copies, random)
+    return answered(question, model, None if isinstance(data, RepeatedTokens) else data, edits=edits)
 
 
 @public()
 def attention_kernel(
-    model: Model, data: RepeatedTokens = REPEATS, *, edits: Sequence[Edit] = (), batch_size: int = 32
+    model: Model, repeats: RepeatedTokens = REPEATS, *, edits: Sequence[Edit] = ()
 ) -> xr.Dataset:
     """How each head's attention falls off with distance on random tokens, before anything repeats at that distance.
 
@@ -340,10 +340,10 @@ def attention_kernel(
     Example:
         >>> interp.attention.attention_kernel(model).value.sel(layer=0, head=1, distance=1)
     """
-    return answered(AttentionKernel(data, batch_size), model, edits=edits)
+    return answered(AttentionKernel(repeats), model, edits=edits)
 
 
-def _check(config: ModelConfig, data: RepeatedTokens | Prompts) -> None:
+def _check(config: ModelConfig, data: RepeatedTokens | None) -> None:
     if not config.causal:
         raise ValueError("head scores on repeats require a causal model")
     if not with_pattern(config):
@@ -359,15 +359,15 @@ def _check(config: ModelConfig, data: RepeatedTokens | Prompts) -> None:
         raise ValueError(f"rows of {data.length} tokens do not fit the context of {config.n_ctx}{fit}")
 
 
-def _heads(model: Subject, asked: Heads) -> xr.Dataset:
+def _heads(model: Subject, asked: Heads, has_data: bool) -> Stages[xr.Dataset]:
+    """The table, in stages: the model's own heads on rows and sentences, then each time with random heads."""
     network, config = model.transformer, model.transformer.config
-    scores, attrs, peak = _by_pattern(model, asked)
-    said, why_not = _names(model, asked)
+    rows = _Rows.of(asked, config, has_data=has_data)
+    (scores, attrs, peak), (said, why_not) = yield from _seen(model, asked, rows)
     asked_of = (_of_weights.__qualname__, unlike_weights(network), embedding_edits(network))
     weighed, why, random = once(model, asked_of, partial(_of_weights, network, model.text))
-    scores |= said | weighed
+    scores |= said | weighed | peak
     attrs |= why_not | why
-    scores |= peak
     unseen = without_pattern(config)
     if unseen.any():
         none = unseen[:, 0].nonzero().flatten().tolist()
@@ -378,8 +378,8 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
         layers = torch.zeros(config.n_layers, 1, dtype=torch.bool)
         layers[list(other)] = True
         scores["entropy"] = _without(scores["entropy"], layers)
-    p = _beside_random(model, asked)
-    p = {name: two_sided_p(scores[name].value.cpu(), chance) for name, chance in p.items()}
+    chance = yield from _beside_random(model, asked, rows)
+    p = {name: two_sided_p(scores[name].value.cpu(), values) for name, values in chance.items()}
     if random is not None:
         p["copying_weights"] = random.p(scores["copying_weights"].value)
     missing = torch.full((config.n_layers, config.n_heads), torch.nan, dtype=torch.float64)
@@ -390,13 +390,13 @@ def _heads(model: Subject, asked: Heads) -> xr.Dataset:
         coords=_coords(config),
         others={"p": ((*HEAD, "score"), torch.stack([p.get(name, missing) for name in scores], -1))},
         attrs=attrs,
-        notes=_begins_with(model.text)[1] if isinstance(asked.data, RepeatedTokens) else (),
+        notes=() if rows.repeats is None else _begins_with(model.text)[1],
     )
     confidence = confidences(table)
     return table.assign(label=labels(confidence), confidence=confidence.assign_attrs(unit="probability"))
 
 
-def _beside_random(model: Subject, asked: Heads) -> dict[str, Float[Tensor, "l 1 n"]]:
+def _beside_random(model: Subject, asked: Heads, rows: _Rows) -> Stages[dict[str, Float[Tensor, "l 1 n"]]]:
     """Every score but the last of all random heads in the place of those of each layer; none are asked for by default.
 
     What weighs the heads' copying by eigenvalues has random heads of its own, at no pass.
@@ -404,7 +404,8 @@ def _beside_random(model: Subject, asked: Heads) -> dict[str, Float[Tensor, "l 1
     found: dict[str, list[Tensor]] = {}
     for network in random_heads(model.transformer, asked.random):
         other = Studied(network, model.text)
-        scores = _by_pattern(other, asked)[0] | _names(other, asked, summed=False)[0]
+        (scores, _, _), (said, _) = yield from _seen(other, asked, rows, summed=False)
+        scores |= said
         if _why_not_copied(network.config) is None:
             circuits = HeadCircuits(network, folded=True, embedding="effective")
             scores |= _successors(fetched(_successor_hits(circuits, model.text)[0]))
@@ -413,24 +414,61 @@ def _beside_random(model: Subject, asked: Heads) -> dict[str, Float[Tensor, "l 1
     return {name: torch.stack(values, 1).flatten(1)[:, None] for name, values in found.items()}
 
 
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """The rows on which heads are looked at, and the question that is asked of them."""
+
+    question: ByRow
+    repeats: RepeatedTokens | None
+    """What makes them; None = they are the data of the run."""
+
+    @classmethod
+    def of(cls, asked: Heads, config: ModelConfig, *, has_data: bool) -> _Rows:
+        """The rows of repeated tokens, unless the run has data and nothing else is said."""
+        if has_data and asked.repeats is None:
+            copied = partial(_copied, copies=asked.copies or same_token)
+            return cls(ByRow("patterns", copied, MaskedMeans), None)
+        repeats = asked.repeats or REPEATS
+        _check(config, repeats)
+        return cls(head_scores(config, repeats), repeats)
+
+    def ask(self, model: Subject) -> Ask:
+        """The ask, of one model."""
+        source = None if self.repeats is None else _batches_of(self.repeats, model)
+        return Ask(self.question, source, model)
+
+    def found(self, kept: Partial, model: Subject) -> Found:
+        """The scores."""
+        if self.repeats is None:
+            return _on_data(kept, model.transformer.config)
+        return _on_repeats(kept, self.repeats, model.transformer)
+
+
+def _seen(
+    model: Subject, asked: Heads, rows: _Rows, *, summed: bool = True
+) -> Stages[tuple[Found, tuple[dict[str, Score], dict[str, str | int]]]]:
+    """What is seen of the heads of one model on the rows, and on indirect-object sentences."""
+    (kept,) = yield [rows.ask(model)]
+    width = 0 if rows.repeats is None else rows.repeats.length
+    names = yield from _names(model, asked, width, summed=summed)
+    return rows.found(kept, model), names
+
+
 Found = tuple[dict[str, Score], dict[str, str | int], dict[str, Score]]
 """Scores of patterns, what the result says of them, and the score that stands last."""
 
 
-def _by_pattern(model: Subject, asked: Heads) -> Found:
-    """What patterns on the rows say: on rows of repeated tokens, or of one's own."""
-    if not isinstance(asked.data, RepeatedTokens):
-        return _on_own_rows(model, asked.data, asked.copies, asked.batch_size)
-    network, config = model.transformer, model.transformer.config
-    moments = _on_repeats(model, asked.data, asked.batch_size)
-    kernel = moments.pop("kernel")
-    even = _even(config, asked.data)
+def _on_repeats(kept: Partial, data: RepeatedTokens, network: Transformer) -> Found:
+    """What patterns say on rows of repeated tokens."""
+    assert isinstance(kept, Means)
+    config, moments = network.config, dict(kept.moments)
+    kernel, even = moments.pop("kernel"), _even(config, data)
     scores = {name: _mass(moments[name], config, even[:, i, None]) for i, name in enumerate(SCORES)}
     if "copying" in moments:
-        chance = chance_copying(asked.data.sample)
+        chance = chance_copying(data.sample)
         copying = Score.of(moments["copying"], "copying score", chance, within=SIGNED)
         scores["copying"] = _without(copying, rewritten(network))
-    return scores, _attrs(asked.data, kernel.n), {"peak_distance": _peak(kernel, even[:, len(SCORES) :])}
+    return scores, _attrs(data, kernel.n), {"peak_distance": _peak(kernel, even[:, len(SCORES) :])}
 
 
 def _mass(moments: Moments, config: ModelConfig, null: Tensor) -> Score:
@@ -444,24 +482,15 @@ def same_token(batch: Batch) -> Bool[Tensor, "b q k"]:
     return (tokens[:, :, None] == tokens[:, None, :]) & (place[:, None, :] < place[:, :, None])
 
 
-def _on_own_rows(
-    model: Subject, data: Prompts, copies: Callable[[Batch], Tensor] | None, batch_size: int
-) -> Found:
-    """The scores of `SCORES` on any prompts, each beside that of attention spread over what the layer may see."""
-    analysis = ByRow("heads", partial(_copied, copies=copies or same_token), MaskedMeans)
-    source = prompt_source(data, model.text, prepend_bos=True, batch_size=batch_size)
-    total = reduced_over(analysis, model, source)
-    assert isinstance(total, MaskedMeans)
-    scores = {
-        name: _mass(
-            total.moments[name], model.transformer.config, total.moments[f"{name}_null"].mean[:, None]
-        )
-        for name in SCORES
-    }
+def _on_data(kept: Partial, config: ModelConfig) -> Found:
+    """The scores of `SCORES` on any rows, each beside that of attention spread over what the layer may see."""
+    assert isinstance(kept, MaskedMeans)
+    moments = kept.moments
+    scores = {name: _mass(moments[name], config, moments[f"{name}_null"].mean[:, None]) for name in SCORES}
     if not int(scores["induction"].n.max()):
         raise ValueError("rows in which a token repeats an earlier one are required; no row has any")
     attrs: dict[str, str | int] = {
-        "rows": total.moments["local"].n, "interval": "95 % over rows",
+        "rows": moments["local"].n, "interval": "95 % over rows",
         "null": "attention spread evenly over what the layer may see",
         "no_copying": "asked of rows of your own",
     }  # fmt: skip
@@ -539,9 +568,11 @@ def head_names(config: ModelConfig) -> list[list[str]]:
     return [[str(Part("head", layer, h)) for h in range(config.n_heads)] for layer in range(config.n_layers)]
 
 
-def _kernel(model: Subject, asked: AttentionKernel) -> xr.Dataset:
-    config, data = model.transformer.config, asked.data
-    kernel = _on_repeats(model, data, asked.batch_size)["kernel"]
+def _kernel(model: Subject, asked: AttentionKernel, has_data: bool) -> Stages[xr.Dataset]:
+    config, data = model.transformer.config, asked.repeats
+    (kept,) = yield [Ask(head_scores(config, data), _batches_of(data, model), model)]
+    assert isinstance(kept, Means)
+    kernel = kept.moments["kernel"]
     null = _even(config, data)[:, None, len(SCORES) :]
     found = labelled(
         asked.name,
@@ -575,14 +606,10 @@ def _windows(config: ModelConfig) -> list[int | None]:
     return [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
 
 
-def _on_repeats(model: Subject, data: RepeatedTokens, batch_size: int) -> dict[str, Moments]:
-    """The moments over rows of every score, and of the kernel, `[layer, head, ...]`."""
-    config = model.transformer.config
-    batch = Batch(data.tokens(config.d_vocab, _begins_with(model.text)[0]), bos=True)
-    source = prompt_source(batch, model.text, prepend_bos=True, batch_size=batch_size)
-    total = reduced_over(head_scores(config, data), model, source)
-    assert isinstance(total, Means)
-    return dict(total.moments)
+def _batches_of(data: RepeatedTokens, model: Subject) -> DataSource:
+    """The rows of repeated tokens."""
+    tokens = data.tokens(model.transformer.config.d_vocab, _begins_with(model.text)[0])
+    return prompt_source(Batch(tokens, bos=True), model.text, prepend_bos=True, batch_size=ROWS)
 
 
 def _begins_with(text: Text) -> tuple[int, tuple[str, ...]]:
@@ -610,7 +637,7 @@ def head_scores(config: ModelConfig, data: RepeatedTokens) -> ByRow:
         if _why_not_copied(config) is None
     ]
     compute = partial(_compute, patterns=patterns, values=values, data=data)
-    return ByRow("heads", Reading((*patterns, *values), compute), Means)
+    return ByRow("patterns", Reading((*patterns, *values), compute), Means)
 
 
 def _why_not_copied(config: ModelConfig) -> str | None:
@@ -665,9 +692,12 @@ def _compute(
 
 
 def _names(
-    model: Subject, asked: Heads, *, summed: bool = True
-) -> tuple[dict[str, Score], dict[str, str | int]]:
-    """The scores on indirect-object sentences, and how many those are; or why there are none."""
+    model: Subject, asked: Heads, longest: int, *, summed: bool = True
+) -> Stages[tuple[dict[str, Score], dict[str, str | int]]]:
+    """The scores on indirect-object sentences, and how many those are; or why there are none.
+
+    longest: how long the other rows are: as many sentences share a pass as have as many tokens.
+    """
     if asked.sentences is None:
         return {}, {"no_sentences": "not asked for"}
     try:
@@ -675,16 +705,15 @@ def _names(
     except ValueError as cause:
         return {}, {"no_sentences": str(cause)}
     width = batches[0].tokens.shape[1]
-    longer = max(asked.data.length, width) if isinstance(asked.data, RepeatedTokens) else width
-    batch_size = asked.batch_size * longer // width
+    rows = ROWS * max(longest, width) // width
     reasons: dict[str, str | int] = {"sentences": len(batches[0])}
     try:
-        found = sentence_scores(model, batches, batch_size, summed=summed)
+        found = yield from sentence_scores(model, batches, rows, summed=summed)
     except IncompleteSumError as cause:
         if not model.transformer.edits:
             raise
         reasons["no_name_mover"] = f"under these edits heads are not all that writes the stream: {cause}"
-        found = sentence_scores(model, batches, batch_size, direct=False)
+        found = yield from sentence_scores(model, batches, rows, direct=False)
     scores = {
         name: Score.of(moments, "logits", null.to(moments.mean))
         if name == "name_mover"

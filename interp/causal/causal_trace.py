@@ -13,7 +13,7 @@ first and last, and one token after it as first after and last.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -40,7 +40,17 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, Outcome, answer_probability, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading, Unshared
+from interp.passes.question import (
+    AnswerTokens,
+    Ask,
+    ByRow,
+    NotFiniteError,
+    Question,
+    Reading,
+    Staged,
+    Stages,
+    Unshared,
+)
 from interp.passes.sweep import Sweep, Swept
 from interp.passes.variants import Variant
 from interp.runs.run import answered
@@ -75,7 +85,7 @@ class CausalTrace(Question):
     seed: int = 0
     """Of the draws."""
     sigma: float | None = None
-    """The standard deviation of the subjects' embeddings; a run requires it, `subject_spread` gives it."""
+    """The standard deviation of the subjects' embeddings; None = that of the data, in a stage of its own."""
     severed: Severed | None = None
     """The sublayers that keep their corrupted outputs after the restored one."""
     metric: Metric | LogitFunction | None = None
@@ -83,8 +93,8 @@ class CausalTrace(Question):
     each: bool = True
     """Whether every prompt's effects are kept."""
 
-    def bind(self, model: Subject) -> ByRow:
-        """The clean, the corrupted and all restored runs, batch by batch."""
+    def bind(self, model: Subject) -> ByRow | Staged:
+        """The clean, the corrupted and all restored runs, batch by batch; before them sigma, unless it is given."""
         config, text = model.transformer.config, model.text
         if not config.unembed:
             raise ValueError(
@@ -98,10 +108,10 @@ class CausalTrace(Question):
         for layer in range(config.n_layers):
             for name in (*self.restored(layer, config), *self.frozen(layer, config)):
                 find(name, config)
-        if self.sigma is None or not 0 < self.sigma < float("inf"):
+        if self.sigma is not None and not 0 < self.sigma < float("inf"):
             raise ValueError(
-                "sigma is required, the standard deviation of the subjects' embeddings, above 0: "
-                f"subject_spread(model, data, subject) gives it; got {self.sigma}"
+                "sigma, the standard deviation of the subjects' embeddings, must be above 0, or None for that of the "
+                f"data; got {self.sigma}"
             )
         metric = answer_probability() if self.metric is None else as_metric(self.metric)
         answers = _answers(text, self.answer, metric)
@@ -111,13 +121,36 @@ class CausalTrace(Question):
             raise ValueError(
                 f"subjects and answers of the same prompts are required, got {sorted(counts)} of them"
             )
+        bound = partial(
+            self._traced, model=model, metric=metric, answers=answers, prompts=next(iter(counts), None)
+        )
+        if self.sigma is not None:
+            return bound(self.sigma)
+        spread = _spread(text, self.subject)
+
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
+            (kept,) = yield [Ask(spread)]
+            return (yield from bound(float(spread.result(kept).value)).stages(has_data))
+
+        return Staged(self.name, stages, again="sigma")
+
+    def _traced(
+        self,
+        sigma: float,
+        model: Subject,
+        metric: Metric,
+        answers: AnswerTokens | None,
+        prompts: int | None,
+    ) -> ByRow:
+        """All runs, with this standard deviation of the subjects' embeddings."""
+        question, text = replace(self, sigma=sigma), model.text
         return ByRow(
             self.name,
-            Unshared(partial(_compute, question=self, text=text, metric=metric)),
+            Unshared(partial(_compute, question=question, text=text, metric=metric)),
             Rows if self.each else MaskedMeans,
-            partial(_finish, question=self, config=config, text=text, metric=metric),
+            partial(_finish, question=question, config=model.transformer.config, text=text, metric=metric),
             answers=answers,
-            prompts=next(iter(counts), None),
+            prompts=prompts,
         )
 
     def layers(self, layer: int, n_layers: int) -> range:
@@ -200,7 +233,8 @@ def causal_trace(
     and `prompt` numbers those that are left. None: the answers of the data.
     kind: "state" restores the output of layer l; "mlp" and "attn" the outputs, as added to the stream, of the layers
     max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token, for a window w; None: a fifth of the layers, at least 1.
-    sigma: None = taken from the data, in a pass of its own. each=False keeps only the moments, for data of any size.
+    sigma: None = taken from the data, which are then gone through twice. each=False keeps only the moments, for data of
+    any size.
     severed: later MLPs (attention) that are not restored keep their corrupted outputs there; what is gone used them.
     metric: one that compares (KL divergence) compares with the clean run. Memory grows with batch_size * samples.
     Caveats: noise is unlike anything the model has seen. ROME's files hold restored values as `scores`, see above.
@@ -211,10 +245,6 @@ def causal_trace(
         >>> causal_trace(model, prompt, "Mary", best, samples=2).value.dims
         ('layer', 'role')
     """
-    if sigma is None:
-        sigma = subject_spread(
-            model, data, subject, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
-        )
     question = CausalTrace(subject, answer, kind, window, noise, samples, seed, sigma, severed, metric, each)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
@@ -231,21 +261,22 @@ def subject_spread(
 ) -> float:
     """The standard deviation over all entries of the token embeddings of the subjects: the sigma of `causal_trace`.
 
-    Errors: ValueError for a subject that is not found or ambiguous, and for data that can be read only once.
+    Errors: ValueError for a subject that is not found or ambiguous.
 
     Example:
         >>> subject_spread(model, prompt, "Mary") > 0
         True
     """
-    if isinstance(data, Iterator):
-        raise ValueError(
-            "data that can be read twice are required to take sigma from them, got an iterator: say sigma"
-        )
-    per_prompt = None if isinstance(subject, Where) else len(subject)
-    rows = Reading([Read("hook_embed")], partial(_embedded, text=text_of(model), subject=subject))
-    analysis = ByRow("subject_spread", rows, Rows, _deviation, prompts=per_prompt)
-    found = answered(analysis, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+    spread = _spread(text_of(model), subject)
+    found = answered(spread, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
     return float(found.value)
+
+
+def _spread(text: Text, subject: Where | Sequence[Where]) -> ByRow:
+    """The standard deviation over all entries of the subjects' embeddings."""
+    rows = Reading([Read("hook_embed")], partial(_embedded, text=text, subject=subject))
+    per_prompt = None if isinstance(subject, Where) else len(subject)
+    return ByRow("subject_spread", rows, Rows, _deviation, prompts=per_prompt)
 
 
 def _embedded(

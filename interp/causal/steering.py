@@ -39,10 +39,19 @@ from interp.model.sites import find, full_name
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence, next_token_loss
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import Alone, AnswerTokens, ByRow, NotFiniteError, Question, Values
+from interp.passes.question import (
+    AnswerTokens,
+    Ask,
+    ByRow,
+    NotFiniteError,
+    Question,
+    Staged,
+    Stages,
+    Values,
+)
 from interp.passes.schedule import Steps, swept_by
 from interp.passes.variants import Variant
-from interp.runs.run import answered, reduced_over
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -51,6 +60,8 @@ Method = Literal["mean difference", "pca", "probe", "sae"]
 """How a direction is found; `steering` says what each is."""
 STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 """The doses of a curve, unless told otherwise: multiples of the direction."""
+ROWS = 32
+"""Prompts that share a pass."""
 RANDOM = 39
 """Random directions beside each: the fewest whose smallest and largest effect are a band of 95 %, 1 - 2 / (39 + 1)."""
 
@@ -80,12 +91,8 @@ class Steering(Brief, Question):
     """How many directions are made of the same prompts with their kinds shuffled, for the null of a curve."""
     seed: Seed = 0
     """Of the split and the shuffles."""
-    prepend_bos: bool = True
-    """Whether prompts begin with a BOS."""
-    batch_size: int = 32
-    """Rows of one pass."""
 
-    def bind(self, model: Subject) -> Alone:
+    def bind(self, model: Subject) -> Staged:
         """A pass over the prompts of each kind, which stops at the deepest of the sites."""
         if self.method not in get_args(Method):
             raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}")
@@ -95,7 +102,7 @@ class Steering(Brief, Question):
         with _naming("site"):
             names = _sites(self.site, model.transformer.config)
         self._check_sae(names, model.transformer.config)
-        return Alone(self.name, partial(_found, model, self, names))
+        return Staged(self.name, partial(_found, model, self, names), data="none")
 
     def _check_sae(self, names: Sequence[str], config: ModelConfig) -> None:
         """ValueError unless there is an autoencoder where one is asked for, and it can say what is asked."""
@@ -128,8 +135,6 @@ def steering(
     shuffles: Count = 0,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> xr.Dataset:
     """The direction in every layer that tells positive prompts from negative ones, and how well it tells new ones.
 
@@ -163,9 +168,7 @@ def steering(
         >>> interp.observe(model, prompt, edits=[edit]).output.shape[-1] == model.cfg.d_vocab
         True
     """
-    question = Steering(
-        positive, negative, site, method, pos, sae, test_share, shuffles, seed, prepend_bos, batch_size
-    )
+    question = Steering(positive, negative, site, method, pos, sae, test_share, shuffles, seed)
     return answered(question, model, edits=edits)
 
 
@@ -191,16 +194,14 @@ class States(NamedTuple):
     test: Bool[Tensor, "n"]
 
     @classmethod
-    def of(cls, model: Subject, asked: Steering, names: Sequence[str]) -> States:
+    def of(cls, model: Subject, asked: Steering, names: Sequence[str]) -> Stages[States]:
         """One vector per prompt and site, reduced where it arises."""
         found = []
-        analysis = ByRow(asked.name, partial(pooled, sites=names, pos=asked.pos), Rows)
+        question = ByRow(asked.name, partial(pooled, sites=names, pos=asked.pos), Rows)
         for kind, data in (("positive", asked.positive), ("negative", asked.negative)):
             with _naming(kind):
-                source = prompt_source(
-                    data, model.text, prepend_bos=asked.prepend_bos, batch_size=asked.batch_size
-                )
-                kept = reduced_over(analysis, model, source)
+                source = prompt_source(data, model.text, prepend_bos=True, batch_size=ROWS)
+                (kept,) = yield [Ask(question, source)]
             assert isinstance(kept, Rows)
             rows = kept.ordered().rows
             found.append(torch.stack([rows[name].double().cpu() for name in names], 1))
@@ -247,9 +248,9 @@ def _check_count(name: str, count: int) -> None:
         raise ValueError(f"{name} must be a number of directions, at least 0, got {count}")
 
 
-def _found(model: Subject, asked: Steering, names: Sequence[str]) -> xr.Dataset:
+def _found(model: Subject, asked: Steering, names: Sequence[str], has_data: bool) -> Stages[xr.Dataset]:
     """The directions of every site, labelled."""
-    states = States.of(model, asked, names)
+    states = yield from States.of(model, asked, names)
     positive, negative = states.kinds
     attrs: dict[str, str | int | float] = {
         "method": asked.method, "pos": asked.pos, "train": len(positive) + len(negative),
@@ -366,27 +367,35 @@ class SteeringCurve(Question):
     seed: Seed = 0
     """Of the random directions."""
 
-    def bind(self, model: Subject) -> ByRow:
-        """One planned sweep per batch and measure; the loss on the other texts is measured at once."""
+    def bind(self, model: Subject) -> ByRow | Staged:
+        """One planned sweep per batch and measure; the loss on the other texts is a stage before."""
         metric, doses = as_metric(self.metric), Doses.of(self, model.transformer.config)
         here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
-        elsewhere: Mapping[str, Moments] = {}
-        if self.loss_on is not None:
+
+        def curve(elsewhere: Mapping[str, Moments]) -> ByRow:
+            measures = {**here, **(loss if elsewhere else {})}
+            label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
+            return ByRow(
+                self.name,
+                partial(_rows, doses=doses, measures=here),
+                Means,
+                partial(label, name=self.name),
+                answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
+            )
+
+        if self.loss_on is None:
+            return curve({})
+        with _naming("loss_on"):
+            texts = prompt_source(self.loss_on, model.text, prepend_bos=True, batch_size=ROWS)
+        losses = ByRow("loss_on", partial(_rows, doses=doses, measures=loss), Means)
+
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
             with _naming("loss_on"):
-                texts = prompt_source(self.loss_on, model.text, prepend_bos=True, batch_size=32)
-                rows = partial(_rows, doses=doses, measures=loss)
-                kept = reduced_over(ByRow(self.name, rows, Means), model, texts)
+                (kept,) = yield [Ask(losses, texts)]
             assert isinstance(kept, Means)
-            elsewhere = kept.moments
-        measures = {**here, **(loss if elsewhere else {})}
-        label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
-        return ByRow(
-            self.name,
-            partial(_rows, doses=doses, measures=here),
-            Means,
-            partial(label, name=self.name),
-            answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
-        )
+            return (yield from curve(kept.moments).stages(has_data))
+
+        return Staged(self.name, stages)
 
     @property
     def _said(self) -> dict[str, str | int | float]:

@@ -30,7 +30,7 @@ from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Objective, Subject, as_model
 from interp.passes.question import ByRow, Unshared, Values
-from interp.runs.run import reduced_over
+from interp.runs.over_data import reduced_over
 from interp.tasks.examples import Examples
 
 if TYPE_CHECKING:

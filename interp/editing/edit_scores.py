@@ -37,7 +37,7 @@ from interp.passes.observe import Model, Subject, as_model, as_network, text_of
 from interp.passes.question import ByRow, Values
 from interp.passes.sampling import Sampling
 from interp.passes.schedule import Steps, recorded
-from interp.runs.run import reduced_over
+from interp.runs.over_data import reduced_over
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -32,7 +32,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, as_model, observe
 from interp.passes.question import ByRow, NotFiniteError, Reading
-from interp.runs.run import reduced_over
+from interp.runs.over_data import reduced_over
 from interp.weights.matrices import ends, held
 
 

@@ -21,7 +21,7 @@ from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Partial, if_at_least, t95
 from interp.core.transfers import check, sent
-from interp.data.batch import Batch
+from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
 from interp.features.sae import SAE
@@ -32,10 +32,20 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, Outcome, as_metric
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading, Values
+from interp.passes.question import (
+    AnswerTokens,
+    Ask,
+    ByRow,
+    NotFiniteError,
+    Question,
+    Reading,
+    Staged,
+    Stages,
+    Values,
+)
 from interp.passes.schedule import Steps, recorded, swept
 from interp.passes.variants import Variant
-from interp.runs.run import answered, reduced_over
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -85,26 +95,35 @@ class SaeQuality(Question):
     metric: Metric | LogitFunction | None = None
     """What the model loses; None = the next-token loss of every token."""
 
-    def bind(self, model: Subject) -> ByRow:
-        """The sums of `Reconstruction`, and a sweep of every batch with the site replaced."""
+    def bind(self, model: Subject) -> ByRow | Staged:
+        """The sums of `Reconstruction`, and a sweep of every batch with the site replaced; before them the mean."""
         config = model.transformer.config
         if not config.causal or not config.unembed:
             raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
-        sums, mean = _Sums.of(self, model), None
-        reads = [Read(sums.site)]
-        if self.reference is not None:
-            source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=32)
-            over = reduced_over(ByRow(self.name, Reading(reads, sums), Fit), model, source)
-            assert isinstance(over, Fit)
-            mean = over.checked().mean
+        sums = _Sums.of(self, model)
         metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric)
+        bound = partial(self._bound, model.text, sums, metric)
+        if self.reference is None:
+            return bound(None)
+        source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=32)
+        reference = ByRow("reference", Reading([Read(sums.site)], sums), Fit)
+
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
+            (kept,) = yield [Ask(reference, source)]
+            assert isinstance(kept, Fit)
+            return (yield from bound(kept.checked().mean).stages(has_data))
+
+        return Staged(self.name, stages)
+
+    def _bound(self, text: Text, sums: _Sums, metric: Metric, mean: Float[Tensor, "d"] | None) -> ByRow:
+        """The question with the mean that stands at the site in `ce_mean`, if there is one."""
         runs = RUNS if mean is not None else RUNS[:3]
         return ByRow(
             self.name,
             _Quality(sums, mean, metric),
             Several({"fit": Fit, "losses": Covariances("losses")}),
             partial(_finish_quality, name=self.name, runs=runs, metric=metric),
-            answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
+            answers=AnswerTokens.of(text, metric.answer, metric.wrong),
         )
 
 

@@ -35,7 +35,7 @@ from interp.passes.frozen import gradient_before, output_norm
 from interp.passes.observe import Model, Objective, Studied, as_model, observe
 from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Unshared
 from interp.passes.rules import Rules, under_rules
-from interp.runs.run import reduced_over
+from interp.runs.over_data import reduced_over
 from interp.weights.matrices import between, given_at, held, reads_memory, side_by_side
 
 Matrix = Literal[

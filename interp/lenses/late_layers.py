@@ -43,13 +43,13 @@ from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading
+from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, Ask, ByRow, Question, Reading, Staged, Stages
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
 from interp.residual.written import check_arrives, reads_of, written_by
-from interp.runs.run import answered, reduced_over
+from interp.runs.run import answered
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -64,6 +64,8 @@ SCORES = {
     "rank_change": RANKS, "first_attention": "attention mass", "log_prob": "nats", "rank": RANKS,
 }  # fmt: skip
 """What is measured, each with its unit."""
+ROWS = 32
+"""Reference prompts that share a pass."""
 FEWEST_PROMPTS = {
     "attribution": 32, "log_prob_change": FEWEST_LOSSES, "log_prob": FEWEST_PROBABILITIES,
 }  # fmt: skip
@@ -79,12 +81,12 @@ class LateLayers(Brief, Question):
     frequencies: Float[Tensor, "v"] | None = None
     """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
     reference: DataSource | Data | None = None
-    """The prompts over whose tokens the mean prediction is taken, where no frequencies are given."""
+    """The prompts over whose tokens the mean prediction is taken, where no frequencies are given; None = the data."""
     words: Literal["unembedding", "embedding"] = "unembedding"
     """Whose directions of the words the average token is made of: W_U or W_E."""
 
-    def bind(self, model: Subject) -> ByRow:
-        """The last layer's parts, and one planned sweep without each; the mean prediction is looked up beforehand."""
+    def bind(self, model: Subject) -> ByRow | Staged:
+        """The last layer's parts, and one planned sweep without each; before them the mean prediction, where needed."""
         network = model.transformer
         config = network.config
         _check(config)
@@ -92,7 +94,21 @@ class LateLayers(Brief, Question):
             for part in group:
                 check_arrives(part, network)
         answers = AnswerTokens.of(model.text, self.answer)
-        share = self._share(model)
+        if self.frequencies is not None:
+            return self._bound(config, answers, _normalised(self.frequencies, config.n_outputs))
+        predicted = _mean_prediction(config)
+        source = None
+        if self.reference is not None:
+            source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=ROWS)
+
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
+            (kept,) = yield [Ask(predicted, source)]
+            return (yield from self._bound(config, answers, _mean_of(kept)).stages(has_data))
+
+        return Staged(self.name, stages, again="" if source is not None else "frequencies")
+
+    def _bound(self, config: ModelConfig, answers: AnswerTokens | None, share: Float[Tensor, "v"]) -> ByRow:
+        """The question with p(t) of every token."""
         given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
         return ByRow(
             self.name,
@@ -101,17 +117,6 @@ class LateLayers(Brief, Question):
             partial(_finish, name=self.name, config=config, frequencies=given, words=self.words),
             answers,
         )
-
-    def _share(self, model: Subject) -> Float[Tensor, "v"]:
-        """p(t) of every token."""
-        if self.frequencies is not None:
-            return _normalised(self.frequencies, model.transformer.config.n_outputs)
-        if self.reference is None:
-            raise ValueError(
-                "late layers compare with the average token: frequencies of the words are required, or reference "
-                "prompts for the model's own mean prediction, got neither"
-            )
-        return mean_prediction(model, self.reference)
 
 
 @public()
@@ -156,28 +161,20 @@ def late_layers(
         >>> found.value.sel(score="log_prob_change").dropna("part").part.values[-3:].tolist()
         ['L2.attn', 'L2.mlp', 'L2']
     """
-    source = prompt_source(data, text_of(model), prepend_bos=prepend_bos, batch_size=batch_size)
-    if frequencies is None and reference is None:
-        reference = source
-    return answered(LateLayers(answer, frequencies, reference, words), model, source, edits=edits)
+    question = LateLayers(answer, frequencies, reference, words)
+    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
-def mean_prediction(model: Subject, reference: DataSource | Data) -> Float[Tensor, "v"]:
-    """The mean over all real tokens of the model's next-token distribution, in float64.
+def _mean_prediction(config: ModelConfig) -> ByRow:
+    """The mean over all real tokens of the model's next-token distribution, in float64."""
+    read = Read(final_stream(config))
+    return ByRow("mean_prediction", Reading([read], partial(_predicted, read=read)), Means)
 
-    Errors: ValueError for an iterator, which could not be read again afterwards.
-    """
-    source = prompt_source(reference, model.text, prepend_bos=True, batch_size=32)
-    if source.windows is None:
-        raise ValueError(
-            "a mean prediction is taken over data that can be read again, a list or files, got an iterator: give "
-            "frequencies"
-        )
-    read = Read(final_stream(model.transformer.config))
-    rows = Reading([read], partial(_predicted, read=read))
-    total = reduced_over(ByRow("mean_prediction", rows, Means), model, source)
-    assert isinstance(total, Means)
-    return total.moments["sum"].mean / total.moments["count"].mean
+
+def _mean_of(kept: Partial) -> Float[Tensor, "v"]:
+    """The mean prediction, of what is kept of all rows."""
+    assert isinstance(kept, Means)
+    return kept.moments["sum"].mean / kept.moments["count"].mean
 
 
 @torch.no_grad()

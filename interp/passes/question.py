@@ -1,25 +1,27 @@
 """A question about a model as data, and what it becomes for one model: what is computed of every row, how rows combine.
 
-`Question.bind` turns the record into a `ByRow` (asked of rows of data) or `Alone` (asked of the weights, or of rows
-that it makes itself). `Questions` answers several of them for one batch; `runs/run.py` drives it over all data.
+`Question.bind` turns the record into a `ByRow` (asked of rows of data), a `Staged` (asked of several data sets, one
+stage after the other) or `Alone` (asked of the weights). `Questions` answers several of them for one batch; `runs`
+drives that over all data.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import check_fields
-from interp.core.stats import Partial, Reduction
+from interp.core.stats import Partial, Reduction, Rows
 from interp.core.transfers import Checks, fetched
 from interp.data.batch import Answers, Batch, Text
 from interp.data.spellings import Spellings
+from interp.data.stream import DataSource
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
@@ -30,6 +32,8 @@ from interp.passes.schedule import Steps, answer_together, recorded
 
 if TYPE_CHECKING:
     import xarray as xr
+
+T = TypeVar("T")
 
 Values = Mapping[str, Tensor]
 """What a question computes of a batch: tensors whose first axis is the row (in packed rows: the text, in the order of
@@ -112,7 +116,7 @@ class Askable(Protocol):
         """The name of its result."""
         ...
 
-    def bind(self, model: Subject) -> ByRow | Alone:
+    def bind(self, model: Subject) -> ByRow | Staged | Alone:
         """What is done to answer it for this model."""
         ...
 
@@ -121,9 +125,9 @@ class Askable(Protocol):
 class Question:
     """A question about a model as data: a frozen record whose fields are its parameters.
 
-    `bind` checks the fields against one model and says how it is answered: by a `ByRow` of rows of data, or `Alone`,
-    without any. `interp.run` asks any number of questions in shared passes, over data of any size; the function of the
-    same name asks one.
+    `bind` checks the fields against one model and says how it is answered: by a `ByRow` of rows of data, in stages
+    (`Staged`), or `Alone`, of weights. `interp.run` asks any number of questions in shared passes, over data of any
+    size; the function of the same name asks one.
 
     Example:
         >>> @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class Question:
         """The name of its result: that of the record, in the spelling of functions."""
         return function_name(type(self))
 
-    def bind(self, model: Subject) -> ByRow | Alone:
+    def bind(self, model: Subject) -> ByRow | Staged | Alone:
         """How it is answered for this model. Errors: everything that the fields may have wrong for this model."""
         raise NotImplementedError(f"{type(self).__name__} must say how it is answered: define bind(model)")
 
@@ -242,13 +246,69 @@ class ByRow:
         """Itself: it is bound already."""
         return self
 
+    def stages(self, has_data: bool) -> Stages[xr.Dataset]:
+        """Its one stage: itself, over the data of the run."""
+        (kept,) = yield [Ask(self, whole=False)]
+        return self.finished(kept)
+
+    def finished(self, kept: Partial) -> xr.Dataset:
+        """The result, with the number of every row as coordinate `prompt` (`row` of examples) where rows are kept."""
+        found = self.result(kept)
+        if isinstance(kept, Rows) and kept.ids is not None:
+            ids = kept.ids.cpu().numpy()
+            if found.sizes.get("prompt") == len(ids) and "prompt" not in found.coords:
+                return found.assign_coords(prompt=ids)
+            if found.sizes.get("example") == len(ids) and "row" not in found.coords:
+                return found.assign_coords(row=("example", ids))
+        return found
+
 
 @dataclass(frozen=True)
 class Alone:
-    """A question that needs no rows of the user's: about weights, or about rows that it makes itself."""
+    """A question about the weights alone, bound to a model: no rows are needed to answer it."""
 
     name: str
     answer: Callable[[], xr.Dataset]
+
+
+@dataclass(frozen=True, eq=False)
+class Ask:
+    """What a stage of a question wants to know: what a question of rows keeps, of which rows and which model."""
+
+    question: ByRow
+    data: DataSource | None = None
+    """None = the data of the run."""
+    model: Subject | None = None
+    """None = the model of the run."""
+    whole: bool = True
+    """Whether it cannot be used before all rows are in, however many jobs share them."""
+
+
+Stages = Generator[Sequence[Ask], Sequence[Partial], T]
+"""A computation over whole data sets: it yields what it asks next, is sent what was kept, and ends with its result.
+
+What is asked together is answered from shared passes where it is about the same rows. Errors of rows of its own making
+are raised where they were asked about.
+"""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A question bound to a model that needs several data sets, or the same one several times.
+
+    What it needs beside the data of the run (means of a reference, sentences, random heads) is asked once a run, and
+    what is asked of the data of the run streams, is journalled and resumed like any question of rows.
+    """
+
+    name: str
+    stages: Callable[[bool], Stages[xr.Dataset]]
+    """The stages, of a run that has data or not."""
+    data: Literal["none", "optional", "required"] = "required"
+    """Whether it asks about the data of the run."""
+    of_model: bool = False
+    """Whether weights and tokenizer decide its answer where it has no data, so that it is kept for the same weights."""
+    again: str = ""
+    """Of one that goes through the data of the run several times: what is to be said so that it need not."""
 
 
 BatchValues = Mapping[str, Values]
@@ -351,10 +411,6 @@ class Questions:
         if partial is None:
             return False
         return all(each.enough is not None and each.enough(partial[each.name]) for each in self.asked)
-
-    def finished(self, partial: Mapping[str, Partial]) -> dict[str, xr.Dataset]:
-        """The labelled result of every question."""
-        return {each.name: each.result(partial[each.name]) for each in self.asked}
 
 
 def _same_answers(one: Batch, other: Batch) -> bool:

@@ -1,6 +1,7 @@
 """The table of heads: equal to slow loops on the model's own patterns, right on a model whose circuit is known."""
 
 import copy
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
@@ -25,6 +26,7 @@ from interp.edits import Add, Scale, Set, Zero
 from interp.model import Transformer
 from interp.model.tap import Read
 from interp.passes import observe
+from interp.runs.kept import forget
 from interp.tasks import RepeatedTokens
 from interp.weights.copying import chance_copying
 from interp.weights.random_heads import with_random_heads
@@ -45,7 +47,7 @@ SMALL = RepeatedTokens(period=6, repeats=3, rows=7)
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gpt-oss"])
 def test_the_table_is_the_mean_over_rows_of_the_models_own_patterns(name: str) -> None:
     model = HookedTransformer(build(name))
-    table = interp.heads(model, SMALL, batch_size=3)
+    table = interp.heads(model, SMALL)
     tokens = SMALL.tokens(model.cfg.d_vocab, 0)
     cache = model.run_with_cache(tokens, "blocks.*.attn.hook_pattern")[1]
     for layer in range(2):
@@ -117,7 +119,7 @@ def test_rows_that_begin_with_token_0_for_want_of_bos_are_said_to() -> None:
 
 def test_the_kernel_is_its_own_table_and_its_peak_is_in_the_table_of_heads() -> None:
     model = HookedTransformer(build("window"))
-    kernel, table = attention_kernel(model, SMALL, batch_size=4), interp.heads(model, SMALL)
+    kernel, table = attention_kernel(model, SMALL), interp.heads(model, SMALL)
     tokens = SMALL.tokens(model.cfg.d_vocab, 0)
     cache = model.run_with_cache(tokens, "blocks.*.attn.hook_pattern")[1]
     rows = torch.stack([distance_kernel(cache["pattern", layer], SMALL.farthest) for layer in range(2)], 1)
@@ -147,7 +149,7 @@ def test_the_frame_of_the_table_is_tidy_and_narrow() -> None:
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_variant_of_the_architecture_has_a_table(name: str) -> None:
-    table = interp.heads(HookedTransformer(build(name)), SMALL, batch_size=7)
+    table = interp.heads(HookedTransformer(build(name)), SMALL)
     some = table.sel(score=[*SCORES, "copying"])
     low, value, high = (some[end].values for end in ("low", "value", "high"))
     assert (low <= value).all() and (value <= high).all()
@@ -155,9 +157,12 @@ def test_every_variant_of_the_architecture_has_a_table(name: str) -> None:
     assert set(np.unique(table.label)) <= {"none", *(rule.label for rule in RULES)}
 
 
-def test_scores_and_intervals_do_not_depend_on_the_batch_split() -> None:
-    model = HookedTransformer(build("gpt2"))
-    tables = [interp.heads(model, SMALL, batch_size=size) for size in (1, 4, 7)]
+def test_scores_and_intervals_do_not_depend_on_the_batch_split(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, tables = HookedTransformer(build("gpt2")), []
+    for rows in (1, 4, 7):
+        monkeypatch.setattr(sys.modules["interp.attention.heads"], "ROWS", rows)
+        forget()
+        tables.append(interp.heads(model, SMALL))
     for other in tables[1:]:
         xr.testing.assert_allclose(other.drop_vars("label"), tables[0].drop_vars("label"), 1e-10, 1e-12)
         assert (other.label == tables[0].label).all()
@@ -241,9 +246,9 @@ def test_random_heads_are_as_rare_as_p_says() -> None:
 
 def test_the_functions_are_their_questions_in_a_run() -> None:
     model = HookedTransformer(build("llama-gqa"))
-    found = interp.run([Heads(SMALL, None, 3), AttentionKernel(SMALL, 3)], model)
-    assert interp.heads(model, SMALL, sentences=None, batch_size=3).identical(found["heads"])
-    assert attention_kernel(model, SMALL, batch_size=3).identical(found["attention_kernel"])
+    found = interp.run([Heads(SMALL, None), AttentionKernel(SMALL)], model)
+    assert interp.heads(model, SMALL, sentences=None).identical(found["heads"])
+    assert attention_kernel(model, SMALL).identical(found["attention_kernel"])
 
 
 # --- rows of one's own ---------------------------------------------------------------------------------------------

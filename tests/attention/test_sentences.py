@@ -4,16 +4,22 @@ from dataclasses import replace
 
 import pytest
 import torch
+import xarray as xr
 from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
 from interp.attention.heads import _distinct, mention_masks, sentence_scores
+from interp.core.stats import Moments
 from interp.data.batch import Text
 from interp.data.words import single_token
 from interp.model.tap import Read
-from interp.passes import observe
+from interp.passes import Staged, observe
+from interp.passes.observe import as_model
+from interp.passes.question import Stages
 from interp.residual.decomposition import IncompleteSumError
+from interp.runs.over_data import Place
+from interp.runs.rounds import Rounds
 from interp.tasks import SHORT_SENTENCES, IndirectObjects
 from interp.weights.random_heads import with_random_heads
 from interp.zoo.groundtruth import Alphabet
@@ -22,6 +28,7 @@ from tests.tolerances import assert_close
 
 DATA = replace(SHORT_SENTENCES, rows=12, names=("Mary", "John", "Tom", "Anna", "Nobody"))
 DRAWS = 3
+Scores = dict[str, tuple[Moments, Tensor]]
 SPOKEN = [form.format(first="Mary", second="John", giver="Tom") for form in DATA.templates]
 
 
@@ -47,6 +54,18 @@ def speaker(name: str = "gpt2") -> HookedTransformer:
     config = replace(CONFIGS[name], d_vocab=len(Words.words))
     torch.manual_seed(1)
     return HookedTransformer(perturbed(config), Words())
+
+
+def scores_of(model: HookedTransformer, sentences: tuple[Batch, Batch], rows: int, **how: bool) -> Scores:
+    """The scores that the stages end with."""
+    found = {}
+
+    def stages(has_data: bool) -> Stages[xr.Dataset]:
+        found.update((yield from sentence_scores(model, sentences, rows, **how)))
+        return xr.Dataset()
+
+    Rounds(as_model(model), None, Place()).answered([Staged("scores", stages, data="none")])
+    return found
 
 
 def test_every_draw_has_both_orders_and_both_roles_and_the_same_with_a_third_name() -> None:
@@ -98,7 +117,7 @@ def test_sentences_that_are_the_same_are_asked_once() -> None:
 def test_scores_are_those_of_a_loop_over_sentences(name: str) -> None:
     model = speaker(name)
     said, unsaid = DATA.balanced(model.text)
-    found = sentence_scores(model, (said, unsaid), batch_size=5)
+    found = scores_of(model, (said, unsaid), 5)
     rows = [slow_row(model, said, i) for i in range(len(said))]
     others = [slow_row(model, unsaid, i) for i in range(len(said))]
     draws = {key: torch.stack([r[key] for r in rows]).unflatten(0, (-1, 4)).mean(1) for key in rows[0]}
@@ -154,7 +173,7 @@ def test_a_head_that_does_not_look_at_names_scores_its_null() -> None:
         assert bias is not None
         weight.zero_()
         bias.zero_()
-    found = sentence_scores(model, DATA.balanced(model.text), batch_size=16)
+    found = scores_of(model, DATA.balanced(model.text), 16)
     for score in ("to_receiver", "to_giver"):
         moments, null = found[score]
         torch.testing.assert_close(moments.mean, null, rtol=1e-12, atol=0)
@@ -165,7 +184,7 @@ def test_a_head_that_prefers_a_name_whatever_its_role_moves_no_name() -> None:
     model = speaker("no-norm")
     for layer in range(2):
         model.transformer.block(layer).attn.part("v")[0].zero_()
-    moments, null = sentence_scores(model, DATA.balanced(model.text), batch_size=16)["name_mover"]
+    moments, null = scores_of(model, DATA.balanced(model.text), 16)["name_mover"]
     assert float(moments.mean.abs().max()) < 1e-12 and not null.any()
     assert float(moments.standard_error().max()) < 1e-12
 
@@ -173,7 +192,7 @@ def test_a_head_that_prefers_a_name_whatever_its_role_moves_no_name() -> None:
 def test_a_model_without_logits_has_attention_scores_only() -> None:
     network = perturbed(replace(CONFIGS["gpt2"], d_vocab=len(Words.words), unembed=False))
     model = HookedTransformer(network, Words())
-    found = sentence_scores(model, DATA.balanced(model.text), batch_size=16)
+    found = scores_of(model, DATA.balanced(model.text), 16)
     assert found.keys() == {"to_receiver", "to_giver"}
 
 
@@ -221,7 +240,7 @@ def test_direct_effects_of_random_heads_are_what_they_would_have_written() -> No
     random = HookedTransformer(with_random_heads(model.transformer, 0), model.text.tokenizer)
     said = DATA.balanced(model.text)[0]
     assert said.answer is not None and said.wrong is not None
-    found = sentence_scores(random, DATA.balanced(model.text), 4, summed=False)["name_mover"][0].mean
+    found = scores_of(random, DATA.balanced(model.text), 4, summed=False)["name_mover"][0].mean
     reads = [Read(site) for site in ("ln_final.hook_scale", *(f"blocks.{i}.attn.hook_z" for i in range(2)))]
     trace = observe(random.transformer, said, reads).trace
     scale, gamma = trace[reads[0]][:, -1], model.transformer.ln_final.gamma
@@ -233,6 +252,6 @@ def test_direct_effects_of_random_heads_are_what_they_would_have_written() -> No
         expected = torch.einsum("bhe, hed, bd -> bh", z, out, along).mean(0)
         assert_close(found[layer], expected)
     with pytest.raises(IncompleteSumError):
-        sentence_scores(random, DATA.balanced(model.text), 4)
-    for name, (moments, _) in sentence_scores(model, DATA.balanced(model.text), 4, summed=False).items():
-        assert torch.equal(moments.mean, sentence_scores(model, DATA.balanced(model.text), 4)[name][0].mean)
+        scores_of(random, DATA.balanced(model.text), 4)
+    for name, (moments, _) in scores_of(model, DATA.balanced(model.text), 4, summed=False).items():
+        assert torch.equal(moments.mean, scores_of(model, DATA.balanced(model.text), 4)[name][0].mean)

@@ -340,13 +340,14 @@ def test_the_question_has_the_numbers_of_the_function_over_any_data() -> None:
         for name in ("value", "low", "high", "n", "spread", "changed", "total"):
             np.testing.assert_allclose(found[name], whole[name], rtol=1e-9, atol=1e-12, err_msg=name)
     assert "each" not in small and small.attrs["dropped"] == 1
-    with pytest.raises(ValueError, match=r"sigma is required.*subject_spread\(model, data, subject\)"):
-        interp.run([replace(question, sigma=None)], a.model, rows)
+    own = interp.run([replace(question, sigma=None)], a.model, a.batch())["causal_trace"]
+    assert own.attrs["sigma"] == pytest.approx(question.sigma, rel=1e-12)
+    np.testing.assert_allclose(own["each"], whole["each"], rtol=1e-9, atol=1e-12)
     with pytest.raises(
         ValueError, match=r"subjects and answers of the same prompts are required, got \[2, 3\]"
     ):
         interp.run([replace(question, answer=a.answers[:2])], a.model, rows)
-    with pytest.raises(ValueError, match="got an iterator: say sigma"):
+    with pytest.raises(ValueError, match="got an iterator; or say sigma"):
         causal_trace(a.model, iter(rows), SUBJECTS, a.answers)
 
 
@@ -411,7 +412,7 @@ def test_a_single_draw_or_prompt_has_no_spread_or_interval() -> None:
         ({"noise": 0.0}, "noise=0.0"),
         ({"noise": float("nan")}, "noise=nan"),
         ({"window": 0, "kind": "mlp"}, "window=0"),
-        ({"sigma": 0.0}, "sigma is required.*got 0.0"),
+        ({"sigma": 0.0}, "sigma, .* must be above 0, .*got 0.0"),
         ({"kind": "neuron"}, "kind must be one of"),
     ],
 )

@@ -62,7 +62,7 @@ def difference(logits: Tensor) -> Tensor:
 
 @over("pos", [-1, 2, -3])
 def test_a_mean_difference_is_that_of_the_states(pos: int) -> None:
-    found = steering(model(), POSITIVE, NEGATIVE, test_share=0.0, pos=pos, batch_size=3)
+    found = steering(model(), POSITIVE, NEGATIVE, test_share=0.0, pos=pos)
     wanted = states(POSITIVE, pos).mean(0) - states(NEGATIVE, pos).mean(0)
     np.testing.assert_allclose(found.directions.values[:, 0], wanted.numpy(), rtol=1e-9, atol=1e-9)
     np.testing.assert_allclose(found.norm, wanted.norm(dim=-1), rtol=1e-9)

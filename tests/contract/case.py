@@ -11,11 +11,12 @@ import numpy as np
 import torch
 import xarray as xr
 
+from interp.core.stats import Partial
 from interp.data.batch import Batch
 from interp.features import SAE
 from interp.model import Transformer
 from interp.passes.observe import Model, as_model
-from interp.passes.question import Alone, Askable, Question, Questions, merged
+from interp.passes.question import Alone, Ask, Askable, ByRow, Question, Questions, Staged, merged
 from interp.tasks import RepeatedTokens
 from tests.configs import CONFIGS, D_VOCAB, build, some_tokens
 from tests.edited import without_head
@@ -82,7 +83,8 @@ class Case:
     def alone(self) -> bool:
         """Whether it needs no rows of the user's."""
         (model, *_) = self.models
-        return isinstance(self.asked(model).bind(as_model(build(model))), Alone)
+        bound = self.asked(model).bind(as_model(build(model)))
+        return isinstance(bound, Alone) or (isinstance(bound, Staged) and bound.data == "none")
 
     def batch(self, model: str, network: Transformer | None = None) -> Batch:
         """The rows it is asked about."""
@@ -98,17 +100,41 @@ class Case:
 
 
 def by_hand(question: Askable, network: Transformer, batches: Iterable[Batch]) -> xr.Dataset:
-    """The answer to a question by the loop that it defines: pass, compute, reduce, merge, label."""
-    asked = question.bind(as_model(network))
+    """The answer to a question by the loop that it defines: pass, compute, reduce, merge, label; stage by stage."""
+    asked, given = question.bind(as_model(network)), list(batches)
     if isinstance(asked, Alone):
         return asked.answer()
-    questions = Questions.of([asked], network.config)
-    total = None
+    if isinstance(asked, ByRow):
+        return asked.result(kept_by_hand(asked, network, given))
+    stages, kept = asked.stages(bool(given)), None
+    while True:
+        try:
+            asks = stages.send(kept)
+        except StopIteration as end:
+            return end.value
+        kept = [
+            kept_by_hand(ask.question, (ask.model or as_model(network)).transformer, _batches_of(ask, given))
+            for ask in asks
+        ]
+
+
+def kept_by_hand(asked: ByRow, network: Transformer, batches: Iterable[Batch]) -> Partial:
+    """What a question keeps of these batches, by the plain loop."""
+    questions, total = Questions.of([asked], network.config), None
     for batch in batches:
         part = questions.reduced(questions.values(network, batch), batch.identities())
         total = merged(total, part)
     assert total is not None
-    return questions.finished(total)[asked.name]
+    return total[asked.name]
+
+
+def _batches_of(ask: Ask, given: Sequence[Batch]) -> Sequence[Batch]:
+    """The rows that an ask is about: those given, or its own."""
+    if ask.data is None:
+        return given
+    windows = ask.data.windows
+    assert windows is not None
+    return [batch for window in range(windows) for batch in ask.data.window(window).batches]
 
 
 def with_saes(question: Askable, change: Callable[[SAE], SAE]) -> Askable:

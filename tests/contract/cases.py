@@ -220,13 +220,13 @@ _ATTENTION: dict[str, Case] = {
         of_others=_without_copying,
     ),
     "Heads": Case(
-        Heads(DATA, None, 2),
+        Heads(DATA, None),
         of(*_SCORE, "p", over="layer head score")
         | of("label", over="layer head")
         | of("confidence", over="layer head called"),
         of_others=_without_copying,
     ),
-    "AttentionKernel": Case(AttentionKernel(DATA, 2), of(*_SCORE, over="layer head distance")),
+    "AttentionKernel": Case(AttentionKernel(DATA), of(*_SCORE, over="layer head distance")),
     **{
         f"AttentionAttribution {by}": Case(
             AttentionAttribution("L1H2", key=3, by=by),  # type: ignore[arg-type]
@@ -426,7 +426,7 @@ _CAUSAL: dict[str, Case] = {
     ),
     "ShortCircuit": Case(ShortCircuit([0, range(2)]), effects("part")),
     "Steering": Case(
-        Steering(some_tokens(6, 9), some_tokens(4, 9, seed=1), shuffles=2, batch_size=2),
+        Steering(some_tokens(6, 9), some_tokens(4, 9, seed=1), shuffles=2),
         of("value", "low", "high", "null", "n", "norm", "stream", over="layer")
         | of("shuffled", over="layer draw d_model")
         | of("directions", over="layer direction d_model"),

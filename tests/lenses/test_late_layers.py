@@ -11,11 +11,13 @@ from torch import Tensor
 
 import interp
 from interp import Batch, Edit, HookedTransformer
+from interp.data.stream import prompt_source
 from interp.edits import Zero
 from interp.lenses import LateLayers, late_layers
-from interp.lenses.late_layers import SCORES, average_token, mean_prediction
+from interp.lenses.late_layers import SCORES, _mean_of, _mean_prediction, average_token
 from interp.model import Transformer
 from interp.model.block import Block
+from interp.runs.over_data import reduced_over
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.tolerances import assert_close
@@ -210,16 +212,19 @@ def test_without_frequencies_the_models_own_mean_prediction_counts() -> None:
     probs = model.transformer(batch.tokens, keep=batch.keep).softmax(-1)
     expected = probs[batch.keep].mean(0)
     for size in (1, 2):
-        assert_close(mean_prediction(model, list(batch.split(size))), expected)
+        source = prompt_source(list(batch.split(size)), model.text, prepend_bos=True, batch_size=size)
+        assert_close(_mean_of(reduced_over(_mean_prediction(model.cfg), model, source)), expected)
     own = late_layers(model, batch, [7, 2])
     given = late_layers(model, batch, [7, 2], frequencies=expected)
     assert_close(of(score(own, "cosine").values), of(score(given, "cosine").values))
     assert own.attrs["frequencies"] != given.attrs["frequencies"] == "given"
     other = late_layers(model, batch, [7, 2], reference=some_tokens())
     assert not np.allclose(score(other, "cosine"), score(own, "cosine"))
-    with pytest.raises(ValueError, match="frequencies of the words are required, or reference prompts"):
-        interp.run([LateLayers(3)], model, some_tokens())
-    with pytest.raises(ValueError, match="can be read again, a list or files, got an iterator"):
+    asked = interp.run([LateLayers([7, 2])], model, batch)["late_layers"]
+    np.testing.assert_allclose(asked.value, own.value, rtol=1e-10)
+    with pytest.raises(
+        ValueError, match="can be read again are required, got an iterator; or say frequencies"
+    ):
         late_layers(model, iter([[3, 1, 4]]), 3)
 
 

@@ -30,7 +30,7 @@ from tests.runs.running import ASKED, READS, SITE, ByPosition, Kept, Norms, _fin
 from tests.tiny import hooked
 from tests.tolerances import student95
 
-RUN = importlib.import_module("interp.runs.run")
+OVER_DATA = importlib.import_module("interp.runs.over_data")
 """The module: its face names the function."""
 TEXTS = [("The cat sat on the mat. " * 3)[: 3 + 7 * i % 31] for i in range(40)]
 
@@ -73,7 +73,7 @@ def test_a_few_rows_are_run_once_and_not_to_plan_how_many_fit(monkeypatch: pytes
         raise AssertionError("these rows are all there are")
 
     expected = interp.run(ASKED, model(), stream(TEXTS[:4]))
-    monkeypatch.setattr(RUN, "memory_plan", refused)
+    monkeypatch.setattr(OVER_DATA, "memory_plan", refused)
     agree(interp.run(ASKED, model(), TEXTS[:4]), expected, 1e-9)
     with pytest.raises(AssertionError, match="all there are"):
         interp.run(ASKED, model(), TEXTS[:5])
@@ -177,12 +177,12 @@ class Tight(Worker):
 
 def test_a_batch_that_does_not_fit_is_halved_and_the_numbers_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = interp.run(ASKED, model(), stream(tokens=400))
-    monkeypatch.setattr(RUN, "Worker", Tight)
+    monkeypatch.setattr(OVER_DATA, "Worker", Tight)
     agree(interp.run(ASKED, model(), stream(tokens=400)), whole, 1e-9)
 
 
 def test_a_row_that_does_not_fit_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RUN, "Worker", Tight)
+    monkeypatch.setattr(OVER_DATA, "Worker", Tight)
     monkeypatch.setattr(Tight, "most", 3)
     with pytest.raises(MemoryError, match="one row of 24 tokens does not fit"):
         interp.run([Norms()], model(), Batch(torch.ones(1, 24, dtype=torch.long)))

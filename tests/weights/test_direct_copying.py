@@ -86,7 +86,7 @@ def slow_copying(model: HookedTransformer, tokens: Tensor, layer: int, head: int
 )
 def test_the_score_is_that_of_the_direct_path_token_by_token(name: str) -> None:
     model = HookedTransformer(build(name))
-    table = interp.heads(model, DATA, batch_size=2)
+    table = interp.heads(model, DATA)
     tokens = DATA.tokens(D_VOCAB, 0)
     for layer in range(2):
         for head in (0, 3):

@@ -1,0 +1,135 @@
+"""Stage by stage: what several questions ask of whole data sets, answered together where the rows are the same.
+
+A question that is bound to a model is a generator of stages (`question.Stages`). In every round each question that is
+not done has said what it asks. What is asked of the data of the run goes through them once for every model, what is
+asked of other rows through those, and the questions go on with what was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from interp.core.stats import Partial
+from interp.data.pairs import Pairs
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.passes.observe import Subject
+from interp.passes.question import Ask, ByRow, Staged
+from interp.runs.over_data import Place, all_reduced_over, kept_of
+from interp.runs.progress import Tally
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+Found = Sequence[Partial] | Exception
+"""What the asks of a question were answered with, in their order, or why they cannot be."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Asked:
+    """One of the asks of a round."""
+
+    asker: str
+    number: int
+    """Among those of its asker."""
+    ask: Ask
+
+    @property
+    def question(self) -> ByRow:
+        """The question, with a name that no other asker's has."""
+        own = self.ask.question
+        return replace(own, name=f"{self.asker}.{own.name}" if self.ask.whole else self.asker)
+
+
+@dataclass(eq=False)
+class Rounds:
+    """Questions about one model and the data of one run, and what became of the rows."""
+
+    subject: Subject
+    data: DataSource | Data | Pairs | None
+    place: Place
+    tally: Tally = field(default_factory=Tally)
+    """What the rows of the run's data came to."""
+    complete: bool = True
+    """Whether all of the data is in: False where jobs of an array have rows to do."""
+    folders: int = 0
+    """How often the run's data were gone through."""
+
+    def answered(self, questions: Iterable[ByRow | Staged]) -> dict[str, xr.Dataset]:
+        """The results by name of the question; without those that wait for rows which other jobs have to do."""
+        live = {each.name: each.stages(self.data is not None) for each in questions}
+        asks: dict[str, Sequence[Ask]] = {}
+        done: dict[str, xr.Dataset] = {}
+
+        def go_on(name: str, found: Found | None) -> None:
+            stages = live[name]
+            try:
+                if isinstance(found, Exception):
+                    asks[name] = stages.throw(found)
+                else:
+                    asks[name] = next(stages) if found is None else stages.send(found)
+            except StopIteration as end:
+                asks.pop(name, None)
+                done[name] = end.value
+
+        for name in live:
+            go_on(name, None)
+        while asks:
+            found = self._round(asks)
+            for name in list(asks):
+                if name in found:
+                    go_on(name, found[name])
+                else:
+                    del asks[name]
+        return {name: done[name] for name in live if name in done}
+
+    def _round(self, asks: Mapping[str, Sequence[Ask]]) -> dict[str, Found]:
+        """What every asker is answered; nothing if rows are missing that it cannot do without."""
+        answers: dict[str, dict[int, Partial]] = {name: {} for name in asks}
+        failed: dict[str, Found] = {}
+        every = [_Asked(name, i, ask) for name, some in asks.items() for i, ask in enumerate(some)]
+        for group in self._alike(every):
+            ask = group[0].ask
+            if ask.data is None:
+                partials = self._over_data(group, ask.model or self.subject)
+            else:
+                try:
+                    questions = [each.question for each in group]
+                    partials = all_reduced_over(questions, ask.model or self.subject, ask.data)
+                except Exception as cause:
+                    failed |= dict.fromkeys([each.asker for each in group], cause)
+                    continue
+            for each in group:
+                if each.question.name in partials:
+                    answers[each.asker][each.number] = partials[each.question.name]
+        whole = {
+            name: [found[i] for i in range(len(asks[name]))]
+            for name, found in answers.items()
+            if len(found) == len(asks[name])
+        }
+        return {**whole, **failed}
+
+    def _alike(self, asked: Sequence[_Asked]) -> Iterator[Sequence[_Asked]]:
+        """Those about the same rows and the same model together."""
+        groups: dict[tuple[int, int], list[_Asked]] = {}
+        for each in asked:
+            model = each.ask.model or self.subject
+            groups.setdefault((id(model.transformer), id(each.ask.data)), []).append(each)
+        yield from groups.values()
+
+    def _over_data(self, group: Sequence[_Asked], model: Subject) -> Mapping[str, Partial]:
+        """What is kept of the run's data; without what cannot be used before all rows are in."""
+        assert self.data is not None, "a question said to need no data asks about them"
+        self.folders += 1
+        first = self.folders == 1
+        names = dict.fromkeys(each.asker for each in group)
+        place = self.place if first else self.place.inside("-".join([str(self.folders), *names]))
+        kept = kept_of([each.question for each in group], model, self.data, place)
+        rejected = {each.row: each for each in (*self.tally.rejected, *kept.tally.rejected)}
+        rows = tuple(rejected[row] for row in sorted(rejected))
+        self.tally = replace(kept.tally if first else self.tally, rejected=rows)
+        self.complete = self.complete and kept.complete
+        usable = [each.question.name for each in group if kept.complete or not each.ask.whole]
+        return {} if kept.partials is None else {name: kept.partials[name] for name in usable}
