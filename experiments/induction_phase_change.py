@@ -111,7 +111,7 @@ def measured(model: AnyModel, step: int, rows: Batch) -> dict[str, float]:
 
 def head_table(model: Transformer) -> pd.DataFrame:
     """Prefix matching and attention to the token before, on random tokens that repeat, a row per head."""
-    found = interp.heads(model, interp.tasks.RepeatedTokens(period=15, repeats=4), sentences=None)
+    found = interp.heads(model, repeats=interp.tasks.RepeatedTokens(period=15, repeats=4), sentences=None)
     scores = interp.frame(found.value.sel(score=["induction", "previous_token"]))
     table = scores.pivot(index=["layer", "head", "part"], columns="score", values="value")
     return table.reset_index().rename_axis(columns=None)

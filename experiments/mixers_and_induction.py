@@ -201,7 +201,9 @@ def best_heads(model: Transformer) -> dict[str, float]:
     """The best prefix-matching and previous-token scores of any head, on effective patterns; NaN without those."""
     if not all(mixer.traits.patterned for mixer in model.config.mixers):
         return {"induction": np.nan, "previous_token": np.nan}
-    found = interp.heads(model, interp.tasks.RepeatedTokens(period=16, repeats=4), sentences=None).value
+    found = interp.heads(
+        model, repeats=interp.tasks.RepeatedTokens(period=16, repeats=4), sentences=None
+    ).value
     return {score: float(found.sel(score=score).max()) for score in ("induction", "previous_token")}
 
 

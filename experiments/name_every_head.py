@@ -33,7 +33,7 @@ def main(job: NameEveryHead, record: Record) -> None:
     model = job.opened()
     record.model(model)
     data = interp.tasks.RepeatedTokens(seed=job.seed)
-    table = record.step("heads", lambda: interp.heads(model, data))
+    table = record.step("heads", lambda: interp.heads(model, repeats=data))
     record.step("kernel", lambda: attention_kernel(model, data))
     record.figure("heads", figure(job.model, table))
     record.table("named", named(table))

@@ -69,8 +69,8 @@ def test_every_option_of_a_report_can_be_given() -> None:
 def test_other_commands() -> None:
     assert parsed(["models"]) == Models()
     heads = command("heads")
-    asked = heads(model="demo-attn-2l", data=RepeatedTokens(seed=1))
-    assert parsed(["heads", "--model", "demo-attn-2l", "--data.seed", "1"]) == asked
+    asked = heads(model="demo-attn-2l", repeats=RepeatedTokens(seed=1))
+    assert parsed(["heads", "--model", "demo-attn-2l", "--repeats.seed", "1"]) == asked
     assert parsed(["verify", "--model", "m", "--dtype", "float64"]) == Verify(model="m", dtype="float64")
     assert parsed(["run", "x.py", "-p", "a=3", "-p", "b=4"]) == Run(Path("x.py"), ("a=3", "b=4"))
 

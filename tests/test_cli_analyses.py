@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -305,8 +304,8 @@ def test_backward_lens_prints_what_the_table_holds(
 def quick(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Dataset]:
     """`interp.heads` on few rows and without sentences, in place of what the command line calls."""
 
-    def few(model: HookedTransformer, *, data: RepeatedTokens, **options: object) -> Dataset:
-        return heads(model, replace(data, rows=3), sentences=None)
+    def few(model: HookedTransformer, data: None = None, *, repeats: None, **options: object) -> Dataset:
+        return heads(model, repeats=RepeatedTokens(rows=3), sentences=None)
 
     monkeypatch.setattr(importlib.import_module("interp.attention.heads"), "heads", few)
     return few
@@ -320,7 +319,7 @@ def test_heads_over_checkpoints_prints_the_best_head_of_each_and_the_phase_chang
     assert header.split() == ["step", *SCORES]
     tables = {}
     for line, step in zip(steps, (1200, 3250), strict=True):
-        tables[step] = quick(demo("demo-attn-2l", f"step{step}"), data=RepeatedTokens())
+        tables[step] = quick(demo("demo-attn-2l", f"step{step}"), repeats=None)
         cells = [str(step)]
         for score in SCORES:
             found = tables[step].sel(score=score)

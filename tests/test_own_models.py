@@ -142,7 +142,7 @@ def test_what_heads_copy_is_asked_of_models_of_tokens_only() -> None:
             n_layers=2, d_model=16, n_heads=2, n_ctx=16, d_vocab=7, d_vocab_out=outputs, mlp=MLP(12)
         )
         model = interp.HookedTransformer(Transformer(config))
-        table = interp.heads(model, interp.tasks.RepeatedTokens(period=4, repeats=3, rows=4))
+        table = interp.heads(model, repeats=interp.tasks.RepeatedTokens(period=4, repeats=3, rows=4))
         assert "induction" in table.score.values and "copying" not in table.score.values
         assert table.attrs["no_copying"] == f"the {outputs} outputs of this model are not its tokens"
         for ask in (interp.copying, interp.weights.eigenvalue_scores):
@@ -193,7 +193,7 @@ def test_repeats_fit_a_context_below_nine(n_ctx: int) -> None:
     repeats = interp.pages.report.fitting_repeats(config, 0)
     assert 1 + repeats.period * repeats.repeats <= n_ctx
     assert (repeats.period >= 2) and (repeats.repeats >= 2)
-    scores = interp.heads(HookedTransformer(Transformer(config)), repeats).value
+    scores = interp.heads(HookedTransformer(Transformer(config)), repeats=repeats).value
     assert bool(scores.sel(score="induction").notnull().all())
 
 

@@ -66,7 +66,7 @@ SENTENCES = replace(SHORT_SENTENCES, rows=16)
 def of_heads(model: interp.HookedTransformer, seed: int) -> xr.Dataset:
     """On repeats, in sentences and by the weights."""
     return interp.heads(
-        model, replace(ROWS, seed=seed), sentences=replace(SENTENCES, seed=seed), random=RANDOM
+        model, repeats=replace(ROWS, seed=seed), sentences=replace(SENTENCES, seed=seed), random=RANDOM
     )
 
 
@@ -201,7 +201,7 @@ def stable() -> Iterator[dict[str, object]]:
     for name in ("demo-4l", "demo-attn-2l", "groundtruth-induction"):
         model = interp.HookedTransformer.from_pretrained(name)
         fit = [each for each in LAYOUTS if 1 + each[0] * each[1] <= model.cfg.n_ctx]
-        found = [interp.heads(model, RepeatedTokens(*each)).label for each in fit]
+        found = [interp.heads(model, repeats=RepeatedTokens(*each)).label for each in fit]
         for part, *words in zip(
             found[0].part.values.ravel(), *(x.values.ravel() for x in found), strict=True
         ):
@@ -223,7 +223,9 @@ def random(models: int) -> Iterator[dict[str, object]]:
             torch.manual_seed(seed)
             model = interp.HookedTransformer(Transformer(replace(plain, **changes)))
             labels += (
-                interp.heads(model, RepeatedTokens(seed=seed), sentences=None).label.values.ravel().tolist()
+                interp.heads(model, repeats=RepeatedTokens(seed=seed), sentences=None)
+                .label.values.ravel()
+                .tolist()
             )
         named = [label for label in labels if label != "none"]
         low, high = wilson(torch.tensor(len(named) / len(labels)).double(), len(labels))

@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.attention.heads import head_names
+from interp.attention.sentences import head_names
 from interp.core.boundary import public
 from interp.core.patterns import entropy
 from interp.core.results import Score, scored

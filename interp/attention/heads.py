@@ -4,10 +4,8 @@ Olsson et al. 2022 for repeats and copying, Wang et al. 2022 for names, Gould et
 is reduced where it arises and dies with its layer.
 
 Rows of mixers whose weights may be negative and sum to anything (differential, lightning, pooling; a norm takes their
-size away) count as shares, so that scores of attention mass compare. At the end of indirect-object sentences ("When
-Mary and John went to the store, John gave a drink to", followed by the name that occurs once) name movers look at the
-receiver and write it, S-inhibition heads at the giver's second mention. A label counts when its scores stand clear of
-chance, and the most specific one is given.
+size away) count as shares, so that scores of attention mass compare. Sentences have their scores in `sentences`. A
+label counts when its scores stand clear of chance, and the most specific one is given.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from einops import reduce
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.attention.labels import confidences, labels
+from interp.attention.sentences import head_names, sentence_scores
 from interp.attention.shares import (
     NO_SHARES,
     in_every_layer,
@@ -42,14 +40,13 @@ from interp.core.patterns import (
     pattern_scores,
 )
 from interp.core.results import Score, labelled, scored
-from interp.core.stats import SIGNED, MaskedMeans, Means, Moments, Partial, Rows, two_sided_p
+from interp.core.stats import SIGNED, MaskedMeans, Means, Moments, Partial, two_sided_p
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
-from interp.model.parts import Part
 from interp.model.records import why_not_additive
 from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
@@ -58,12 +55,10 @@ from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
 from interp.passes.observe import Model, Studied, Subject
 from interp.passes.question import Ask, ByRow, Question, Reading, Staged, Stages, Values
 from interp.passes.schedule import Steps, recorded
-from interp.residual.attribution import attribution, labels as part_names
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.kept import once
 from interp.runs.run import answered
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
-from interp.tasks.indirect_objects import A_DRAW
 from interp.weights.copying import (
     RandomHeads,
     against_random,
@@ -76,138 +71,6 @@ from interp.weights.successor import known_sequences, successor_hits
 
 if TYPE_CHECKING:
     import xarray as xr
-
-
-def last_attention(config: ModelConfig, layer: int) -> Read:
-    """What the last query of a layer pays to each key `[b h k]`, as signed shares where weights are no shares."""
-    via = _last_shares if layer in without_shares(config) else _last
-    return Read(f"blocks.{layer}.attn.hook_pattern", via, by_row=())
-
-
-def _last(pattern_bhqk: Tensor) -> Tensor:
-    return pattern_bhqk[:, :, -1]
-
-
-def _last_shares(pattern_bhqk: Tensor) -> Tensor:
-    return signed_shares(pattern_bhqk[:, :, -1])
-
-
-MENTIONS = ("receiver", "first_giver", "giver")
-"""The names of a sentence: the one that occurs once, and the first and second mention of the other."""
-
-
-def name_attention(config: ModelConfig, *, last_only: bool = False) -> ByRow:
-    """Attention from the last position to each name; batches end in the last column, and name them as their answers."""
-    finish = partial(_name_table, config=config)
-    rows = Reading(_last_rows(config), _name_masses, last_only, ends_aligned=True)
-    return ByRow("name_attention", rows, Rows, finish)
-
-
-def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
-    """Where each row of a batch mentions the names, in the order of `MENTIONS`.
-
-    Errors: ValueError for rows that do not end in the last column, or do not contain both names.
-    """
-    if batch.answer is None or batch.wrong is None or batch.documents is not None:
-        raise ValueError("name scores require batches of one text per row with both names as answers")
-    keep = batch.real
-    receiver, giver = (keep & (batch.tokens == name[:, None]) for name in (batch.answer, batch.wrong))
-    if not bool((receiver.any(1) & giver.any(1) & keep[:, -1]).all()):
-        raise ValueError("name scores require rows that contain both names and end in the last column")
-    count = giver.cumsum(1)
-    return torch.stack((receiver, giver & (count == 1), giver & (count == count[:, -1:])), 1)
-
-
-def sentence_scores(
-    model: Subject, sentences: tuple[Batch, Batch], rows: int, *, direct: bool = True, summed: bool = True
-) -> Stages[dict[str, tuple[Moments, Tensor]]]:
-    """Of each head `[layer, head]`: the moments over draws (means of their four sentences) of each score, and its null.
-
-    to_receiver and to_giver are attention from the last token, to the receiver and to the giver's second mention. Null
-    of the first: attention to the giver's first mention, which stands in the same places as often. Null of the second:
-    attention to the same place where it holds a name not mentioned before.
-    name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
-    and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
-    null is that of to_giver. Both are left out where logits are not linear in the stream, and with `direct=False`.
-    rows: of one pass. summed: with all other parts, what heads write must sum to the logits; it does not for
-    `random_heads`. Weights that are no shares (differential attention) count as `signed_shares`.
-    """
-    said, unsaid = sentences
-    config = model.transformer.config
-    direct = direct and not_linear(config) is None and config.d_vocab_out is None
-    effects = [ByRow("effects", attribution(config, "head", summed=summed), Rows)] if direct else []
-    distinct, again = _distinct(unsaid)
-    first, second = (
-        prompt_source(batch, model.text, prepend_bos=True, batch_size=rows) for batch in (said, distinct)
-    )
-    of_said = [Ask(each, first, model) for each in (name_attention(config, last_only=direct), *effects)]
-    kept = yield [*of_said, Ask(name_attention(config), second, model)]
-    names, *of_effects, other = (_rows_of(each) for each in kept)
-    receiver, mentioned, giver = (names[name] for name in MENTIONS)
-    unmentioned = other["giver"][again.to(other["giver"].device)].mean(0)
-    scores = {
-        "to_receiver": (_over_draws(receiver), mentioned.mean(0)),
-        "to_giver": (_over_draws(giver), unmentioned),
-    }
-    if direct:
-        effect = _direct_effects(of_effects[0]["logits"], config)
-        largest = effect.abs().amax((1, 2), keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
-        share = effect.abs() / largest
-        scores["name_mover"] = (_over_draws(effect), torch.zeros_like(unmentioned))
-        scores["s_inhibition"] = (_over_draws(giver * (1 - share)), unmentioned)
-    return scores
-
-
-def _rows_of(kept: Partial) -> Mapping[str, Tensor]:
-    """Every row that was kept, in the order of the data."""
-    assert isinstance(kept, Rows)
-    return kept.rows
-
-
-def _distinct(batch: Batch) -> tuple[Batch, Int[Tensor, "b"]]:
-    """The rows of a batch that differ in tokens, padding or wrong answer, and which of them each row is."""
-    assert batch.wrong is not None
-    said = torch.cat((batch.tokens.where(batch.real, -1), batch.wrong[:, None]), 1).tolist()
-    first: dict[tuple[int, ...], int] = {}
-    for i, row in enumerate(said):
-        first.setdefault(tuple(row), i)
-    number = {row: i for i, row in enumerate(first)}
-    again = torch.tensor([number[tuple(row)] for row in said])
-    return batch.rows(torch.tensor(list(first.values()))), again
-
-
-def _over_draws(rows: Float[Tensor, "b l h"]) -> Moments:
-    """The moments over draws: their sentences share names and frame, so that they are no independent examples."""
-    return Moments.of(reduce(rows, "(draw four) l h -> draw l h", "mean", four=A_DRAW))
-
-
-def _last_rows(config: ModelConfig) -> tuple[Read, ...]:
-    return tuple(last_attention(config, layer) for layer in with_pattern(config))
-
-
-def _name_masses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tensor]:
-    """Attention of the last query `[b l h]` to each name."""
-    masks = sent(mention_masks(batch.host()), batch.tokens.device)
-    rows = torch.stack([trace[read] for read in _last_rows(model.config)], 1).to(torch.float64)
-    rows = in_every_layer(rows, model.config)
-    return {name: (rows * masks[:, i, None, None]).sum(-1) for i, name in enumerate(MENTIONS)}
-
-
-def _name_table(merged: Partial, config: ModelConfig) -> xr.Dataset:
-    assert isinstance(merged, Rows)
-    return labelled(
-        "name_attention",
-        {name: (("prompt", "layer", "head"), value) for name, value in merged.rows.items()},
-        coords={"layer": range(config.n_layers), "head": range(config.n_heads)},
-        units="attention mass from the last position",
-    )
-
-
-def _direct_effects(values: Float[Tensor, "b c"], config: ModelConfig) -> Float[Tensor, "b l h"]:
-    """What each head adds to the logit difference of each sentence."""
-    column = {part: i for i, part in enumerate(part_names(config, "head"))}
-    of_heads = torch.tensor([[column[name] for name in layer] for layer in head_names(config)])
-    return values[:, of_heads.to(values.device)].double()
 
 
 REPEATS = RepeatedTokens()
@@ -271,8 +134,9 @@ class AttentionKernel(Question):
 @public()
 def heads(
     model: Model,
-    data: RepeatedTokens | DataSource | Data | None = None,
+    data: DataSource | Data | None = None,
     *,
+    repeats: RepeatedTokens | None = None,
     copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None,
     sentences: IndirectObjects | None = SHORT_SENTENCES,
     random: int = 0,
@@ -305,10 +169,11 @@ def heads(
     times its heads: at least 2 / (n + 1), and calibrated on models that nobody trained (`docs/intervals.md`). The null
     is a head without purpose, not even attention, from which every head departs. Each costs what the heads' own scores
     cost. NaN for `peak_distance`, and without `random`, but for `copying_weights`, which has its p always.
-    data: rows of repeated random tokens (None: `RepeatedTokens()`), or prompts of your own, data of any size. Of these,
-    `duplicate_token` and `induction` are means over the tokens that repeat an earlier one, as `copies` of the batch
-    says `[b q k]` (keys before the query; None: the same id); rows without any do not count, and there is no `copying`
-    and no `peak_distance`. `interp.run([Heads()], model, texts, out=...)` asks of a corpus, journalled and resumable.
+    data: prompts of your own instead of repeated random tokens, data of any size. `duplicate_token` and `induction` are
+    then means over the tokens that repeat an earlier one, as `copies` of the batch says `[b q k]` (keys before the
+    query; None: the same id); rows without any do not count, and there is no `copying` and no `peak_distance`.
+    `interp.run([Heads()], model, texts, out=...)` asks of a corpus, journalled and resumable.
+    repeats: what rows of repeated random tokens are asked about; None: `RepeatedTokens()`, where there are no data.
     edits: everything is measured in the edited model. What is read off weights (`copying`, `copying_weights`,
     `successor`) is NaN for a head whose values or output are edited, and the last two are absent where embeddings or
     the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all that writes the stream.
@@ -321,9 +186,7 @@ def heads(
         >>> table.label.sel(layer=1).values
         >>> interp.frame(table).query("score == 'induction'").nlargest(3, "value")
     """
-    made = data if isinstance(data, RepeatedTokens) else None
-    question = Heads(made, sentences, copies, random)
-    return answered(question, model, None if isinstance(data, RepeatedTokens) else data, edits=edits)
+    return answered(Heads(repeats, sentences, copies, random), model, data, edits=edits)
 
 
 @public()
@@ -561,11 +424,6 @@ def _coords(config: ModelConfig) -> dict[str, object]:
     return {
         "layer": range(config.n_layers), "head": range(config.n_heads), "part": (HEAD, head_names(config)),
     }  # fmt: skip
-
-
-def head_names(config: ModelConfig) -> list[list[str]]:
-    """The name of every head, `[layer, head]`."""
-    return [[str(Part("head", layer, h)) for h in range(config.n_heads)] for layer in range(config.n_layers)]
 
 
 def _kernel(model: Subject, asked: AttentionKernel, has_data: bool) -> Stages[xr.Dataset]:

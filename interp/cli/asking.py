@@ -19,7 +19,6 @@ import tyro
 
 from interp.cli.opening import OfModel
 from interp.core.boundary import hints_of
-from interp.data.batch import Batch
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
 from interp.passes.edit_text import CHANGES
@@ -101,7 +100,8 @@ class Asking(OfModel):
     def answer_of(self, model: "HookedTransformer") -> "xr.Dataset":
         """The answer of the function of the same name."""
         function = function_of(self.question)
-        data = [read_data(getattr(self, name)) for name in data_of(self.question)]
+        given = [getattr(self, name) for name in data_of(self.question)]
+        data = [read_data(each) for each in given if each != ()]
         return function(model, *data, **self.fields())
 
     def fields(self) -> dict[str, object]:
@@ -150,7 +150,8 @@ def asking(kind: type[Question], base: type[Asking] = Asking, **usual: object) -
     every: list[tuple[str, object, object]] = []
     for name in positional:
         hint = tuple[str, ...] if name == "data" else str
-        every.append(_field(name, hint, DATA[name], dataclasses.MISSING, positional=True))
+        default: object = dataclasses.MISSING if needs_data(kind) else ()
+        every.append(_field(name, hint, DATA[name], default, positional=True))
     hints, own = _hints(kind), {each.name for each in dataclasses.fields(base)}
     for each in dataclasses.fields(kind):
         if each.name in own and base is not Asking:
@@ -191,11 +192,17 @@ def data_of(kind: type[Question]) -> list[str]:
     ]
 
 
+def needs_data(kind: type[Question]) -> bool:
+    """Whether the function of a question must be given the data that it takes."""
+    taken = inspect.signature(function_of(kind)).parameters
+    return any(taken[name].default is inspect.Parameter.empty for name in data_of(kind))
+
+
 def option_of(hint: object) -> object | None:
     """The kind of option that a field of this annotation is; None if a command line cannot give it.
 
-    A list is a list; of several possible kinds texts come first, but where prompts of one's own may stand for a record
-    it is the record. A closed change is named; its own parameters are the usual ones.
+    A list is a list; of several possible kinds texts come first. A closed change is named; its own parameters are the
+    usual ones.
     """
     members = _members(hint)
     kinds = [each for each in members if each is not type(None)]
@@ -205,7 +212,7 @@ def option_of(hint: object) -> object | None:
     simple = [each for each in kinds if each in SCALARS or get_origin(each) is Literal]
     records = [each for each in kinds if dataclasses.is_dataclass(each) and _can_be_said(each)]
     found: object
-    if len(records) == 1 and (Batch in kinds or not (lists or simple)):
+    if len(records) == 1 and not (lists or simple):
         return records[0]
     if lists:
         found = tuple[str if str in (*lists, *simple) else lists[0], ...]  # type: ignore[misc]
@@ -268,6 +275,8 @@ def _as_option(default: object, option: object) -> object:
     """The default of a field as its option has it."""
     if default is dataclasses.MISSING:
         return default
+    if default is None and isinstance(option, type) and dataclasses.is_dataclass(option):
+        return cast("Callable[[], object]", option)()
     if isinstance(default, Closed):
         return next(name for name, kind in CHANGES.items() if type(default) is kind)
     lists = any(get_origin(each) is tuple for each in _members(option))
@@ -275,8 +284,14 @@ def _as_option(default: object, option: object) -> object:
 
 
 def _given(value: object, hint: object) -> object:
-    """The value of a field from its option: one thing instead of a list of it where the field takes both."""
+    """The value of a field from its option: one thing instead of a list of it where the field takes both.
+
+    A record that may be left out is left out where every one of its options was.
+    """
     members = _members(hint)
+    left_out = type(None) in members and dataclasses.is_dataclass(value) and not isinstance(value, type)
+    if left_out and value == cast("Callable[[], object]", type(value))():
+        return None
     if isinstance(value, str) and any(each in CHANGES.values() for each in members):
         return cast("type[Zero | Mean | Resample | Detach]", CHANGES[value])()
     both = any(each in SCALARS or get_origin(each) is Literal for each in members)

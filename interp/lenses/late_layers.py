@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.attention.heads import last_attention
+from interp.attention.sentences import last_attention
 from interp.attention.shares import without_shares
 from interp.core.boundary import public
 from interp.core.results import Score, scored

@@ -268,7 +268,7 @@ def _made(
     output_p, pattern_lhqk, trace = _pass(model, batch, absent.why)
     answered = _answered(model, question, batch, output_p, absent)
     other = None if answered is None else _corrupted(model, question, answered, batch)
-    scored = None if "heads" in absent.why else absent.tried("heads", lambda: heads(model, data))
+    scored = None if "heads" in absent.why else absent.tried("heads", lambda: heads(model, repeats=data))
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
     work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)

@@ -143,5 +143,5 @@ def _measured(model: AnyModel, rows: Batch) -> dict[str, float]:
 
 def _induction(model: Transformer) -> torch.Tensor:
     """Prefix matching of every head on random tokens, one row per layer."""
-    found = heads(model, RepeatedTokens(period=15, repeats=4, rows=8), sentences=None)
+    found = heads(model, repeats=RepeatedTokens(period=15, repeats=4, rows=8), sentences=None)
     return torch.from_numpy(found.value.sel(score="induction").values)

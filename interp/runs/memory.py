@@ -1,7 +1,6 @@
 """How many tokens one pass of a run may have: measured on a few rows, or predicted without running anything."""
 
 import math
-import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,9 +21,11 @@ from interp.passes.question import Questions
 from interp.passes.schedule import Pass, one_pass
 from interp.passes.together import least
 
-SHARE, HOST_SHARE = 0.6, 0.25
-"""Of the memory that is free, on a device (allocators round up, and libraries take workspaces of their own) and on the
-host (others live there too)."""
+SHARE = 0.6
+"""Of a device's memory beside the weights: allocators round up, and libraries take workspaces of their own."""
+ON_HOST = 2**31
+"""Bytes that a pass may take on the host, where others live too. What is free at the moment decides nothing, there or
+on a device: else the same call could make other batches, and other last digits, on a busy machine."""
 MOST_ON_HOST, MOST_ON_DEVICE = 2**12, 2**17
 """Tokens per pass beyond which nothing gets faster (`experiments/bench/stream.py`); where no block runs, the second."""
 
@@ -39,7 +40,7 @@ class MemoryPlan:
     """Bytes per row of the tensors that the pass holds at its worst moment, answers included; NaN if not predicted."""
     measured: float
     """The same on real rows; NaN where nothing was measured."""
-    free: int
+    room: int
     """Bytes that all rows of a pass may take together."""
     most: int
     """Tokens beyond which a pass gets no faster."""
@@ -48,7 +49,7 @@ class MemoryPlan:
     def tokens_per_batch(self) -> int:
         """Tokens that fit, at least one row."""
         row = max(x for x in (self.predicted, self.measured) if x == x)
-        fit = int(self.free / row) if row else self.most
+        fit = int(self.room / row) if row else self.most
         return self.width * max(1, min(fit, self.most // self.width))
 
     def explain(self) -> str:
@@ -58,7 +59,7 @@ class MemoryPlan:
         row = " and ".join(f"{each / mib:.2f} MiB {how}" for how, each in taken.items() if each == each)
         return (
             f"{self.tokens_per_batch} tokens per pass: {row} per row of {self.width}, "
-            f"{self.free / mib:.0f} MiB may be used"
+            f"{self.room / mib:.0f} MiB may be used"
         )
 
 
@@ -80,7 +81,7 @@ def memory_plan(
         measured = -float(least(model, -math.ceil(measured)))
     lookups = _looks_up(questions, model.config)
     most = MOST_ON_HOST if model.device.type == "cpu" and not lookups else MOST_ON_DEVICE
-    return MemoryPlan(width, predicted, measured, least(model, _free(model.device)), most)
+    return MemoryPlan(width, predicted, measured, least(model, _room(model)), most)
 
 
 def predicted_row_bytes(questions: Questions, model: Transformer, width: int) -> float:
@@ -213,11 +214,10 @@ def _shape_only(read: Read) -> Callable[..., Tensor]:
     return via
 
 
-def _free(device: torch.device) -> int:
+def _room(model: Transformer) -> int:
     """Bytes that all rows of a run's pass may take together."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0] * SHARE)
-    try:
-        return int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * HOST_SHARE)
-    except (ValueError, OSError):
-        return 2**30  # a system that does not say
+    device = model.device
+    if device.type != "cuda":
+        return ON_HOST
+    weights = sum(x.nbytes for x in model.parameters() if x.device == device)
+    return int((torch.cuda.get_device_properties(device).total_memory - weights) * SHARE)

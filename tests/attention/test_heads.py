@@ -47,7 +47,7 @@ SMALL = RepeatedTokens(period=6, repeats=3, rows=7)
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gpt-oss"])
 def test_the_table_is_the_mean_over_rows_of_the_models_own_patterns(name: str) -> None:
     model = HookedTransformer(build(name))
-    table = interp.heads(model, SMALL)
+    table = interp.heads(model, repeats=SMALL)
     tokens = SMALL.tokens(model.cfg.d_vocab, 0)
     cache = model.run_with_cache(tokens, "blocks.*.attn.hook_pattern")[1]
     for layer in range(2):
@@ -66,9 +66,9 @@ def test_the_table_is_the_mean_over_rows_of_the_models_own_patterns(name: str) -
 def test_p_is_the_rank_of_each_head_among_the_random_ones_of_its_layer() -> None:
     """Oracle: the table of the models with random heads, counted by hand; without them only eigenvalues have a p."""
     model = speaker()
-    table = interp.heads(model, SMALL, sentences=DATA, random=3)
+    table = interp.heads(model, repeats=SMALL, sentences=DATA, random=3)
     others = [
-        interp.heads(HookedTransformer(with_random_heads(model.transformer, seed), model.text.tokenizer), SMALL,
+        interp.heads(HookedTransformer(with_random_heads(model.transformer, seed), model.text.tokenizer), repeats=SMALL,
                      sentences=None).value for seed in range(3)
     ]  # fmt: skip
     for score in (*SCORES, "copying"):
@@ -81,7 +81,7 @@ def test_p_is_the_rank_of_each_head_among_the_random_ones_of_its_layer() -> None
     for score in ("to_receiver", "to_giver", "name_mover", "s_inhibition", "copying_weights"):
         assert bool(table.p.sel(score=score).notnull().all())
     assert bool(table.p.sel(score="peak_distance").isnull().all())
-    bare = interp.heads(model, SMALL, sentences=DATA)
+    bare = interp.heads(model, repeats=SMALL, sentences=DATA)
     xr.testing.assert_identical(bare.drop_vars("p"), table.drop_vars("p"))
     known = bare.p.notnull().any(("layer", "head"))
     assert known.score.values[known.values].tolist() == ["copying_weights"]
@@ -89,14 +89,14 @@ def test_p_is_the_rank_of_each_head_among_the_random_ones_of_its_layer() -> None
 
 def test_the_planted_heads_are_beyond_all_random_ones() -> None:
     model = HookedTransformer.from_pretrained("groundtruth-induction")
-    p = interp.heads(model, replace(SMALL, repeats=2), sentences=None, random=6).p
+    p = interp.heads(model, repeats=replace(SMALL, repeats=2), sentences=None, random=6).p
     for part, score in ((INDUCTION, "induction"), (PREVIOUS, "previous_token")):
         assert float(p.sel(layer=part[0], head=part[1], score=score)) == pytest.approx(2 / 25)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "window", "gemma2"])
 def test_nulls_are_the_scores_of_even_attention_over_what_each_layer_sees(name: str) -> None:
-    table = interp.heads(HookedTransformer(build(name)), SMALL)
+    table = interp.heads(HookedTransformer(build(name)), repeats=SMALL)
     config = CONFIGS[name]
     tokens = SMALL.tokens(config.d_vocab, 0)[0].tolist()
     for layer in range(2):
@@ -119,7 +119,7 @@ def test_rows_that_begin_with_token_0_for_want_of_bos_are_said_to() -> None:
 
 def test_the_kernel_is_its_own_table_and_its_peak_is_in_the_table_of_heads() -> None:
     model = HookedTransformer(build("window"))
-    kernel, table = attention_kernel(model, SMALL), interp.heads(model, SMALL)
+    kernel, table = attention_kernel(model, SMALL), interp.heads(model, repeats=SMALL)
     tokens = SMALL.tokens(model.cfg.d_vocab, 0)
     cache = model.run_with_cache(tokens, "blocks.*.attn.hook_pattern")[1]
     rows = torch.stack([distance_kernel(cache["pattern", layer], SMALL.farthest) for layer in range(2)], 1)
@@ -137,7 +137,7 @@ def test_the_kernel_is_its_own_table_and_its_peak_is_in_the_table_of_heads() -> 
 
 
 def test_the_frame_of_the_table_is_tidy_and_narrow() -> None:
-    table = interp.heads(HookedTransformer(build("gpt2")), SMALL)
+    table = interp.heads(HookedTransformer(build("gpt2")), repeats=SMALL)
     frame = interp.frame(table)
     assert set(table.dims) == {"layer", "head", "score", "called"}
     assert len(frame) == table.value.size and len(frame.columns.difference(PART_COLUMNS)) <= 12
@@ -149,7 +149,7 @@ def test_the_frame_of_the_table_is_tidy_and_narrow() -> None:
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_every_variant_of_the_architecture_has_a_table(name: str) -> None:
-    table = interp.heads(HookedTransformer(build(name)), SMALL)
+    table = interp.heads(HookedTransformer(build(name)), repeats=SMALL)
     some = table.sel(score=[*SCORES, "copying"])
     low, value, high = (some[end].values for end in ("low", "value", "high"))
     assert (low <= value).all() and (value <= high).all()
@@ -162,7 +162,7 @@ def test_scores_and_intervals_do_not_depend_on_the_batch_split(monkeypatch: pyte
     for rows in (1, 4, 7):
         monkeypatch.setattr(sys.modules["interp.attention.heads"], "ROWS", rows)
         forget()
-        tables.append(interp.heads(model, SMALL))
+        tables.append(interp.heads(model, repeats=SMALL))
     for other in tables[1:]:
         xr.testing.assert_allclose(other.drop_vars("label"), tables[0].drop_vars("label"), 1e-10, 1e-12)
         assert (other.label == tables[0].label).all()
@@ -170,14 +170,16 @@ def test_scores_and_intervals_do_not_depend_on_the_batch_split(monkeypatch: pyte
 
 def test_half_precision_gives_the_table_of_float32_to_its_rounding() -> None:
     narrow = copy.deepcopy(build("llama-gqa")).bfloat16()
-    tables = [interp.heads(HookedTransformer(m), SMALL) for m in (narrow, copy.deepcopy(narrow).float())]
+    tables = [
+        interp.heads(HookedTransformer(m), repeats=SMALL) for m in (narrow, copy.deepcopy(narrow).float())
+    ]
     narrow_values, wide_values = (table.value.sel(score=list(SCORES)) for table in tables)
     np.testing.assert_allclose(narrow_values, wide_values, atol=0.05)
 
 
 def test_a_model_without_logits_is_scored_by_its_patterns() -> None:
     model = HookedTransformer(perturbed(replace(CONFIGS["gpt2"], unembed=False)))
-    table = interp.heads(model, SMALL)
+    table = interp.heads(model, repeats=SMALL)
     scores = set(table.score.values)
     assert "induction" in scores and not {"copying", "copying_weights", "successor"} & scores
     assert table.attrs["no_copying"] == table.attrs["no_successor"] == "this model has no logits"
@@ -202,7 +204,7 @@ def test_the_hand_built_model_shows_exactly_its_two_planted_heads() -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_noise_is_given_no_label_whatever_the_seed(seed: int) -> None:
     model = HookedTransformer(groundtruth.induction(noise=0.05, seed=seed), groundtruth.Alphabet())
-    label = interp.heads(model, RepeatedTokens(seed=seed)).label.values
+    label = interp.heads(model, repeats=RepeatedTokens(seed=seed)).label.values
     assert (
         (label != "none").sum() == 2
         and label[PREVIOUS] == "previous token"
@@ -236,7 +238,7 @@ def test_random_heads_are_as_rare_as_p_says() -> None:
     for parameter in model.blocks.parameters():
         if parameter.ndim == 2:
             parameter.copy_(torch.randn(parameter.shape) / 50)
-    table = interp.heads(HookedTransformer(model), SMALL)
+    table = interp.heads(HookedTransformer(model), repeats=SMALL)
     weights = table.sel(score="copying_weights")
     p = weights.p.values.ravel()
     assert (weights.n == 0).all() and len(p) == 512 and float(weights.value.std()) > 0.15
@@ -247,7 +249,7 @@ def test_random_heads_are_as_rare_as_p_says() -> None:
 def test_the_functions_are_their_questions_in_a_run() -> None:
     model = HookedTransformer(build("llama-gqa"))
     found = interp.run([Heads(SMALL, None), AttentionKernel(SMALL)], model)
-    assert interp.heads(model, SMALL, sentences=None).identical(found["heads"])
+    assert interp.heads(model, repeats=SMALL, sentences=None).identical(found["heads"])
     assert attention_kernel(model, SMALL).identical(found["attention_kernel"])
 
 
@@ -257,7 +259,7 @@ def test_the_functions_are_their_questions_in_a_run() -> None:
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "window", "differential"])
 def test_repeated_tokens_handed_over_as_rows_of_ones_own_have_the_same_scores(name: str) -> None:
     model = HookedTransformer(build_mixed(name) if name in MIXERS else build(name))
-    known = interp.heads(model, SMALL, sentences=None)
+    known = interp.heads(model, repeats=SMALL, sentences=None)
     rows = Batch(SMALL.tokens(model.cfg.d_vocab, model.text.bos_id or 0), bos=True)
     found = interp.heads(model, rows, sentences=None)
     for variable in ("value", "low", "high", "null", "n"):
@@ -377,7 +379,7 @@ def test_what_repeats_is_ones_own_to_say() -> None:
     with pytest.raises(ValueError, match="rows in which a token repeats an earlier one are required"):
         interp.heads(model, Batch(plain[:, :4], bos=True), sentences=None)
     with pytest.raises(ValueError, match="RepeatedTokens knows where its tokens repeat"):
-        interp.heads(model, SMALL, copies=same_token)
+        interp.heads(model, repeats=SMALL, copies=same_token)
 
 
 def one_before(batch: Batch) -> Tensor:
@@ -446,11 +448,11 @@ def zeroed(name: str, edit: str) -> Transformer:
 @over("edit", ["L0.mlp", "L0H1"])
 def test_an_edited_model_is_the_model_with_those_weights(name: str, edit: str) -> None:
     model = speaker(name)
-    found = interp.heads(model, SMALL, edits=[Edit(edit, Zero())], sentences=DATA)
+    found = interp.heads(model, repeats=SMALL, edits=[Edit(edit, Zero())], sentences=DATA)
     expected = interp.heads(
-        HookedTransformer(zeroed(name, edit), model.text.tokenizer), SMALL, sentences=DATA
+        HookedTransformer(zeroed(name, edit), model.text.tokenizer), repeats=SMALL, sentences=DATA
     )
-    plain = interp.heads(model, SMALL, sentences=DATA)
+    plain = interp.heads(model, repeats=SMALL, sentences=DATA)
     if edit == "L0.mlp":
         assert set(expected.score.values) - set(found.score.values) == {"copying_weights"}
         assert "L0.mlp is edited" in found.attrs["no_copying_weights"]
@@ -466,19 +468,19 @@ def test_an_edited_model_is_the_model_with_those_weights(name: str, edit: str) -
 def test_what_edits_make_unlike_the_weights_is_left_out_and_the_rest_is_told() -> None:
     model = speaker()
     vector = torch.arange(model.cfg.d_model).double()
-    found = interp.heads(model, SMALL, sentences=DATA, edits=[Edit("L1.attn", Scale(2.0))])
+    found = interp.heads(model, repeats=SMALL, sentences=DATA, edits=[Edit("L1.attn", Scale(2.0))])
     assert found.value.sel(layer=1, score=["copying", "copying_weights"]).isnull().all()
     assert found.value.sel(layer=0).notnull().all()
     assert "name_mover" not in found.score and "not all that writes" in found.attrs["no_name_mover"]
     assert "to_receiver" in found.score
-    steered = interp.heads(model, SMALL, sentences=DATA, edits=[Edit("L1.resid", Add(vector))])
+    steered = interp.heads(model, repeats=SMALL, sentences=DATA, edits=[Edit("L1.resid", Add(vector))])
     assert "copying_weights" in steered.score and steered.value.notnull().all()
     assert "name_mover" not in steered.score
-    values = interp.heads(model, SMALL, sentences=None, edits=[Edit("blocks.1.attn.hook_v", Zero())])
+    values = interp.heads(model, repeats=SMALL, sentences=None, edits=[Edit("blocks.1.attn.hook_v", Zero())])
     assert values.value.sel(layer=1, score="copying_weights").isnull().all()
     copying = values.value.sel(layer=1, score="copying").values
     assert copying == pytest.approx(chance_copying(SMALL.sample)), "it raises nothing"
-    embedded = interp.heads(model, SMALL, sentences=None, edits=[Edit("embed", Scale(2.0))])
+    embedded = interp.heads(model, repeats=SMALL, sentences=None, edits=[Edit("embed", Scale(2.0))])
     assert "copying_weights" not in embedded.score and "embed is edited" in embedded.attrs["no_successor"]
 
 
@@ -486,7 +488,7 @@ def test_a_pattern_that_is_edited_is_the_one_that_is_scored() -> None:
     n = SMALL.length
     back = torch.eye(n, dtype=torch.float64)[[max(i - 1, 0) for i in range(n)]].expand(1, 4, n, n)
     edit = Edit("blocks.1.attn.hook_pattern", Set(back))
-    found = interp.heads(speaker(), SMALL, sentences=None, edits=[edit]).value
+    found = interp.heads(speaker(), repeats=SMALL, sentences=None, edits=[edit]).value
     np.testing.assert_allclose(found.sel(layer=1, score="previous_token"), 1.0)
     assert (found.sel(layer=0, score="previous_token") < 0.9).all()
 
@@ -495,7 +497,7 @@ def test_rows_that_do_not_fit_and_models_that_see_ahead_are_refused() -> None:
     with pytest.raises(ValueError, match="rows of 101 tokens do not fit the context of 24"):
         interp.heads(HookedTransformer(build("gpt2")))
     with pytest.raises(ValueError, match="causal"):
-        interp.heads(HookedTransformer(build("bidirectional")), SMALL)
+        interp.heads(HookedTransformer(build("bidirectional")), repeats=SMALL)
 
 
 @over("name", ["gated-delta-pairs", "short-conv"])
@@ -504,7 +506,7 @@ def test_layers_without_attention_are_left_out_and_the_others_are_as_ever(name: 
     layers, n_layers = with_pattern(model.cfg), model.cfg.n_layers
     assert 0 < len(layers) < n_layers
     data = RepeatedTokens(rows=6, period=6, repeats=3)
-    found = interp.heads(model, data, sentences=None)
+    found = interp.heads(model, repeats=data, sentences=None)
     kernel = attention_kernel(model, data).value
     others = [layer for layer in range(n_layers) if layer not in layers]
     where = [score for score in found.score.values if score in BY_PATTERN]

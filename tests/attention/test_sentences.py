@@ -9,7 +9,7 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.attention.heads import _distinct, mention_masks, sentence_scores
+from interp.attention.sentences import _distinct, mention_masks, sentence_scores
 from interp.core.stats import Moments
 from interp.data.batch import Text
 from interp.data.words import single_token
@@ -226,10 +226,10 @@ def test_sentences_that_cannot_be_said_are_refused_with_the_reason() -> None:
 
 def test_the_table_tells_why_sentences_are_absent() -> None:
     data = interp.tasks.RepeatedTokens(period=5, repeats=3, rows=2)
-    table = interp.heads(HookedTransformer(build("gpt2")), data)
+    table = interp.heads(HookedTransformer(build("gpt2")), repeats=data)
     assert "to_receiver" not in table.score and "no tokenizer" in table.attrs["no_sentences"]
-    assert interp.heads(speaker(), data, sentences=None).attrs["no_sentences"] == "not asked for"
-    spoken = interp.heads(speaker(), data, sentences=DATA)
+    assert interp.heads(speaker(), repeats=data, sentences=None).attrs["no_sentences"] == "not asked for"
+    spoken = interp.heads(speaker(), repeats=data, sentences=DATA)
     assert spoken.attrs["sentences"] == 12 and "no_sentences" not in spoken.attrs
     assert spoken.sel(score="name_mover").unit == "logits"
 

@@ -7,7 +7,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.attention import attention_kernel
-from interp.attention.heads import MENTIONS, mention_masks, name_attention
+from interp.attention.sentences import MENTIONS, mention_masks, name_attention
 from interp.attention.shares import signed_shares
 from interp.data.batch import Batch
 from interp.lenses import late_layers
@@ -35,7 +35,7 @@ def test_a_share_is_the_part_of_the_absolute_weight_with_its_sign() -> None:
 
 @pytest.mark.parametrize("name", SIGNED)
 def test_scores_on_repeats_are_those_of_a_loop_over_shares(name: str) -> None:
-    table = interp.heads(HookedTransformer(build_mixed(name)), DATA, sentences=None)
+    table = interp.heads(HookedTransformer(build_mixed(name)), repeats=DATA, sentences=None)
     tokens = DATA.tokens(D_VOCAB, 0)
     pattern, n = patterns(name, tokens), DATA.length
     for head in range(4):
@@ -60,7 +60,7 @@ def test_scores_on_repeats_are_those_of_a_loop_over_shares(name: str) -> None:
 
 def test_pooling_has_the_scores_of_its_definition() -> None:
     """The mean of 0..i minus the token itself: 1 / (2 i) of the weight for an earlier token, -1/2 for its own."""
-    table = interp.heads(HookedTransformer(build_mixed("pool")), DATA, sentences=None)
+    table = interp.heads(HookedTransformer(build_mixed("pool")), repeats=DATA, sentences=None)
     expected = sum(1 / (2 * i) for i in range(1, DATA.length)) / (DATA.length - 1)
     assert table.value.sel(score="previous_token").values == pytest.approx(expected, rel=1e-5)
     assert table.value.sel(score="current_token").values == pytest.approx(-0.5, rel=1e-5)
@@ -69,14 +69,16 @@ def test_pooling_has_the_scores_of_its_definition() -> None:
 
 
 def test_layers_with_shares_are_left_as_they_are() -> None:
-    table = interp.heads(HookedTransformer(build_mixed("pool-softmax")), DATA, sentences=None)
+    table = interp.heads(HookedTransformer(build_mixed("pool-softmax")), repeats=DATA, sentences=None)
     assert table.attrs["no_shares"].startswith("layers 0:")
     assert table.value.sel(score="entropy").notnull().values.tolist() == [[False] * 4, [True] * 4]
     pattern = patterns("pool-softmax", DATA.tokens(D_VOCAB, 0))
     previous = pattern.diagonal(-1, -2, -1).mean((0, 2))
     found = table.value.sel(layer=1, score="previous_token")
     assert found.values == pytest.approx(previous.numpy(), abs=1e-6)
-    assert "no_shares" not in interp.heads(HookedTransformer(build("gpt2")), DATA, sentences=None).attrs
+    assert (
+        "no_shares" not in interp.heads(HookedTransformer(build("gpt2")), repeats=DATA, sentences=None).attrs
+    )
 
 
 @pytest.mark.parametrize("name", SIGNED)

@@ -283,7 +283,7 @@ FACTORS: Mapping[str, Made] = {"x": lambda: numbers(4), "delta": lambda: numbers
 NORMAL: Mapping[str, Made] = {"first": lambda: numbers(4), "paired": lambda: True}
 KINDS: Mapping[str, Made] = {"positive": lambda: TOKENS[[0, 1] * 2], "negative": lambda: OTHERS[[0, 1] * 2]}
 LOOKED_AT: Mapping[str, Made] = {"key": lambda: 2}
-REPEATED: Mapping[str, Made] = {"data": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
+REPEATED: Mapping[str, Made] = {"repeats": lambda: TOKENS[:, [0, 1, 2, 3, 0, 1, 2, 3]]}
 
 CALLS: Mapping[str, Mapping[str, Made]] = {
     # records that are no questions
@@ -357,9 +357,9 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                    "continuation": lambda: interp.editing.Continuation(20)},
     "editing.finetune_edit": {"tuning": lambda: interp.editing.FineTuning(1)},
     "frame": {"result": attribution},
-    "heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
+    "heads": {"repeats": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
     "attention.attention_attribution": LOOKED_AT, "attention.attention_paths": LOOKED_AT,
-    "attention.attention_kernel": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
+    "attention.attention_kernel": {"repeats": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "editing.interpolated": {"vectors": lambda: [numbers(2), numbers(2)], "weights": lambda: [0.5, 0.5]},
     "features.load_sae": {"folder": sae_folder},
     "weights.matching_scores": {"previous": lambda: numbers(2, 4)},
@@ -508,7 +508,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     # questions
     "attention.Heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
     "attention.AttentionAttribution": LOOKED_AT, "attention.AttentionPaths": LOOKED_AT,
-    "attention.AttentionKernel": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
+    "attention.AttentionKernel": {"repeats": lambda: interp.tasks.RepeatedTokens(4, 2, 2)},
     "causal.Ablate": METRIC, "causal.CausalTrace": {"answer": lambda: 5, "sigma": lambda: 0.1},
     "circuits.CircuitCurve": METRIC, "circuits.EvaluateCircuit": METRIC,
     "circuits.FindCircuit": METRIC | {"edges": lambda: 3}, "circuits.EdgeEffects": METRIC,

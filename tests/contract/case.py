@@ -99,23 +99,7 @@ class Case:
         return by_hand(self.asked(model, order), network, [batch.numbered() for batch in batches])
 
 
-def by_hand(question: Askable, network: Transformer, batches: Iterable[Batch]) -> xr.Dataset:
-    """The answer to a question by the loop that it defines: pass, compute, reduce, merge, label; stage by stage."""
-    asked, given = question.bind(as_model(network)), list(batches)
-    if isinstance(asked, Alone):
-        return asked.answer()
-    if isinstance(asked, ByRow):
-        return asked.result(kept_by_hand(asked, network, given))
-    stages, kept = asked.stages(bool(given)), None
-    while True:
-        try:
-            asks = stages.send(kept)
-        except StopIteration as end:
-            return end.value
-        kept = [
-            kept_by_hand(ask.question, (ask.model or as_model(network)).transformer, _batches_of(ask, given))
-            for ask in asks
-        ]
+Kept = Callable[[ByRow, Transformer, Iterable[Batch]], Partial]
 
 
 def kept_by_hand(asked: ByRow, network: Transformer, batches: Iterable[Batch]) -> Partial:
@@ -126,6 +110,27 @@ def kept_by_hand(asked: ByRow, network: Transformer, batches: Iterable[Batch]) -
         total = merged(total, part)
     assert total is not None
     return total[asked.name]
+
+
+def by_hand(
+    question: Askable, network: Transformer, batches: Iterable[Batch], kept_of: Kept = kept_by_hand
+) -> xr.Dataset:
+    """The answer to a question by the loop that it defines: pass, compute, reduce, merge, label; stage by stage."""
+    asked, given = question.bind(as_model(network)), list(batches)
+    if isinstance(asked, Alone):
+        return asked.answer()
+    if isinstance(asked, ByRow):
+        return asked.result(kept_of(asked, network, given))
+    stages, kept = asked.stages(bool(given)), None
+    while True:
+        try:
+            asks = stages.send(kept)
+        except StopIteration as end:
+            return end.value
+        kept = [
+            kept_of(ask.question, (ask.model or as_model(network)).transformer, _batches_of(ask, given))
+            for ask in asks
+        ]
 
 
 def _batches_of(ask: Ask, given: Sequence[Batch]) -> Sequence[Batch]:

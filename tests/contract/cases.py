@@ -16,7 +16,8 @@ from interp.attention import (
     Dispersion,
     Heads,
 )
-from interp.attention.heads import MENTIONS, head_scores, name_attention
+from interp.attention.heads import head_scores
+from interp.attention.sentences import MENTIONS, name_attention
 from interp.causal import (
     Ablate,
     AttributionPatch,

@@ -6,7 +6,7 @@ the same bits, and the result has the dims its function declares.
 
 import functools
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -15,14 +15,14 @@ import xarray as xr
 from torch import Tensor
 
 import interp
+from interp.core.stats import Partial
 from interp.core.viewer import PICTURES
 from interp.data.batch import Batch
 from interp.model import Transformer
-from interp.passes.observe import as_model
 from interp.passes.question import ByRow, Questions, merged
 from interp.plot import cards
 from tests.configs import CONFIGS, build
-from tests.contract.case import agree, discovered
+from tests.contract.case import agree, by_hand, discovered
 from tests.contract.cases import CASES
 from tests.contract.test_pictures import PNG, WITHOUT_PLOT
 from tests.loops import over
@@ -127,20 +127,26 @@ def test_it_travels_to_other_processes_and_its_partial_results_come_back_bit_for
     case: str, model: str
 ) -> None:
     """What a copy of it gives, merged from copies of its partial results, is also a second run with the same bits."""
-    asked = CASES[case].asked(model).bind(as_model(build(model)))
-    assert isinstance(asked, ByRow)
-    copy = pickle.loads(pickle.dumps(asked))
-    questions, network, total = Questions.of([copy], CONFIGS[model]), build(model), None
-    for batch in CASES[case].batch(model).numbered().split(2):
-        part = questions.reduced(questions.values(network, batch), batch.identities())
-        tensors = part[asked.name].tensors()
-        back = copy.keep.load(tensors)
-        again = back.tensors()
-        assert again.keys() == tensors.keys()
-        assert all(torch.equal(again[name].nan_to_num(7.5), x.nan_to_num(7.5)) for name, x in tensors.items())
-        total = merged(total, {asked.name: back})
-    assert total is not None
-    xr.testing.assert_identical(asked.result(total[asked.name]), result_of_parts(case, model))
+
+    def travelled(asked: ByRow, network: Transformer, batches: Iterable[Batch]) -> Partial:
+        copy = pickle.loads(pickle.dumps(asked))
+        questions, total = Questions.of([copy], CONFIGS[model]), None
+        for batch in batches:
+            part = questions.reduced(questions.values(network, batch), batch.identities())
+            tensors = part[asked.name].tensors()
+            back = copy.keep.load(tensors)
+            again = back.tensors()
+            assert again.keys() == tensors.keys()
+            assert all(
+                torch.equal(again[name].nan_to_num(7.5), x.nan_to_num(7.5)) for name, x in tensors.items()
+            )
+            total = merged(total, {asked.name: back})
+        assert total is not None
+        return total[asked.name]
+
+    rows = CASES[case].batch(model).numbered().split(2)
+    found = by_hand(CASES[case].asked(model), build(model), rows, travelled)
+    xr.testing.assert_identical(found, result_of_parts(case, model))
 
 
 @on_one_model

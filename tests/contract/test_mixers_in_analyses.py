@@ -124,18 +124,18 @@ def test_head_scores_leave_out_what_a_mixer_has_not(name: str) -> None:
     model = HookedTransformer(build_mixed(name))
     if not config.causal:
         with pytest.raises(ValueError, match="a causal model"):
-            interp.heads(model, data, sentences=None)
+            interp.heads(model, repeats=data, sentences=None)
         return
     without = lacking(name, "patterned")
     if len(without) == config.n_layers:
         with pytest.raises(ValueError, match="head scores require an attention pattern"):
-            interp.heads(model, data, sentences=None)
+            interp.heads(model, repeats=data, sentences=None)
         return
     if isinstance(config.mlp, ConvMLP) and not lacking(name, "additive"):
         with pytest.raises(ValueError, match="an MLP of single positions"):
-            interp.heads(model, data, sentences=None)
+            interp.heads(model, repeats=data, sentences=None)
         return
-    table = interp.heads(model, data, sentences=None)
+    table = interp.heads(model, repeats=data, sentences=None)
     induction = table.value.sel(score="induction").notnull()
     for layer in range(config.n_layers):
         assert bool(induction.sel(layer=layer).all()) != (layer in without)

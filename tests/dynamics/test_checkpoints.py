@@ -40,10 +40,10 @@ def test_every_checkpoint_has_its_own_result_in_ascending_order() -> None:
     found = over_checkpoints(load, list(NAMES), Heads(DATA, None))
     assert found.step.values.tolist() == [4, 30, 200]
     for revision in NAMES:
-        alone = interp.heads(load(revision), DATA, sentences=None)
+        alone = interp.heads(load(revision), repeats=DATA, sentences=None)
         xr.testing.assert_identical(found.sel(step=step_of(revision), drop=True), alone)
     assert {cells.dims[0] for cells in found.data_vars.values()} == {"step"}
-    same = over_checkpoints(load, list(NAMES), lambda m: interp.heads(m, DATA, sentences=None))
+    same = over_checkpoints(load, list(NAMES), lambda m: interp.heads(m, repeats=DATA, sentences=None))
     xr.testing.assert_identical(same, found)
 
 
@@ -183,7 +183,7 @@ def test_the_demo_models_induction_rises_and_its_in_context_score_falls_where_it
 
     def both(model: HookedTransformer) -> xr.Dataset:
         own = rows.tokens(model.cfg.d_vocab, 0)
-        best = interp.heads(model, rows, sentences=None).value.sel(score="induction", drop=True).max()
+        best = interp.heads(model, repeats=rows, sentences=None).value.sel(score="induction", drop=True).max()
         return in_context(model, own, early=20, late=95).assign(
             induction=best.drop_vars("unit", errors="ignore")
         )

@@ -326,7 +326,7 @@ def test_what_needs_linear_logits_names_the_output_layer(door: str) -> None:
 
 def test_head_scores_leave_out_what_needs_linear_logits() -> None:
     data = interp.tasks.RepeatedTokens(period=6, repeats=3, rows=2)
-    table = interp.heads(HookedTransformer(built("adaptive")), data, sentences=None)
+    table = interp.heads(HookedTransformer(built("adaptive")), repeats=data, sentences=None)
     assert not {"copying", "copying_weights"} & set(table.score.values.tolist())
     assert "AdaptiveSoftmax" in table.attrs["no_copying"]
     assert bool(table.value.sel(score="induction").notnull().all())

@@ -98,7 +98,7 @@ def test_next_tokens_and_ranks_are_those_of_sorted_logits() -> None:
 def test_head_scores_are_those_of_the_function(
     planted: Report, planted_model: interp.HookedTransformer
 ) -> None:
-    scores = interp.heads(planted_model, interp.tasks.RepeatedTokens(seed=3))
+    scores = interp.heads(planted_model, repeats=interp.tasks.RepeatedTokens(seed=3))
     expected = interp.frame(scores)
     pd.testing.assert_frame_equal(planted.tables["heads"][expected.columns.tolist()], expected)
 
@@ -110,7 +110,9 @@ def test_exactly_the_planted_head_is_marked_as_induction_head(planted: Report) -
 
 def test_a_head_is_not_marked_while_its_interval_reaches_down_to_the_null() -> None:
     cells = {"value": 0.5, "low": 0.02, "high": 0.98, "null": 0.03}
-    result = interp.heads(hooked("gpt2"), interp.tasks.RepeatedTokens(period=5)).isel(layer=[0], head=[0])
+    result = interp.heads(hooked("gpt2"), repeats=interp.tasks.RepeatedTokens(period=5)).isel(
+        layer=[0], head=[0]
+    )
     shape = xr.zeros_like(result.value)
     assert not tables.heads(result.assign({k: v + shape for k, v in cells.items()})).is_induction_head.any()
     cells["low"] = 0.04

@@ -115,7 +115,9 @@ def test_the_text_of_a_lens_says_the_next_word_at_the_end_by_depth() -> None:
 def test_the_text_of_scores_has_the_largest_of_each_and_of_words_their_range(
     model: interp.HookedTransformer,
 ) -> None:
-    found = interp.heads(model, interp.tasks.RepeatedTokens(rows=4, period=5, repeats=3), sentences=None)
+    found = interp.heads(
+        model, repeats=interp.tasks.RepeatedTokens(rows=4, period=5, repeats=3), sentences=None
+    )
     text = str(found.view)
     scores = [name for name in found.score.values if bool(found.value.sel(score=name).notnull().any())][:5]
     for name, line in zip(scores, text.splitlines()[-5:], strict=True):
@@ -169,7 +171,7 @@ def test_a_result_over_checkpoints_is_drawn_over_them(model: interp.HookedTransf
     found = interp.dynamics.over_checkpoints(
         {"step1": model, "step2": model}.__getitem__,
         ["step1", "step2"],
-        lambda one: interp.heads(one, rows, sentences=None),
+        lambda one: interp.heads(one, repeats=rows, sentences=None),
     )
     assert PICTURES.of(found) is interp.plot.heads_over_training
     with pytest.raises(ValueError, match="composition over training"):

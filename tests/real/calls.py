@@ -248,7 +248,7 @@ ONE_PAIR: Mapping[str, Made] = {
 }  # fmt: skip
 ONE: Mapping[str, Made] = {"data": texts(PROMPTS[0])}
 LONG: Mapping[str, Made] = {"data": texts(*TEXTS)}
-REPEATED: Mapping[str, Made] = {"data": lambda: RepeatedTokens(period=25, repeats=2, rows=4)}
+REPEATED: Mapping[str, Made] = {"repeats": lambda: RepeatedTokens(period=25, repeats=2, rows=4)}
 KINDS: Mapping[str, Made] = {"positive": texts(*JOY), "negative": texts(*MISERY)}
 TUNING: Mapping[str, Made] = {"names": lambda: [WRITER], "tuning": lambda: FineTuning(steps=2)}
 ONE_FACT: Mapping[str, Made] = {"data": lambda: FACT, "answer": lambda: " Rome"}

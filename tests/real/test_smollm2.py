@@ -35,7 +35,7 @@ CONTROL: Mapping[int, Sequence[int]] = {17: (0, 1, 2), 18: (0, 1), 20: (0,), 23:
 @pytest.fixture(scope="module")
 def scores(model: HookedTransformer) -> xr.Dataset:
     """What every head does, on few tokens."""
-    return interp.heads(model, RepeatedTokens(period=25, repeats=2, rows=4), sentences=None)
+    return interp.heads(model, repeats=RepeatedTokens(period=25, repeats=2, rows=4), sentences=None)
 
 
 def answer_ids(model: HookedTransformer) -> tuple[int, int]:

@@ -89,21 +89,21 @@ def test_training_between_two_questions_changes_the_answer() -> None:
 def test_the_table_of_heads_is_made_once_for_the_same_weights_rows_and_no_edits() -> None:
     model, data = interp.HookedTransformer(fresh()), RepeatedTokens(period=3, repeats=3, rows=4)
     kept.forget()
-    first = interp.heads(model, data)
+    first = interp.heads(model, repeats=data)
     value = first.value.values.copy()
     first.value.values[:] = 7.0  # the asker's own
     zero = [interp.Edit("L0H0", Zero())]
     with unasked():
-        assert np.array_equal(interp.heads(model, data).value.values, value, equal_nan=True)
+        assert np.array_equal(interp.heads(model, repeats=data).value.values, value, equal_nan=True)
     for again in (
-        lambda: interp.heads(model, RepeatedTokens(period=3, repeats=3, rows=4, seed=1)),
-        lambda: interp.heads(model, data, edits=zero),
+        lambda: interp.heads(model, repeats=RepeatedTokens(period=3, repeats=3, rows=4, seed=1)),
+        lambda: interp.heads(model, repeats=data, edits=zero),
         lambda: interp.heads(model, [[1, 2, 3, 1, 2, 3]]),
     ):
         with pytest.raises(AssertionError, match="asked"), unasked():
             again()
     kept.forget()
-    assert np.array_equal(interp.heads(model, data).value.values, value, equal_nan=True)
+    assert np.array_equal(interp.heads(model, repeats=data).value.values, value, equal_nan=True)
 
 
 @contextmanager

@@ -143,7 +143,7 @@ def test_a_mixture_of_experts_is_measured_since_shapes_do_not_tell(name: str) ->
 
 # --- planning -------------------------------------------------------------------------------------------------------
 
-PLAN = MemoryPlan(width=10, predicted=100.0, measured=float("nan"), free=1000, most=10_000)
+PLAN = MemoryPlan(width=10, predicted=100.0, measured=float("nan"), room=1000, most=10_000)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_a_pass_takes_as_many_whole_rows_as_fit_and_at_least_one(
 
 
 def test_a_plan_explains_itself() -> None:
-    plan = MemoryPlan(width=10, predicted=2.0**20, measured=2.0**21, free=2**23, most=10_000)
+    plan = MemoryPlan(width=10, predicted=2.0**20, measured=2.0**21, room=2**23, most=10_000)
     assert plan.explain() == (
         "40 tokens per pass: 1.00 MiB predicted and 2.00 MiB measured per row of 10, 8 MiB may be used"
     )
@@ -179,7 +179,7 @@ def test_a_small_model_gets_the_most_that_is_any_use(monkeypatch: pytest.MonkeyP
     plan = memory_plan(questions("gpt2"), build("gpt2"), WIDTH, sample)
     assert plan.tokens_per_batch == MOST_ON_HOST // WIDTH * WIDTH
     assert plan.predicted != plan.predicted, "what was measured need not be predicted"
-    monkeypatch.setattr("interp.runs.memory._free", lambda device: int(7.5 * plan.measured))
+    monkeypatch.setattr("interp.runs.memory._room", lambda model: int(7.5 * plan.measured))
     assert memory_plan(questions("gpt2"), build("gpt2"), WIDTH, sample).tokens_per_batch == 7 * WIDTH
     narrow = Batch(some_tokens(4, 5))
     scaled = memory_plan(questions("gpt2"), build("gpt2"), WIDTH, narrow).measured

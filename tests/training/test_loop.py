@@ -216,7 +216,9 @@ def test_checkpoints_are_models_by_revision(tmp_path: Path) -> None:
     assert same_weights(load("step3").transformer, trained.model)
     rows = interp.tasks.RepeatedTokens(period=6, repeats=3, rows=4)
     table = interp.dynamics.over_checkpoints(
-        load, [f"step{n}" for n in plan.checkpoint_steps], lambda m: interp.heads(m, rows, sentences=None)
+        load,
+        [f"step{n}" for n in plan.checkpoint_steps],
+        lambda m: interp.heads(m, repeats=rows, sentences=None),
     )
     assert table.step.values.tolist() == [0, 1, 3]
 

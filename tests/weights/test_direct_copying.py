@@ -39,7 +39,7 @@ def written_by_hand(outs: list[Tensor]) -> Transformer:
 
 def test_a_copier_scores_one_an_anti_copier_minus_one_and_a_silent_head_chance() -> None:
     one = torch.eye(D_VOCAB)
-    table = interp.heads(HookedTransformer(written_by_hand([one, -one, 0 * one])), DATA)
+    table = interp.heads(HookedTransformer(written_by_hand([one, -one, 0 * one])), repeats=DATA)
     found = table.sel(layer=0, score="copying")
     assert found.value.values.tolist() == pytest.approx([1.0, -1.0, chance_copying(6)])
     assert found.null.values.tolist() == pytest.approx([chance_copying(6)] * 3)
@@ -86,7 +86,7 @@ def slow_copying(model: HookedTransformer, tokens: Tensor, layer: int, head: int
 )
 def test_the_score_is_that_of_the_direct_path_token_by_token(name: str) -> None:
     model = HookedTransformer(build(name))
-    table = interp.heads(model, DATA)
+    table = interp.heads(model, repeats=DATA)
     tokens = DATA.tokens(D_VOCAB, 0)
     for layer in range(2):
         for head in (0, 3):
@@ -109,7 +109,7 @@ def test_the_score_depends_on_the_product_of_values_and_output_only() -> None:
         values.copy_(torch.einsum("ged,ef->gfd", values.clone(), mix))
         out = attn.out.weight.unflatten(1, (config.n_heads, -1)).clone()
         attn.out.weight.copy_(torch.einsum("dhe,fe->dhf", out, mix.inverse()).flatten(1))
-    tables = [interp.heads(HookedTransformer(m), DATA) for m in (model, other)]
+    tables = [interp.heads(HookedTransformer(m), repeats=DATA) for m in (model, other)]
     for name in ("copying", "copying_weights"):
         one, two = (torch.tensor(table.value.sel(score=name).values).double() for table in tables)
         assert_close(one, two, torch.float32)

@@ -90,7 +90,7 @@ def test_what_they_cannot_stand_beside_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"must be in \[0, 1000000\], got -1"):
         random_heads(model.transformer, -1)
     with pytest.raises(ValueError, match="random heads stand beside a model without edits"):
-        interp.heads(model, ROWS, sentences=None, random=2, edits=[Edit("L0H1", Zero())])
+        interp.heads(model, repeats=ROWS, sentences=None, random=2, edits=[Edit("L0H1", Zero())])
     with pytest.raises(ValueError, match="this model has Pool: leave random at 0"):
         random_heads(build_mixed("pool"), 1)
     assert not list(random_heads(build_mixed("pool"), 0))
@@ -102,7 +102,7 @@ def test_heads_that_nobody_trained_are_exchangeable_with_theirs() -> None:
     p = []
     for seed in range(8):
         torch.manual_seed(seed)
-        table = interp.heads(Transformer(config), replace(ROWS, seed=seed), sentences=None, random=5)
+        table = interp.heads(Transformer(config), repeats=replace(ROWS, seed=seed), sentences=None, random=5)
         p.append(torch.from_numpy(table.p.sel(score=["previous_token", "induction", "entropy"]).values))
     found = torch.stack(p).flatten(0, 2)
     for a in (0.2, 0.5):

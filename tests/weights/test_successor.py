@@ -50,7 +50,7 @@ def planted() -> Transformer:
 
 
 def test_a_planted_successor_scores_one_a_copier_and_a_silent_head_zero() -> None:
-    table = interp.heads(HookedTransformer(planted(), Alphabet()), DATA)
+    table = interp.heads(HookedTransformer(planted(), Alphabet()), repeats=DATA)
     successor = table.sel(score="successor")
     assert successor.value[0].values.tolist() == [1.0, 0.0, 0.0]
     assert table.label[0].values.tolist()[:2] == ["successor", "copying"]
@@ -85,7 +85,7 @@ def test_the_longest_run_of_single_tokens_of_each_sequence_is_used() -> None:
 
 
 def test_the_table_tells_why_the_score_is_absent() -> None:
-    table = interp.heads(HookedTransformer(build("gpt2")), DATA)
+    table = interp.heads(HookedTransformer(build("gpt2")), repeats=DATA)
     assert "successor" not in table.score and "no tokenizer" in table.attrs["no_successor"]
     with pytest.raises(
         ValueError, match="a sequence with 5 items in a row that are single tokens is required"
