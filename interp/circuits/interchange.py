@@ -307,8 +307,10 @@ class CircuitPasses:
             for pack in kept.split(max(1, rows // len(some))):
                 change = DroppedEdges(model, self.graph, self.graph.exists & ~pack, replaced)
                 copies = clean.rows(torch.arange(len(clean)).repeat(len(pack))).to(model.device)
-                seen = yield from recorded(copies, change.reads, final=True, edits=change.edits)
-                packs.append(judge.value(seen.home(self.metric), len(pack)))
+                run = yield from recorded(copies, change.reads, final=True, edits=change.edits)
+                end = run.home(self.metric)
+                del run  # what senders said in it goes before the logits come
+                packs.append(judge.value(end, len(pack)))
             found.append(torch.cat(packs))
         return torch.cat(found, 1).mT
 

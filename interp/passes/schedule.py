@@ -177,8 +177,11 @@ class Sweeping:
 Need = Pass | Sweeping
 Answer = Recorded | Sequence[Swept] | Mapping[Read, Tensor]
 """What was found: of a pass; of a sweep by metric, or by read."""
-Steps = Generator[Need, Answer, T]
-"""A computation over one batch that yields what it needs next, is sent what was found, and ends with its values."""
+Steps = Generator[Need, list[Answer], T]
+"""A computation over one batch that yields what it needs next, is sent what was found, and ends with its values.
+
+What was found comes in a list of one that is emptied at once, so that it is freed when the question lets go of it.
+"""
 
 
 def recorded(
@@ -195,7 +198,7 @@ def recorded(
     rules: Rules = (),
 ) -> Steps[Recorded]:
     """The step of needing a pass: `seen = yield from recorded(batch, reads)`. Arguments are those of `Pass`."""
-    found = yield Pass(batch, reads, last_only, final, exact, model, ahead, edits, toward, rules)
+    found = (yield Pass(batch, reads, last_only, final, exact, model, ahead, edits, toward, rules)).pop()
     assert isinstance(found, Recorded)
     return found
 
@@ -234,9 +237,8 @@ def swept_by(
     model: Transformer | None = None,
 ) -> Steps[Sequence[Swept]]:
     """The step of needing several metrics of the same variants; what is found is in their order."""
-    found = yield Sweeping(
-        batch, variants, tuple(metrics), common or Variant(), reference, reference_model, model
-    )
+    need = Sweeping(batch, variants, tuple(metrics), common or Variant(), reference, reference_model, model)
+    found = (yield need).pop()
     assert isinstance(found, Sequence)
     return found
 
@@ -245,7 +247,7 @@ def swept_reads(
     batch: Batch, variants: Sequence[Variant], reads: Sequence[Read], *, common: Variant | None = None
 ) -> Steps[Mapping[Read, Float[Tensor, "v b ..."]]]:
     """The step of needing what sites hold in every variant (`Sweep.read`)."""
-    found = yield Sweeping(batch, variants, tuple(reads), common or Variant())
+    found = (yield Sweeping(batch, variants, tuple(reads), common or Variant())).pop()
     assert isinstance(found, Mapping)
     return found
 
@@ -261,16 +263,15 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
     waiting: dict[str, Need] = {}
     bases, networks = _Bases(model), _Networks(model)
 
-    def go_on(name: str, found: Answer | None) -> None:
+    def go_on(name: str, found: list[Answer]) -> None:
         try:
-            waiting[name] = next(asking[name]) if found is None else asking[name].send(found)
+            waiting[name] = asking[name].send(found) if found else next(asking[name])
         except StopIteration as end:
-            waiting.pop(name, None)
             bases.leave(name)
             done[name] = end.value
 
     for name in asking:
-        go_on(name, None)
+        go_on(name, [])
     while waiting:
         passes = {name: need for name, need in waiting.items() if isinstance(need, Pass)}
         sweeps = {name: need for name, need in waiting.items() if isinstance(need, Sweeping)}
@@ -279,10 +280,12 @@ def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[
             found = _passed(networks, passes, bases)
         else:
             found = _swept(model, sweeps, bases)
-        # what a question is sent is its own to keep: nobody else holds it while the others go on
+        # what a question needed, and what it is sent, nobody else holds while it goes on
+        waiting = {name: need for name, need in waiting.items() if name not in found}
+        passes, sweeps = {}, {}
         while found:
             name = next(iter(found))
-            go_on(name, found.pop(name))
+            go_on(name, [found.pop(name)])
     return {name: done[name] for name in asking}
 
 
