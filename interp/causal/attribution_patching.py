@@ -45,7 +45,7 @@ from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, Question
-from interp.passes.rules import Rules, as_rules, completeness, rules_attrs, under_rules
+from interp.passes.rules import Rules, as_rules, rules_attrs, under_rules
 from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded, swept
 from interp.runs.run import answered
 
@@ -176,7 +176,7 @@ def _measured(
     products = torch.stack([_product(name, own.trace, other.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
     runs = pair.runs(*(run.value(metric, toward.reference) for run in (own, other)))
-    beside = completeness(own.model, pair.own, own.end, own.trace[end]) if ends else {}
+    beside = own.completeness() if ends else {}
     if table.compared is not None:
         known = table.within_rows(effect, batch)
         beside |= yield from _agreement(own, other, toward, cells, known, table.compared)

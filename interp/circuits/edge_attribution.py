@@ -27,13 +27,12 @@ from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
-from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, Question
-from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
+from interp.passes.rules import Rules, rules_attrs, under_rules
 from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded
 from interp.runs.run import answered
 from interp.tokens.input_gradients import nodes
@@ -232,8 +231,7 @@ def _scores(
         own = yield from need(pair.own, [*reads, *_everywhere(model)], toward=toward)
         change = Change.between(own.model, own.trace, other.trace)
         found = edge_scores(graph, change, Gradients.of(own.model, own.trace, line.points()[1]))
-        slope = own.trace[Read(final_stream(model.config), grad=True)]
-        error = completeness(own.model, pair.own, own.end, slope)
+        error = own.completeness()
     else:
         own = yield from need(pair.own, reads)
         toward = TowardMetric(metric, pair.runs(own, other)["clean"].reference(metric))

@@ -27,12 +27,14 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import deepest, observe
-from interp.passes.rules import Rules, as_rules, under_rules
+from interp.passes.rules import Rules, as_rules, completeness, under_rules
 from interp.passes.sweep import Base, Judge, Sweep, Swept, Touched
 from interp.passes.variants import Variant, canonical
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+_CARRYING = ("hook_scale", "hook_expert_weights")
+"""Sites whose values a pass carries on only where they are changed or differentiated; otherwise they are looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +131,7 @@ class Recorded:
     _homes: dict[bool, Float[Tensor, "b n d"]] = field(default_factory=dict)
     _values: dict[Hashable, tuple[object, Float[Tensor, "b"]]] = field(default_factory=dict)
     """Metrics by what they are and are about, each with the tensors whose identities stand in its key."""
+    _missed: list[dict[str, Float[Tensor, "b"]]] = field(default_factory=list)
 
     @property
     def end(self) -> Float[Tensor, "b p d"]:
@@ -145,6 +148,15 @@ class Recorded:
     def reference(self, metric: Metric) -> Float[Tensor, "b n d"] | None:
         """What a metric compares with, where it compares with this run; None for one that compares with none."""
         return self.home(metric) if metric.compares else None
+
+    def completeness(self) -> dict[str, Float[Tensor, "b"]]:
+        """How far relevances miss the final stream's (`rules.completeness`), of a differentiated pass that reads the
+        gradient there. Computed once for all who ask.
+        """
+        if not self._missed:
+            slope = self.trace[Read(sites.final_stream(self.model.config), grad=True)]
+            self._missed.append(completeness(self.model, self.batch, self.end, slope))
+        return dict(self._missed[0])
 
     def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
         """The metric of every row; one that compares does so with the reference. Computed once for all who ask."""
@@ -496,8 +508,15 @@ def _edited_sites(need: Sweeping) -> list[str]:
 
 
 def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
-    """Which of the sites that these passes read make a pass round otherwise."""
-    return _slow_sites((read.site for read in _reads(needed)), model)
+    """Which of the sites that these passes read make a pass round otherwise.
+
+    A scale or a weight that is differentiated must carry the computation, which its own fused kernel then cannot.
+    """
+    reads = _reads(needed)
+    carried = (read.site for read in reads if read.grad and read.site.endswith(_CARRYING))
+    return _slow_sites((read.site for read in reads), model) | {
+        sites.find(site, model.config)[0].name for site in carried
+    }
 
 
 def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
@@ -508,7 +527,8 @@ def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
     found = set()
     for name in dict.fromkeys(names):
         row, _ = sites.find(name, model.config)
-        if row.on_demand or name.endswith(("attn_scores", "pattern")):
+        on_demand = row.on_demand and not name.endswith("hook_mlp_in")  # which is the stream itself
+        if on_demand or name.endswith(("attn_scores", "pattern")):
             found.add(row.name)
     return frozenset(found)
 
