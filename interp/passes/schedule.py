@@ -406,10 +406,8 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
     edits, toward = needed[0].edits, needed[0].toward
     if toward is not None:
         return _differentiated(model, batch, reads, edits, toward)
-    final, stop = (
-        any(need.final for need in needed),
-        deepest((each.site for each in (*reads, *edits)), config),
-    )
+    names = [*(read.site for read in reads), *(edit.site for edit in edits)]
+    final, stop = any(need.final for need in needed), deepest(names, config)
     if final and stop is not None:
         seen = observe(model, batch, reads, edits, stop=config.n_layers)
         return seen.trace, seen.output
@@ -449,22 +447,20 @@ def _swept(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) ->
         variants = [variant for need in some for variant in need.variants]
         first, counts = some[0], [len(need.variants) for need in some]
         sweep = Sweep(first.model or model, first.batch, variants, first.common, made=bases.of(first))
-        if reads := [each for each in first.watch if isinstance(each, Read)]:
-            parts = _split_reads(sweep.read(reads), counts)
-        else:
-            parts = _measured(sweep, first, counts)
+        reads = [each for each in first.watch if isinstance(each, Read)]
+        parts = _split_reads(sweep.read(reads), counts) if reads else _measured(sweep, first, counts)
         found |= dict(zip(names, parts, strict=True))
     return found
 
 
-def _measured(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> list[Sequence[Swept]]:
+def _measured(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
     """Every metric of a sweep, by consecutive groups of so many variants."""
     metrics = [each for each in need.watch if isinstance(each, Metric)]
     every = [sweep.run(metric, need.reference, need.reference_model) for metric in metrics]
     return list(zip(*(_split(one, counts) for one in every), strict=True))
 
 
-def _split_reads(found: Mapping[Read, Tensor], counts: Sequence[int]) -> list[Mapping[Read, Tensor]]:
+def _split_reads(found: Mapping[Read, Tensor], counts: Sequence[int]) -> Sequence[Answer]:
     """What sites hold, by consecutive groups of so many variants."""
     if len(counts) == 1:
         return [found]
