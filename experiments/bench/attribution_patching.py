@@ -19,11 +19,11 @@ from torch import Tensor
 
 import interp
 from interp.causal import EdgeGraph, attribution_patch
-from interp.causal.contrast import Watched
 from interp.circuits import edge_attribution
 from interp.circuits.edge_scores import Change, Gradients
 from interp.metrics import logit_difference
 from interp.model import MLP, ModelConfig, RMSNorm, Rotary, Transformer
+from interp.passes.schedule import TowardMetric, recorded, run_steps
 
 COLUMNS, ANSWER, WRONG = 15, 1000, 2000
 CLAIM, CLAIM_EDGES = 1.15, 1.5
@@ -124,10 +124,11 @@ def memory_of_groups() -> None:
     model = Transformer(LLAMA).to(torch.bfloat16).requires_grad_(False).eval()
     clean, corrupt = torch.randint(1024, (2, 4, 64))
     batch = interp.Batch(clean).with_answers(torch.full((4,), 5), torch.full((4,), 6))
-    watched, layers = Watched(model, logit_difference()), range(LLAMA.n_layers)
+    layers, toward = range(LLAMA.n_layers), TowardMetric(logit_difference())
     reads = Change.reads(model)
-    there = watched.recorded(interp.Batch(corrupt), reads).trace
-    here = watched.differentiated(batch, [*reads, *Gradients.reads(model, layers, layers)]).trace
+    there = run_steps(model, recorded(interp.Batch(corrupt), reads, final=True)).trace
+    slopes = [*reads, *Gradients.reads(model, layers, layers)]
+    here = run_steps(model, recorded(batch, slopes, toward=toward)).trace
     change, gradients = Change.between(model, here, there), Gradients.of(model, here, torch.ones(1))
     kept = [*there.values(), *here.values(), change.start, *change.z, *change.mlp, gradients.end]
     kept += [x for part in (gradients.heads, gradients.stream, gradients.mlp) for x in part.values()]

@@ -36,7 +36,8 @@ from interp.model.edits import Edit
 from interp.model.parts import Named, Part
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject
-from interp.passes.question import ByRow, Question, Unshared
+from interp.passes.question import ByRow, Question
+from interp.passes.schedule import Steps
 from interp.residual.attribution import labels_before_attention
 from interp.runs.run import answered
 
@@ -58,7 +59,7 @@ class AttentionAttribution(Question):
     """Sublayers, heads apart, or heads apart and by the token that they moved from."""
 
     def bind(self, model: Subject) -> ByRow:
-        """A pass of its own, whose stream is read at the query and the key."""
+        """One pass, whose stream is read at the query and the key."""
         config = model.transformer.config
         head = as_head(self.head, config)
         if self.by == "source" and not any(mixer.traits.additive for mixer in config.mixers[: head[0]]):
@@ -66,7 +67,7 @@ class AttentionAttribution(Question):
                 f"by='source' requires a head with heads before it that split by source; before {Part('head', *head)} "
                 "there is none"
             )
-        compute = Unshared(partial(_compute, head=head, asked=self))
+        compute = partial(_compute, head=head, asked=self)
         finish = partial(_finish, head=head, asked=self, config=config, text=model.text)
         prompts = rows_of(self.query, self.key)
         return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
@@ -119,9 +120,9 @@ def attention_attribution(
 
 def _compute(
     model: Transformer, batch: Batch, head: tuple[int, int], asked: AttentionAttribution
-) -> Mapping[str, Tensor]:
+) -> Steps[Mapping[str, Tensor]]:
     batch = batch.left_aligned()
-    found = score_parts(model, batch, head, asked.query, asked.key, asked.by)
+    found = yield from score_parts(model, batch, head, asked.query, asked.key, asked.by)
     values = {"pairs": found.pairs, "total": found.total, "position": found.position}
     values |= {"rounding": found.rounding, "error": found.error}
     values |= {} if model.dtype in WIDE else {"half": found.rounding.abs()}

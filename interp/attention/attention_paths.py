@@ -30,7 +30,8 @@ from interp.model.edits import Edit
 from interp.model.parts import Named, Part
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject
-from interp.passes.question import ByRow, Question, Unshared
+from interp.passes.question import ByRow, Question
+from interp.passes.schedule import Steps
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -54,14 +55,14 @@ class AttentionPaths(Question):
     """How many pairs are listed."""
 
     def bind(self, model: Subject) -> ByRow:
-        """A pass of its own, whose stream is read at the query and the key, and its earlier heads by source."""
+        """One pass, whose stream is read at the query and the key, and its earlier heads by source."""
         config = model.transformer.config
         head = as_head(self.head, config)
         names = sides_of(config, head[0], heads=True)
         most = len(names["query_part"]) * len(names["key_part"])
         if isinstance(self.top, bool) or self.top < 1:
             raise ValueError(f"top must be at least one pair of parts, got {self.top!r}")
-        compute = Unshared(partial(_compute, head=head, asked=self, top=min(self.top, most)))
+        compute = partial(_compute, head=head, asked=self, top=min(self.top, most))
         finish = partial(_finish, head=head, name=self.name, config=config)
         prompts = rows_of(self.query, self.key)
         return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
@@ -105,8 +106,8 @@ def attention_paths(
 
 def _compute(
     model: Transformer, batch: Batch, head: tuple[int, int], asked: AttentionPaths, top: int
-) -> Mapping[str, Tensor]:
-    found = score_parts(model, batch.left_aligned(), head, asked.query, asked.key, "source")
+) -> Steps[Mapping[str, Tensor]]:
+    found = yield from score_parts(model, batch.left_aligned(), head, asked.query, asked.key, "source")
     pairs = found.pairs
     chosen = pairs.abs().flatten(1).topk(top).indices
     sides = torch.stack((chosen // pairs.shape[2], chosen % pairs.shape[2]), 1)

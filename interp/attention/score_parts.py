@@ -34,6 +34,7 @@ from interp.model.weights import Weights
 from interp.passes.edited import edits_at
 from interp.passes.frozen import embedding_scale, input_norm, sum_norm, sum_scale
 from interp.passes.observe import observe
+from interp.passes.schedule import Steps, recorded
 from interp.residual.attribution import places_of
 from interp.residual.decomposition import (
     Decomposition,
@@ -187,15 +188,18 @@ class ScoreParts:
 @torch.no_grad()
 def score_parts(
     model: Transformer, batch: Batch, head: tuple[int, int], query: Position, key: Position, by: Split
-) -> ScoreParts:
-    """One score of each row taken apart, from a pass of its own; rows must end in the last column.
+) -> Steps[ScoreParts]:
+    """One score of each row taken apart; rows must end in the last column.
 
     Errors: IndexError for a position that a row lacks; ValueError for a key that the query does not see;
     IncompleteSumError where the parts do not sum to the score, as under edits of the head's own queries or scores.
     """
     places = torch.stack([places_of(batch, pos) for pos in (query, key)], 1)
     columns = places + batch.tokens.shape[1] - batch.lengths[:, None]
-    return _split(model, batch, head, places, _seen(model, batch, head[0], columns, by), by)
+    reads = _reads(model, head[0], columns, by)
+    run = yield from recorded(batch, list(reads.values()))
+    seen = {site: wide(run.trace[read]) for site, read in reads.items()}
+    return _split(model, batch, head, places, seen, by)
 
 
 def score_reads(model: Transformer, layers: Sequence[int]) -> list[Read]:
@@ -276,15 +280,11 @@ def _of_layer(
         )
 
 
-def _seen(
-    model: Transformer, batch: Batch, layer: int, columns: Int[Tensor, "b 2"], by: Split
-) -> dict[str, Tensor]:
-    """What a pass holds at the query and the key of every row."""
+def _reads(model: Transformer, layer: int, columns: Int[Tensor, "b 2"], by: Split) -> dict[str, Read]:
+    """By site, what is read at the query and the key of every row."""
     reads = {site: Read(site, partial(_columns, columns=columns)) for site in _sites(model, layer, by)}
     reads |= {site: Read(site, partial(_rows, columns=columns)) for site in _weights_read(model, layer, by)}
-    reads |= {site: Read(site) for site in _values_read(model, layer, by)}
-    trace = observe(model, batch, list(reads.values()), answers_only=True).trace
-    return {site: wide(trace[read]) for site, read in reads.items()}
+    return reads | {site: Read(site) for site in _values_read(model, layer, by)}
 
 
 def _split(

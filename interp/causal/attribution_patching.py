@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Direction, Watched, paired, site_names
+from interp.causal.contrast import Contrast, Direction, paired, site_names
 from interp.causal.effects import (
     COEFFICIENTS,
     Compared,
@@ -45,9 +45,8 @@ from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, Question
-from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
-from interp.passes.schedule import Steps, recorded
-from interp.passes.sweep import Sweep
+from interp.passes.rules import Rules, as_rules, rules_attrs, under_rules
+from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded, swept
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -159,56 +158,59 @@ def attribution_patch(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@torch.no_grad()
 def _measured(
     model: Transformer, batch: Batch, table: Table, cells: Cells, direction: Direction, rules: Rules
 ) -> Steps[Measured]:
     """The estimates for some pairs, by layer, and the metric of their clean and corrupted runs."""
-    model, names, dims, metric = under_rules(model, rules), cells.names, cells.dims, table.metric
-    pair, watched = Contrast.of(batch, direction), Watched(model, metric)
+    names, dims, metric, pair = cells.names, cells.dims, table.metric, Contrast.of(batch, direction)
     reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
-    ends = [end] if model.rules else []  # for the check; and rules may leave no gradient at any other site
-    given = yield from recorded(pair.other, reads, final=True, exact=True, model=model)
-    watched = watched.beside(given.end, pair.other)  # a metric that compares has its clean run there
-    run = watched.differentiated(pair.own, [*reads, *(Read(name, grad=True) for name in names), *ends])
+    ends = (
+        [end] if as_rules(rules) else []
+    )  # for the check; and rules may leave no gradient at any other site
+    other = yield from recorded(pair.other, reads, final=True, exact=True, rules=rules)
+    toward = TowardMetric(metric, other.reference(metric))  # a metric that compares has its clean run there
+    slopes = [*reads, *(Read(name, grad=True) for name in names), *ends]
+    own = yield from recorded(pair.own, slopes, final=True, exact=True, toward=toward, rules=rules)
     inner = tuple(dim for dim in dims if dim != "layer")
-    products = torch.stack([_product(name, run.trace, given.trace, inner) for name in names], 1)
+    products = torch.stack([_product(name, own.trace, other.trace, inner) for name in names], 1)
     effect = products if "layer" in dims else products.sum(1)
-    with torch.no_grad():
-        here, there = watched.value(run.output, pair.own), watched.value(given.end, pair.other)
-        beside = completeness(model, pair.own, run.output, run.trace[end]) if ends else {}
-        if table.compared is not None:
-            known = table.within_rows(effect, batch)
-            beside |= _agreement(watched, pair.own, cells, (run.trace, given.trace), known, table.compared)
-    return Measured(effect, effect != 0, pair.runs(here, there), beside)
+    runs = pair.runs(*(run.value(metric, toward.reference) for run in (own, other)))
+    beside = own.completeness() if ends else {}
+    if table.compared is not None:
+        known = table.within_rows(effect, batch)
+        beside |= yield from _agreement(own, other, toward, cells, known, table.compared)
+    return Measured(effect, effect != 0, runs, beside)
 
 
 def _agreement(
-    watched: Watched,
-    own: Batch,
+    own: Recorded,
+    other: Recorded,
+    toward: TowardMetric,
     cells: Cells,
-    traces: tuple[Trace, Trace],
     estimate: Float[Tensor, "b ..."],
     compared: Compared,
-) -> dict[str, Float[Tensor, "b"]]:
+) -> Steps[dict[str, Float[Tensor, "b"]]]:
     """Fisher's z of each prompt's correlations of estimates and effects; NaN for prompts that are not looked at.
 
     A prompt's cells depend on nothing but that prompt and its number, however the rows are split.
     """
-    numbers = range(len(own)) if own.row is None else own.row.tolist()
+    batch = own.batch
+    numbers = range(len(batch)) if batch.row is None else batch.row.tolist()
     rows = [i for i, n in enumerate(numbers) if compared.prompts is None or n < compared.prompts]
-    found = torch.full((len(own), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
+    found = torch.full((len(batch), len(COEFFICIENTS)), torch.nan, dtype=torch.float64)
     if rows:
         index = sent(rows, estimate.device)
-        here, other = ({name: trace[Read(name)][index] for name in cells.names} for trace in traces)
-        known = {"estimate": estimate[index], "unlike": _unlike(cells, here, other)}
+        here, there = ({name: run.trace[Read(name)][index] for name in cells.names} for run in (own, other))
+        known = {"estimate": estimate[index], "unlike": _unlike(cells, here, there)}
         host = fetched({name: x.reshape(len(rows), -1) for name, x in known.items()})
         ours = dict(zip(rows, host["estimate"], strict=True))
         drawn = {
-            i: _drawn(ours[i], there, compared.cells, numbers[i])
-            for i, there in zip(rows, host["unlike"], strict=True)
+            i: _drawn(ours[i], unlike, compared.cells, numbers[i])
+            for i, unlike in zip(rows, host["unlike"], strict=True)
         }
         drawn = {i: chosen for i, chosen in drawn.items() if len(chosen) > 1}
-        effects = _effects(watched, own, cells, traces[1], drawn)
+        effects = yield from _effects(own, other.trace, toward, cells, drawn)
         for i, chosen in drawn.items():
             exact, changed = effects[i, "exact"], effects[i, "changed"]
             mine = ours[i][chosen].to(exact)
@@ -218,17 +220,16 @@ def _agreement(
 
 
 def _effects(
-    watched: Watched, own: Batch, cells: Cells, other: Trace, drawn: Mapping[int, Int[Tensor, "some"]]
-) -> dict[tuple[int, str], Tensor]:
+    own: Recorded, other: Trace, toward: TowardMetric, cells: Cells, drawn: Mapping[int, Int[Tensor, "some"]]
+) -> Steps[dict[tuple[int, str], Tensor]]:
     """What patching the cells that were drawn does to each of some rows (`exact`, `changed`), on the host."""
     found: dict[tuple[int, str], Tensor] = {}
     for i, numbers in drawn.items():
-        row, given = own.rows(torch.tensor([i])), {name: other[Read(name)][i : i + 1] for name in cells.names}
-        reference = None if watched.reference is None else watched.reference[i : i + 1]
-        swept = Sweep(watched.model, row, cells.some(given, row, numbers.tolist())).run(
-            watched.metric, reference
-        )
-        found[i, "exact"], found[i, "changed"] = (swept.values - swept.base)[:, 0], swept.changed[:, 0]
+        row, given = own.batch.rows(torch.tensor([i])), {n: other[Read(n)][i : i + 1] for n in cells.names}
+        variants = cells.some(given, row, numbers.tolist())
+        reference = None if toward.reference is None else toward.reference[i : i + 1]
+        done = yield from swept(row, variants, toward.metric, reference=reference, model=own.model)
+        found[i, "exact"], found[i, "changed"] = (done.values - done.base)[:, 0], done.changed[:, 0]
     return fetched(found)
 
 

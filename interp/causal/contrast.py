@@ -1,26 +1,21 @@
-"""What causal comparisons of two runs share: aligned pairs of prompts, sites by short name, a watched metric."""
+"""What causal comparisons of two runs share: aligned pairs of prompts, sites by short name."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts, Text, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.tap import Edit, Read
-from interp.model.transformer import Transformer
-from interp.passes.metrics import Metric, Outcome
-from interp.passes.observe import Model, Observation, observe, text_of
+from interp.passes.observe import Model, text_of
 
 T = TypeVar("T")
 
@@ -127,47 +122,6 @@ class Contrast:
         """What is known of the run that is intervened on, and of the other one, by their names: clean, corrupt."""
         clean, corrupt = (other, own) if self.direction == "denoise" else (own, other)
         return {"clean": clean, "corrupt": corrupt}
-
-
-@dataclass(frozen=True, eq=False)
-class Watched:
-    """Passes to the final stream of one model, and the metric of their rows."""
-
-    model: Transformer
-    metric: Metric
-    reference: Float[Tensor, "b n d"] | None = None
-    """What a metric that compares compares with: the columns it sees of each example's clean run."""
-
-    def value(
-        self, stream: Float[Tensor, "r p d"], batch: Batch, example: Int[Tensor, "r"] | None = None
-    ) -> Float[Tensor, "r"]:
-        """The metric of every row; `example`: which pair it belongs to, None where row i is pair i."""
-        whose = torch.arange(len(batch), device=stream.device) if example is None else example
-        seen, batch = self.metric.sees(stream, batch), batch.to(stream.device)
-        return self.metric.of(Outcome(self.model, seen, batch, sent(whose, stream.device), self.reference))
-
-    def beside(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Watched:
-        """The same with the final stream of these rows' clean run, if the metric compares."""
-        return replace(self, reference=self.metric.sees(stream, batch)) if self.metric.compares else self
-
-    def recorded(self, batch: Batch, reads: Sequence[Read] = ()) -> Observation:
-        """A pass without gradients."""
-        return observe(self.model, batch, reads, stop=self.model.config.n_layers)
-
-    def differentiated(
-        self,
-        batch: Batch,
-        reads: Sequence[Read],
-        edits: Sequence[Edit] = (),
-        example: Int[Tensor, "r"] | None = None,
-    ) -> Observation:
-        """A pass with the gradients of the rows' metrics; rows do not meet, so their sum will do."""
-
-        def total(stream: Tensor) -> Float[Tensor, ""]:
-            return self.value(stream, batch, example).sum()
-
-        stop = self.model.config.n_layers
-        return observe(self.model, batch, reads, edits, stop=stop, metric=total)
 
 
 def site_names(site: str, config: ModelConfig) -> tuple[str, ...]:

@@ -14,10 +14,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Direction, Watched, paired
+from interp.causal.contrast import Contrast, Direction, paired
 from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, listed
 from interp.causal.graph import LOGITS, EdgeGraph, reads_by_qkv
 from interp.core.boundary import nearest, public
@@ -31,8 +31,7 @@ from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Recorded, Steps, recorded
-from interp.passes.sweep import Sweep
+from interp.passes.schedule import Steps, recorded, swept, swept_reads
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -236,13 +235,11 @@ def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
     return f"blocks.{receiver.layer}.attn.hook_{letter}", {dim: receiver.index}
 
 
+@torch.no_grad()
 def _measured(
     network: Transformer, batch: Batch, routes: Routes, metric: Metric, direction: Direction, by_pos: bool
 ) -> Steps[Measured]:
-    runs = PathRuns(network, Contrast.of(batch, direction), routes, by_pos)
-    here = yield from recorded(runs.pair.own, runs.reads, final=True, exact=True)
-    there = yield from recorded(runs.pair.other, runs.reads, final=True, exact=True)
-    return runs.measured(metric, here, there)
+    return (yield from PathRuns(Contrast.of(batch, direction), routes, by_pos).measured(metric))
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +251,6 @@ class PathRuns:
     recorded. Second sweep: the same number of variants, each with the recorded inputs put, and nothing else held.
     """
 
-    model: Transformer
     pair: Contrast
     routes: Routes
     by_pos: bool = False
@@ -266,22 +262,26 @@ class PathRuns:
             Read(site) for site in sorted({part.site for part in self.routes.senders} | set(self.routes.held))
         ]
 
-    @torch.no_grad()
-    def measured(self, metric: Metric, here: Recorded, there: Recorded) -> Measured:
-        """The effect of every sender (sender x position, if by position); here, there: the pair's two runs."""
-        pair, routes, watched = self.pair, self.routes, Watched(self.model, metric)
-        watched = watched.beside(pair.runs(here.end, there.end)["clean"], pair.own)
+    def measured(self, metric: Metric) -> Steps[Measured]:
+        """The effect of every sender (sender x position, if by position)."""
+        pair, routes = self.pair, self.routes
+        here = yield from recorded(pair.own, self.reads, final=True, exact=True)
+        there = yield from recorded(pair.other, self.reads, final=True, exact=True)
+        reference = pair.runs(here, there)["clean"].reference(metric)
         values = {read.site: (here.trace[read], there.trace[read]) for read in self.reads}
-        direct = self._direct(values)
-        last = direct if routes.to_logits else self._onwards(direct)
-        found = last.run(metric, watched.reference)
+        variants, held = self._direct(values)
+        if not routes.to_logits:
+            sites = dict.fromkeys(_read_by(receiver)[0] for receiver in routes.receivers)
+            seen = yield from swept_reads(pair.own, variants, list(map(Read, sites)), common=held)
+            variants, held = self._onwards(seen), Variant()
+        found = yield from swept(pair.own, variants, metric, common=held, reference=reference)
         changed = found.changed & self._differing(values).to(found.changed.device)
         found = replace(found, values=torch.where(changed, found.values, found.base), changed=changed)
         shape = (len(routes.senders), *[-1] * self.by_pos)
-        return Measured.of(found, shape, pair.runs(found.base, watched.value(there.end, pair.other)))
+        return Measured.of(found, shape, pair.runs(found.base, there.value(metric, reference)))
 
-    def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> Sweep:
-        """Senders to receivers: what is held is put in every run, each sender on top of it."""
+    def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
+        """Senders to receivers: each sender's variant, and what is held in every run, below them."""
         held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.held])
         other = {site: Set(there) for site, (_, there) in values.items()}
         variants = [
@@ -289,18 +289,17 @@ class PathRuns:
             for part in self.routes.senders
             for at in self._positions
         ]
-        return Sweep(self.model, self.pair.own, variants, held)
+        return variants, held
 
-    def _onwards(self, direct: Sweep) -> Sweep:
+    def _onwards(self, seen: Mapping[Read, Float[Tensor, "v b ..."]]) -> list[Variant]:
         """Receivers to the end: each variant puts what its receivers read on the way from the sender."""
         targets = [_read_by(receiver) for receiver in self.routes.receivers]
-        seen = direct.read([Read(site) for site in dict.fromkeys(site for site, _ in targets)])
         inputs = {read.site: value.flatten(0, 1) for read, value in seen.items()}
-        variants = [
-            Variant([Edit(site, Set(inputs[site], first=i * len(self.pair.own)), at) for site, at in targets])
-            for i in range(len(direct.variants))
+        n, count = len(self.pair.own), len(next(iter(seen.values())))
+        return [
+            Variant([Edit(site, Set(inputs[site], first=i * n), at) for site, at in targets])
+            for i in range(count)
         ]
-        return Sweep(self.model, self.pair.own, variants)
 
     @property
     def _positions(self) -> list[dict[str, Index]]:

@@ -9,15 +9,15 @@ effect is not; EAP-IG averages it along a line between the two runs (Hanna et al
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Direction, Watched, paired
+from interp.causal.contrast import Contrast, Direction, paired
 from interp.causal.effects import MISSED, MOVED, Measured, Table, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
@@ -27,14 +27,13 @@ from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model.edits import Edit
-from interp.model.sites import final_stream
-from interp.model.tap import Read, Trace
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Observation, Subject, text_of
+from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, Question
-from interp.passes.rules import Rules, completeness, rules_attrs, under_rules
-from interp.passes.schedule import Steps, recorded
+from interp.passes.rules import Rules, rules_attrs, under_rules
+from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded
 from interp.runs.run import answered
 from interp.tokens.input_gradients import nodes
 
@@ -197,6 +196,7 @@ def edge_attribution(
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
 
+@torch.no_grad()
 def _measured(
     model: Transformer,
     batch: Batch,
@@ -207,48 +207,86 @@ def _measured(
     rules: Rules,
 ) -> Steps[Measured]:
     """The scores of some pairs, and the metric of their clean and corrupted runs."""
-    model = under_rules(model, rules)
     size = max(1, max(len(batch), ROWS) // len(line.points()[0]))
     parts = []
     for some in batch.split(size):
-        parts.append((yield from _scores(model, Contrast.of(some, direction), metric, line, graph)))
+        parts.append((yield from _scores(model, Contrast.of(some, direction), metric, line, graph, rules)))
     return Measured.joined(parts)
 
 
 def _scores(
-    model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph
+    model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph, rules: Rules
 ) -> Steps[Measured]:
     """The scores of pairs whose points of a line fit into one pass."""
-    watched, reads, error = Watched(model, metric), _reads(model, graph, line), {}
-    there = yield from recorded(pair.other, reads, final=True, exact=True, model=model)
+    reads, need, error = (
+        _reads(model, graph, line),
+        partial(recorded, final=True, exact=True, rules=rules),
+        {},
+    )
+    other = yield from need(pair.other, reads)
     if line.method == "eap":
-        watched = watched.beside(there.end, pair.other)  # a metric that compares has its clean run there
-        run = watched.differentiated(pair.own, [*reads, *_everywhere(model)])
-        here, end = run.trace, run.output
-        change = Change.between(model, here, there.trace)
-        found = edge_scores(graph, change, Gradients.of(model, here, line.points()[1]))
-        error = completeness(model, pair.own, end, here[Read(final_stream(model.config), grad=True)])
+        toward = TowardMetric(
+            metric, other.reference(metric)
+        )  # a metric that compares has its clean run there
+        own = yield from need(pair.own, [*reads, *_everywhere(model)], toward=toward)
+        change = Change.between(own.model, own.trace, other.trace)
+        found = edge_scores(graph, change, Gradients.of(own.model, own.trace, line.points()[1]))
+        error = own.completeness()
     else:
-        seen = yield from recorded(pair.own, reads, final=True, exact=True, model=model)
-        here, end = seen.trace, seen.end
-        watched = watched.beside(pair.runs(end, there.end)["clean"], pair.own)
+        own = yield from need(pair.own, reads)
+        toward = TowardMetric(metric, pair.runs(own, other)["clean"].reference(metric))
         along = _along_activations if line.method == "eap-ig-activations" else _along_inputs
-        change = Change.between(model, here, there.trace)
-        found = along(watched, pair, Runs(change, **pair.runs(here, there.trace)), line, graph)
-    with torch.no_grad():
-        own, other = watched.value(end, pair.own), watched.value(there.end, pair.other)
-        if line.method == "eap-ig-inputs":
-            error = {MISSED: (found[:, 0].sum(-1) - (other - own)).abs(), MOVED: (other - own).abs()}
-    return Measured(found, found != 0, pair.runs(own, other), error)
+        found = yield from along(Runs(pair, own, other, rules), toward, line, graph)
+    here, there = (run.value(metric, toward.reference) for run in (own, other))
+    if line.method == "eap-ig-inputs":
+        error = {MISSED: (found[:, 0].sum(-1) - (there - here)).abs(), MOVED: (there - here).abs()}
+    return Measured(found, found != 0, pair.runs(here, there), error)
 
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """What the clean and the corrupted run left, and the change from the own run to the other."""
+    """Both runs of some pairs, between which the gradient is taken."""
 
-    change: Change
-    clean: Trace
-    corrupt: Trace
+    pair: Contrast
+    own: Recorded
+    other: Recorded
+    rules: Rules
+
+    @cached_property
+    def change(self) -> Change:
+        """From the own run to the other one."""
+        return Change.between(self.own.model, self.own.trace, self.other.trace)
+
+    def moved(self, site: str, toward: TowardMetric, line: Line, reads: Sequence[Read]) -> Steps[Gradients]:
+        """The gradients of own runs with a site between its corrupted and clean values."""
+        own, (points, weights) = self.pair.own, line.points()
+        example = torch.arange(len(own)).repeat_interleave(len(points))
+        ends = self.pair.runs(self.own.trace[Read(site)], self.other.trace[Read(site)])
+        seen = yield from recorded(
+            own.rows(example),
+            reads,
+            edits=[Edit(site, Between(ends["corrupt"], ends["clean"], points))],
+            toward=replace(toward, example=example),
+            rules=self.rules,
+        )
+        return Gradients.of(seen.model, seen.trace, weights)
+
+
+@dataclass(frozen=True, eq=False)
+class Between:
+    """The change of a pass whose rows are every example at every point of the line from its corrupted to its clean
+    value; rows are `example, point`.
+    """
+
+    corrupt: Float[Tensor, "b p d"]
+    clean: Float[Tensor, "b p d"]
+    points: Float[Tensor, "k"]
+
+    def __call__(self, value: Float[Tensor, "r p d"]) -> Float[Tensor, "r p d"]:
+        """What stands at the site instead of its value."""
+        start, end = (wide(x.to(value.device))[:, None] for x in (self.corrupt, self.clean))
+        share = sent(self.points.to(start.dtype), value.device)[:, None, None]
+        return torch.lerp(start, end, share).flatten(0, 1).to(value.dtype)
 
 
 def _reads(model: Transformer, graph: EdgeGraph, line: Line) -> tuple[Read, ...]:
@@ -263,23 +301,21 @@ def _everywhere(model: Transformer) -> tuple[Read, ...]:
 
 
 def _along_inputs(
-    watched: Watched, pair: Contrast, runs: Runs, line: Line, graph: EdgeGraph
-) -> Float[Tensor, "b s r"]:
+    runs: Runs, toward: TowardMetric, line: Line, graph: EdgeGraph
+) -> Steps[Float[Tensor, "b s r"]]:
     """All edges, by the gradients of runs on embeddings between the corrupted and the clean one."""
-    model = watched.model
-    seen = _moved(watched, pair, runs, START, line, _everywhere(model))
-    return edge_scores(graph, runs.change, Gradients.of(model, seen.trace, line.points()[1]))
+    gradients = yield from runs.moved(START, toward, line, _everywhere(runs.own.model))
+    return edge_scores(graph, runs.change, gradients)
 
 
 def _along_activations(
-    watched: Watched, pair: Contrast, runs: Runs, line: Line, graph: EdgeGraph
-) -> Float[Tensor, "b s r"]:
+    runs: Runs, toward: TowardMetric, line: Line, graph: EdgeGraph
+) -> Steps[Float[Tensor, "b s r"]]:
     """Edges out of each sublayer by the gradients of own runs in which its output moves."""
-    model, total = watched.model, None
+    total = None
     for group in _sublayers(graph):
-        reads = Gradients.reads(model, group.layers, group.mlps)
-        seen = _moved(watched, pair, runs, group.site, line, reads)
-        gradients = Gradients.of(model, seen.trace, line.points()[1])
+        reads = Gradients.reads(runs.own.model, group.layers, group.mlps)
+        gradients = yield from runs.moved(group.site, toward, line, reads)
         found = edge_scores(graph, runs.change, gradients, first=group.senders.start, last=group.senders.stop)
         total = found if total is None else total + found
     assert total is not None
@@ -298,26 +334,3 @@ def _sublayers(graph: EdgeGraph) -> Iterator[Sublayer]:
         if graph.mlp:
             place = graph.mlp_sender(layer)
             yield Sublayer(f"blocks.{layer}.hook_mlp_out", slice(place, place + 1), later, mlps[layer + 1 :])
-
-
-def _moved(
-    watched: Watched, pair: Contrast, runs: Runs, site: str, line: Line, reads: tuple[Read, ...]
-) -> Observation:
-    """Differentiated passes with a site between its corrupted and clean values; rows are `example, point`."""
-    points = line.points()[0]
-    example = torch.arange(len(pair.own)).repeat_interleave(len(points))
-    ends = [run[Read(site)] for run in (runs.corrupt, runs.clean)]
-    edit = Edit(site, partial(_between, corrupt=ends[0], clean=ends[1], points=points))
-    return watched.differentiated(pair.own.rows(example), reads, (edit,), example)
-
-
-def _between(
-    value: Float[Tensor, "r p d"],
-    corrupt: Float[Tensor, "b p d"],
-    clean: Float[Tensor, "b p d"],
-    points: Float[Tensor, "k"],
-) -> Float[Tensor, "r p d"]:
-    """Every example at every point."""
-    start, end = (wide(x.to(value.device))[:, None] for x in (corrupt, clean))
-    share = sent(points.to(start.dtype), value.device)[:, None, None]
-    return torch.lerp(start, end, share).flatten(0, 1).to(value.dtype)

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.causal.contrast import Contrast, Direction, Watched, paired
+from interp.causal.contrast import Contrast, Direction, paired
 from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_attribution import EdgeAttribution, Method
@@ -142,13 +142,13 @@ def _measured(
     direction: Direction,
 ) -> Steps[Measured]:
     """The effects in some pairs, 0 for edges that are not asked for, and the metric of both runs."""
-    pair, watched, reads = Contrast.of(batch, direction), Watched(model, metric), Change.reads(model)
+    pair, reads = Contrast.of(batch, direction), Change.reads(model)
     edited = {edit.site for edit in model.edits}
     read = {each.site: _read(each.site, edited) for each in inputs(model, graph)}
     both = list(dict.fromkeys((*reads, *map(Read, read.values()))))
     here = yield from recorded(pair.own, both, final=True, exact=True)
     there = yield from recorded(pair.other, reads, final=True, exact=True)
-    watched = watched.beside(pair.runs(here.end, there.end)["clean"], pair.own)
+    reference = pair.runs(here, there)["clean"].reference(metric)
     b, p = batch.tokens.shape
     change = Change.between(model, here.trace, there.trace).vectors(graph, slice(0, b), slice(0, p))
     found = change.new_zeros(b, *graph.exists.shape)
@@ -162,12 +162,12 @@ def _measured(
             variants = _variants(
                 site, stream, change, cells, receivers.stop - receivers.start if heads else 0
             )
-            done = yield from swept(pair.own, variants, metric, reference=watched.reference)
+            done = yield from swept(pair.own, variants, metric, reference=reference)
             place = sent(cells, found.device)
             found[:, place[:, 0], receivers.start + place[:, 1]] = (done.values - done.base).mT.to(found)
             changed[:, place[:, 0], receivers.start + place[:, 1]] = done.changed.mT.to(changed)
             bar.update(len(cells))
-    runs = pair.runs(*(wide(watched.value(run.end, pair.own)) for run in (here, there)))
+    runs = pair.runs(*(run.value(metric, reference) for run in (here, there)))
     return Measured(found, changed, runs)
 
 

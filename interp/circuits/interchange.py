@@ -21,7 +21,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.contrast import Watched, paired
+from interp.causal.contrast import paired
 from interp.causal.graph import EdgeGraph
 from interp.causal.stand_ins import StandIn, StandIns
 from interp.circuits.edge_circuit import Circuit
@@ -42,7 +42,9 @@ from interp.passes.frozen import output_norm
 from interp.passes.memory import room, that_fit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Unshared
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
+from interp.passes.schedule import Steps, TowardMetric, recorded
+from interp.passes.sweep import Judge
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -60,7 +62,11 @@ def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor,
     own run, so that W_O and the linear part of the norm make a head's share of it; the bias b_O is then one head more,
     whose z is 1 / scale.
     """
-    values = observe(model, batch, Change.reads(model), answers_only=True).trace
+    return said_in(model, observe(model, batch, Change.reads(model), answers_only=True).trace)
+
+
+def said_in(model: Transformer, values: Values) -> dict[str, Float[Tensor, "b p ..."]]:
+    """What every sender adds to the stream in a pass that was recorded, see `said_by_senders`."""
     found = {START: wide(values[Read(START)])}
     for layer in range(model.config.n_layers):
         found[f"blocks.{layer}.attn.hook_z"] = head_outputs(model, values, layer)
@@ -276,7 +282,7 @@ class CircuitPasses:
         """
         return ByRow(
             name,
-            Unshared(partial(_compute, passes=self, kept=kept, estimated=estimated)),
+            partial(_compute, passes=self, kept=kept, estimated=estimated),
             Rows,
             finish,
             AnswerTokens.of(model.text, self.metric.answer, self.metric.wrong),
@@ -288,64 +294,72 @@ class CircuitPasses:
         """What a result says of them."""
         return {"metric": self.metric.name, "unit": self.metric.unit, "replacement": self.replacement}
 
-    @torch.no_grad()
     def values(
         self, model: Transformer, batch: Batch, kept: Bool[Tensor, "c sender receiver"]
-    ) -> Float[Tensor, "b c"]:
+    ) -> Steps[Float[Tensor, "b c"]]:
         """The metric of some pairs under every circuit."""
         rows = rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere)
         found, kept = [], kept.cpu()
         for some in batch.split(rows):
-            clean, watched = some.pair()[0], Watched(model, self.metric)
-            if self.metric.compares:
-                watched = watched.beside(watched.recorded(clean).output, clean)
-            values = self.fill.values(model, some)
-            replaced = nothing_said(model) if values is None else values
-            packs = kept.split(max(1, rows // len(some)))
-            found.append(torch.cat([self._pack(watched, clean, pack, replaced) for pack in packs]))
+            clean, reference = some.pair()[0], (yield from self._reference(some))
+            replaced = yield from self._replaced(model, some)
+            judge, packs = Judge(self.metric, clean, model, reference), []
+            for pack in kept.split(max(1, rows // len(some))):
+                change = DroppedEdges(model, self.graph, self.graph.exists & ~pack, replaced)
+                copies = clean.rows(torch.arange(len(clean)).repeat(len(pack))).to(model.device)
+                run = yield from recorded(copies, change.reads, final=True, edits=change.edits)
+                end = run.home(self.metric)
+                del run  # what senders said in it goes before the logits come
+                packs.append(judge.value(end, len(pack)))
+            found.append(torch.cat(packs))
         return torch.cat(found, 1).mT
 
-    def _pack(
-        self, watched: Watched, clean: Batch, kept: Bool[Tensor, "c s r"], replaced: Mapping[str, Tensor]
-    ) -> Float[Tensor, "c b"]:
-        """Some circuits of some pairs, in one pass."""
-        model = watched.model
-        example = torch.arange(len(clean)).repeat(len(kept))
-        rows = clean.rows(example).to(model.device)
-        dropped = self.graph.exists & ~kept
-        change = DroppedEdges(model, self.graph, dropped, replaced)
-        final = observe(model, rows, change.reads, change.edits, stop=model.config.n_layers).output
-        return wide(watched.value(final, rows, example)).unflatten(0, (len(kept), -1))
+    def _reference(self, batch: Batch) -> Steps[Float[Tensor, "b n d"] | None]:
+        """The clean run's final stream, for a metric that compares with it."""
+        if not self.metric.compares:
+            return None
+        seen = yield from recorded(batch.pair()[0], (), final=True)
+        return seen.reference(self.metric)
+
+    def _replaced(self, model: Transformer, batch: Batch) -> Steps[Mapping[str, Tensor]]:
+        """What dropped edges carry on some pairs, by the site where their senders are read."""
+        if self.replacement == "resample":
+            seen = yield from recorded(batch.pair()[1], Change.reads(model), exact=True)
+            return said_in(model, seen.trace)
+        values = self.fill.values(model, batch)
+        return nothing_said(model) if values is None else values
 
     def first_order(
         self, model: Transformer, batch: Batch, kept: Bool[Tensor, "sender receiver"]
-    ) -> Float[Tensor, "b sender receiver"]:
+    ) -> Steps[Float[Tensor, "b sender receiver"]]:
         """What dropping each edge of one circuit changes the metric by, to first order, in each of some pairs.
 
         The change of the receiver's input, replaced - current, against the gradient there in the run of the circuit,
         into which what the circuit drops does not enter. 0 where the circuit has no edge.
         """
         rows = max(1, rows_of_a_pass(model, batch.tokens.shape[1], everywhere=self.metric.everywhere) // 4)
-        return torch.cat([self._slopes(model, some, kept.cpu()) for some in batch.split(rows)])
+        found = []
+        for some in batch.split(rows):
+            found.append((yield from self._slopes(model, some, kept.cpu())))
+        return torch.cat(found)
 
-    def _slopes(self, model: Transformer, batch: Batch, kept: Bool[Tensor, "s r"]) -> Float[Tensor, "b s r"]:
-        clean, watched = batch.pair()[0], Watched(model, self.metric)
-        if self.metric.compares:
-            watched = watched.beside(watched.recorded(clean).output, clean)
-        values = self.fill.values(model, batch)
-        replaced = nothing_said(model) if values is None else values
+    def _slopes(
+        self, model: Transformer, batch: Batch, kept: Bool[Tensor, "s r"]
+    ) -> Steps[Float[Tensor, "b s r"]]:
+        toward = TowardMetric(self.metric, (yield from self._reference(batch)))
+        replaced = yield from self._replaced(model, batch)
         change = DroppedEdges(model, self.graph, (self.graph.exists & ~kept)[None], replaced, True)
         every = tuple(inputs(model, self.graph))
-        slopes = tuple(Read(each.site, grad=True) for each in every)
-        seen = watched.differentiated(clean, (*change.reads, *slopes), change.edits).trace
-        with torch.no_grad():
-            said = torch.cat([change._said_by(each, seen) for each in change._said])[:, 0]
+        reads = (*change.reads, *(Read(each.site, grad=True) for each in every))
+        run = yield from recorded(batch.pair()[0], reads, edits=change.edits, toward=toward)
+        seen = run.trace
+        said = torch.cat([change._said_by(each, seen) for each in change._said])[:, 0]
         senders = [
             each.rows.start + i
             for each in change._said
             for i in range(each.senders.stop - each.senders.start)
         ]
-        found = said.new_zeros(len(clean), *self.graph.exists.shape)
+        found = said.new_zeros(len(batch), *self.graph.exists.shape)
         for each in every:
             grad = wide(seen[Read(each.site, grad=True)])
             grad = grad if each.heads else grad[:, :, None]
@@ -353,20 +367,21 @@ class CircuitPasses:
         return found.mul_(sent(kept, found.device))
 
 
+@torch.no_grad()
 def _compute(
     model: Transformer,
     batch: Batch,
     passes: CircuitPasses,
     kept: Bool[Tensor, "c sender receiver"],
     estimated: tuple[Bool[Tensor, "sender receiver"], Sequence[int]] | None,
-) -> Mapping[str, Tensor]:
-    values = passes.values(model, batch, kept)
+) -> Steps[Mapping[str, Tensor]]:
+    values = yield from passes.values(model, batch, kept)
     unlike = f"{passes.metric.name} is NaN or infinite under some circuit for some prompt"
     check(values.isfinite().all(), lambda: NotFiniteError(unlike))
     if estimated is None:
         return {"value": values}
     circuit, senders = estimated
-    edges = passes.first_order(model, batch, circuit)
+    edges = yield from passes.first_order(model, batch, circuit)
     return {"value": values, "estimate": edges.sum(-1)[:, list(senders)].to(values)}
 
 

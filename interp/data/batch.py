@@ -245,9 +245,15 @@ class Batch(Brief):
         return pinned() if self.tokens.is_cpu else self
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Consecutive parts of at most `size` rows, of the same width; ValueError for a size below 1."""
+        """Consecutive parts of at most `size` rows, of the same width: itself, if that is one part.
+
+        ValueError for a size below 1.
+        """
         if size < 1:
             raise ValueError(f"parts of at least one row are required, got {size}")
+        if 0 < len(self) <= size:
+            yield self
+            return
         for start in range(0, len(self), size):
             yield self._each(itemgetter(slice(start, start + size)))
 

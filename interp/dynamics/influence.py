@@ -25,11 +25,12 @@ from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.data.stream import prompt_source
 from interp.dynamics.kronecker import Kronecker, along, products
-from interp.lenses.factors import GradientFactors, Matrix, check_differentiable, chosen, factors
+from interp.lenses.factors import GradientFactors, Matrix, check_differentiable, chosen, factor_steps
 from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Objective, Subject, as_model
-from interp.passes.question import ByRow, Unshared, Values
+from interp.passes.question import ByRow, Values
+from interp.passes.schedule import Steps
 from interp.runs.over_data import reduced_over
 from interp.tasks.examples import Examples
 
@@ -116,7 +117,7 @@ class _Asked:
     def over(
         self,
         examples: Examples,
-        compute: Callable[[Transformer, Batch], Values],
+        rows: Callable[[Transformer, Batch], Steps[Values]],
         kept: Reduction,
         most: int | None = None,
     ) -> object:
@@ -131,11 +132,11 @@ class _Asked:
             prepend_bos=False,
             batch_size=min(self.batch_size, most or self.batch_size),
         )
-        return reduced_over(ByRow("influence", Unshared(compute), kept), self.subject, source)
+        return reduced_over(ByRow("influence", rows, kept), self.subject, source)
 
-    def factors(self, model: Transformer, batch: Batch, loss: Objective) -> GradientFactors:
+    def factors(self, model: Transformer, batch: Batch, loss: Objective) -> Steps[GradientFactors]:
         """Those of a loss of all logits."""
-        return factors(model, batch, self.matrices, self.layers, loss=loss, everywhere=True)
+        return factor_steps(model, batch, self.matrices, self.layers, loss=loss, everywhere=True)
 
     def tokens(self, rows: Examples) -> int:
         """How many the mean loss is over."""
@@ -230,7 +231,7 @@ def fisher(asked: _Asked, rows: Examples, method: Method, most: int | None = Non
 
 def _pseudo(
     asked: _Asked, model: Transformer, batch: Batch, examples: Examples, sample: int
-) -> GradientFactors:
+) -> Steps[GradientFactors]:
     """Factors of the loss of labels that the model draws."""
     part = here(examples, batch)
     assert batch.row is not None
@@ -241,11 +242,12 @@ def _pseudo(
     return asked.factors(model, batch, lambda logits: nats(logits, labels(logits), where))
 
 
-def _moments(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Mapping[str, Tensor]:
+def _moments(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Steps[Values]:
     """Summed over the tokens of each row: x^T x and delta^T delta of every matrix."""
     values: dict[str, Tensor] = {}
     for sample in range(asked.samples):
-        for name, (x, delta) in _pseudo(asked, model, batch, examples, sample).items():
+        found = yield from _pseudo(asked, model, batch, examples, sample)
+        for name, (x, delta) in found.items():
             kept, delta = wide(x) * batch.real[..., None], wide(delta)
             values[f"{name} x"] = kept.mT @ kept
             more = delta.mT @ delta / asked.samples
@@ -259,20 +261,21 @@ def _squares(
     asked: _Asked,
     examples: Examples,
     bases: Mapping[str, Kronecker],
-) -> Mapping[str, Tensor]:
+) -> Steps[Values]:
     """The squared gradient of each row in the eigenbasis of every matrix."""
     values: dict[str, Tensor] = {}
     for sample in range(asked.samples):
-        for name, (x, delta) in _pseudo(asked, model, batch, examples, sample).items():
+        found = yield from _pseudo(asked, model, batch, examples, sample)
+        for name, (x, delta) in found.items():
             more = bases[name].to(x).in_basis(x, delta).square() / asked.samples
             values[name] = values.get(name, torch.zeros_like(more)) + more
     return values
 
 
-def _of_queries(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Mapping[str, Tensor]:
+def _of_queries(model: Transformer, batch: Batch, asked: _Asked, examples: Examples) -> Steps[Values]:
     """Both factors of the gradient of each query's measure."""
     part = here(examples, batch)
-    found = asked.factors(
+    found = yield from asked.factors(
         model, batch, lambda logits: part.measured(logits, determined_only=asked.determined_only).sum()
     )
     return {
@@ -288,7 +291,7 @@ def _scores(
     asked: _Asked,
     examples: Examples,
     found: Mapping[str, Tensor | tuple[Tensor, Tensor]],
-) -> Mapping[str, Tensor]:
+) -> Steps[Values]:
     """The gradient of each row's summed loss times what stands for the queries, over all matrices."""
     where = here(examples, batch).asked(determined_only=asked.determined_only)
 
@@ -296,7 +299,8 @@ def _scores(
         return (next_token_loss(logits, batch.tokens, batch.keep) * where).sum()
 
     total: Tensor | None = None
-    for name, (x, delta) in asked.factors(model, batch, loss).items():
+    recorded = yield from asked.factors(model, batch, loss)
+    for name, (x, delta) in recorded.items():
         other = found[name]
         part = along(x, delta, other) if isinstance(other, Tensor) else products(x, delta, *other)
         total = part if total is None else total + part

@@ -40,16 +40,16 @@ from interp.editing.exchange import (
     written_at,
 )
 from interp.model import sites
-from interp.model.attention import picked
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Named, Part, is_part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence
-from interp.passes.observe import Model, Observation, Subject, observe
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Unshared
-from interp.passes.sweep import Judge, Sweep
+from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
+from interp.passes.schedule import Recorded, Steps, recorded, swept
+from interp.passes.sweep import Judge
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 
@@ -373,7 +373,7 @@ class _Exchange:
 def _analysis(asked: _Exchange, model: Subject) -> ByRow:
     return ByRow(
         asked.name,
-        Unshared(partial(_compute, asked=asked)),
+        partial(_compute, asked=asked),
         Rows if asked.each else Means,
         partial(_finish, asked=asked),
         answers=AnswerTokens.of(model.text, asked.metric.answer, asked.metric.wrong),
@@ -388,18 +388,20 @@ class _Pair:
     batch: Batch
     into: Transformer
     source: Transformer
-    own: Observation
-    given: Observation
+    own: Recorded
+    given: Recorded
 
     @classmethod
-    def of(cls, asked: _Exchange, batch: Batch, model: Transformer) -> _Pair:
+    def of(cls, asked: _Exchange, batch: Batch, model: Transformer) -> Steps[_Pair]:
         """One pass of each, recorded where passes begin and where parts write."""
         tuned, config = asked.other.beside(model), model.config
         into, source = (model, tuned) if asked.direction == "denoise" else (tuned, model)
         starts = asked.cells.starts(config.n_layers) if "weights" in asked.what else []
         written = asked.cells.sites if "activations" in asked.what else []
-        own = observe(into, batch, [_entering(config, start) for start in starts], stop=config.n_layers)
-        given = observe(source, batch, [Read(site) for site in written], stop=config.n_layers)
+        reads = [_entering(config, start) for start in starts]
+        own = yield from recorded(batch, reads, final=True, exact=True, model=into)
+        reads = [Read(site) for site in written]
+        given = yield from recorded(batch, reads, final=True, exact=True, model=source)
         return cls(asked, batch, into, source, own, given)
 
     @property
@@ -407,15 +409,11 @@ class _Pair:
         """The columns that the metric looks at; None = all."""
         return None if self.asked.metric.everywhere else self.batch.last()[:, None]
 
-    def seen(self, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b n d"]:
-        """What the metric looks at."""
-        return stream if self.columns is None else picked(stream, self.columns)
-
     @property
     def reference(self) -> tuple[Float[Tensor, "b n d"], Transformer]:
         """What a metric that compares compares with: the tuned model's final stream, and that model."""
-        run, model = (self.given, self.source) if self.asked.direction == "denoise" else (self.own, self.into)
-        return self.seen(run.output), model
+        run = self.given if self.asked.direction == "denoise" else self.own
+        return run.home(self.asked.metric), run.model
 
     def value(self, model: Transformer, seen: Float[Tensor, "b n d"]) -> Float[Tensor, "b"]:
         """The metric of a final stream that this model reads out."""
@@ -426,7 +424,7 @@ class _Pair:
         model = exchanged(self.into, self.source, cell.pieces)
         n, batch = model.config.n_layers, self.batch
         if cell.start == n:
-            return self.value(model, self.seen(self.own.output))
+            return self.value(model, self.own.home(self.asked.metric))
         begin = self.own.trace[_entering(model.config, cell.start)] if cell.start else batch.tokens
         stream = model(
             begin, None, cell.start, n, keep=batch.keep, logits_at=self.columns, documents=batch.documents,
@@ -441,14 +439,17 @@ class _Pair:
         changed = sent(torch.tensor([cell.changed for cell in cells]), without.device)
         return torch.stack(effect, 1), changed.expand(len(without), -1)
 
-    def by_activations(self) -> tuple[Tensor, Tensor]:
+    def by_activations(self) -> Steps[tuple[Tensor, Tensor]]:
         """The effect of what every cell writes, and whether it differs `[b c]`; 0 for cells that write nothing."""
         put = {site: Set(self.given.trace[Read(site)]) for site in self.asked.cells.sites}
         variants = [
             Variant([Edit(site, put[site], at) for site, at in cell.written])
             for cell in self.asked.cells.every
         ]
-        found = Sweep(self.into, self.batch, variants).run(self.asked.metric, *self.reference)
+        reference, model = self.reference
+        found = yield from swept(
+            self.batch, variants, self.asked.metric, reference=reference, reference_model=model, model=self.into
+        )  # fmt: skip
         return (found.values - found.base).mT, found.changed.mT
 
 
@@ -458,16 +459,17 @@ def _entering(config: ModelConfig, layer: int) -> Read:
 
 
 @torch.no_grad()
-def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Mapping[str, Tensor]:
+def _compute(model: Transformer, batch: Batch, asked: _Exchange) -> Steps[Mapping[str, Tensor]]:
     """The effect of every cell in every prompt, beside the whole change."""
-    pair = _Pair.of(asked, batch, model)
-    own = pair.value(pair.into, pair.seen(pair.own.output))
-    other = pair.value(pair.source, pair.seen(pair.given.output))
+    pair = yield from _Pair.of(asked, batch, model)
+    own, other = (pair.value(run.model, run.home(asked.metric)) for run in (pair.own, pair.given))
     base, tuned = (own, other) if asked.direction == "denoise" else (other, own)
     for name, value in (("base", base), ("tuned", tuned)):
         unlike = f"{asked.metric.name} is NaN or infinite in the {name} model on some prompt"
         check(value.isfinite().all(), partial(NotFiniteError, unlike))
-    found = [pair.by_weights(own) if what == "weights" else pair.by_activations() for what in asked.what]
+    found = []
+    for what in asked.what:
+        found.append(pair.by_weights(own) if what == "weights" else (yield from pair.by_activations()))
     combined = sent(asked.combined, own.device)
     effect = torch.stack([each.double() for each, _ in found], 1) @ combined
     changed = torch.stack([each.double() for _, each in found], 1) @ combined.abs()

@@ -33,7 +33,7 @@ from interp.lenses.factors import (
     Matrix,
     check_differentiable,
     chosen,
-    factors,
+    factor_steps,
     full_name,
     part_of,
     present,
@@ -43,8 +43,9 @@ from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Model, Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Unshared
+from interp.passes.question import AnswerTokens, ByRow, Question
 from interp.passes.rules import Rules, under_rules
+from interp.passes.schedule import Steps
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class _OfGradients(Question):
         check_differentiable(model.transformer, chosen(config, self.wanted(config), self.layers))
         return ByRow(
             self.name,
-            Unshared(partial(_compute, asked=self)),
+            partial(_compute, asked=self),
             Rows,
             partial(_finish, asked=self, config=config, text=model.text),
             answers=AnswerTokens.of(model.text, self.answer, self.wrong),
@@ -115,9 +116,10 @@ class _OfGradients(Question):
         raise NotImplementedError
 
 
-def _compute(model: Transformer, batch: Batch, asked: _OfGradients) -> Mapping[str, Tensor]:
+def _compute(model: Transformer, batch: Batch, asked: _OfGradients) -> Steps[Mapping[str, Tensor]]:
     """Every number of every matrix `[b matrix layer ...]`."""
-    found = factors(under_rules(model, asked.rules), batch, asked.wanted(model.config), asked.layers)
+    wanted = asked.wanted(model.config)
+    found = yield from factor_steps(model, batch, wanted, asked.layers, rules=asked.rules)
     by_matrix = [asked.of_matrix(found, matrix, layers) for matrix, layers in found.recorded().items()]
     values = {name: torch.stack([each[name] for each in by_matrix], 1) for name in by_matrix[0]}
     return values | {"token": batch.token_ids}

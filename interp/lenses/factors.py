@@ -32,9 +32,10 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import gradient_before, output_norm
-from interp.passes.observe import Model, Objective, Studied, as_model, observe
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Unshared
+from interp.passes.observe import Model, Objective, Studied, as_model
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError
 from interp.passes.rules import Rules, under_rules
+from interp.passes.schedule import Steps, TowardLoss, recorded, run_steps
 from interp.runs.over_data import reduced_over
 from interp.weights.matrices import between, given_at, held, reads_memory, side_by_side
 
@@ -178,7 +179,7 @@ def gradient_factors(
         )
     batch = batch if answers is None else answers.on(batch)
     compute = partial(_both_sides, matrices=matrices, layers=layers)
-    analysis = ByRow("gradient_factors", Unshared(compute), Rows)
+    analysis = ByRow("gradient_factors", compute, Rows)
     batches = GivenBatches.cut(by_place(batch), batch_size)  # as it is: factors have its columns
     total = reduced_over(analysis, subject, batches)
     assert isinstance(total, Rows)
@@ -193,8 +194,8 @@ def _both_sides(
     batch: Batch,
     matrices: Sequence[Matrix] | None,
     layers: Sequence[int] | None,
-) -> Mapping[str, Tensor]:
-    found = factors(model, batch, matrices, layers)
+) -> Steps[Mapping[str, Tensor]]:
+    found = yield from factor_steps(model, batch, matrices, layers)
     return {
         f"{name} {side}": each
         for name, pair in found.items()
@@ -228,23 +229,46 @@ def factors(
         >>> found["blocks.1.mlp.W_in"][0].shape[-1] == model.cfg.d_model
         True
     """
+    steps = factor_steps(model, batch, matrices, layers, loss=loss, everywhere=everywhere)
+    return run_steps(model, steps)
+
+
+def factor_steps(
+    model: Transformer,
+    batch: Batch,
+    matrices: Sequence[Matrix] | None = None,
+    layers: Sequence[int] | None = None,
+    *,
+    loss: Objective | None = None,
+    everywhere: bool = False,
+    rules: Rules = (),
+) -> Steps[GradientFactors]:
+    """Inputs and output VJPs of these matrices, from a pass that questions about the same answers share.
+
+    rules: backward rules under which the model runs. Others and errors: those of `factors`.
+    """
     every = chosen(model.config, matrices, layers, logits=loss is None)
     check_differentiable(model, every)
     batch = batch.to(model.device)
     metric = answer_loss(batch) if loss is None else loss
+    toward = TowardLoss(loss_of_answers if loss is None else partial(_of_logits, loss=loss), everywhere)
     names = {key: full_name(*key) for key in every}
     given = {name: Read(between(model.config, name)[0]) for name in names.values() if not reads_memory(name)}
     output = {name: Read(given_at(model.config, name), grad=True) for name in names.values()}
     union = list(dict.fromkeys((*given.values(), *output.values())))
-    where = None if everywhere else _columns(model, batch)
-    trace = observe(model, batch, union, logits_at=where, metric=metric).trace
-    pairs = {}
+    seen = yield from recorded(batch, union, toward=toward, rules=rules)
+    model, trace, pairs = seen.model, seen.trace, {}
     for (layer, matrix), name in names.items():
         x = _states(batch) if name not in given else trace[given[name]].to(model.device).flatten(2)
         delta = trace[output[name]].to(model.device).flatten(2)
         pairs[name] = x, _at_output(model, layer, matrix, x, delta)
     check(finite([each for pair in pairs.values() for each in pair]), partial(_not_finite, pairs))
     return GradientFactors(model, batch, pairs, metric, everywhere)
+
+
+def _of_logits(logits: Tensor, batch: Batch, loss: Objective) -> Float[Tensor, ""]:
+    """A loss that knows its rows already."""
+    return loss(logits)
 
 
 def _not_finite(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> NotFiniteError | None:
@@ -307,20 +331,22 @@ def answer_loss(batch: Batch) -> Objective:
 
     With wrong answers: minus theirs, which leaves logit(wrong) - logit(answer).
     """
-    answer, wrong = batch.answer, batch.wrong
-    if answer is None:
+    if batch.answer is None:
         raise ValueError(
             "gradients are those of a loss: an answer for every prompt is required, got none; name it, or bring it "
             "with the data"
         )
+    return partial(loss_of_answers, batch=batch)
 
-    def loss(logits: Float[Tensor, "b 1 v"]) -> Float[Tensor, ""]:
-        last = wide(logits[:, -1])
-        if wrong is not None:
-            return (last.gather(1, wrong[:, None]) - last.gather(1, answer[:, None])).sum()
-        return F.cross_entropy(last, answer, reduction="sum")
 
-    return loss
+def loss_of_answers(logits: Float[Tensor, "b 1 v"], batch: Batch) -> Float[Tensor, ""]:
+    """The number that `answer_loss` gives, for a batch with answers."""
+    answer, wrong = batch.answer, batch.wrong
+    assert answer is not None
+    last = wide(logits[:, -1])
+    if wrong is not None:
+        return (last.gather(1, wrong[:, None]) - last.gather(1, answer[:, None])).sum()
+    return F.cross_entropy(last, answer, reduction="sum")
 
 
 def full_name(layer: int, matrix: Matrix) -> str:

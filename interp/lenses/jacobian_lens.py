@@ -188,7 +188,11 @@ def _compute(
     skip: int,
     rules: Rules,
 ) -> Mapping[str, Tensor]:
-    """The Jacobian of every text, and how many of its positions count."""
+    """The Jacobian of every text, and how many of its positions count.
+
+    Its passes are no other question's: each text runs by itself, in as many copies as rows are differentiated at once,
+    from the keys and values of what is skipped on, and goes back towards one cotangent after the other.
+    """
     model = under_rules(model, rules)
     d = model.config.d_model
     rows = torch.eye(d, device=model.device) if tokens is None else token_directions(model, tokens)

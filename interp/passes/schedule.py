@@ -2,30 +2,39 @@
 
 A question about rows is a generator (`Steps`): it yields the pass or the sweep that it needs next, is sent what was
 found, and ends with its values. `answer_together` drives several of them over one batch. Passes over the same tokens
-become one pass with everybody's reads; sweeps of the same rows and metric become one sweep with everybody's variants;
-sweeps wait until nobody needs a pass. The numbers are those of each question alone, to rounding.
+become one pass with everybody's reads; so do passes that are differentiated towards the same number. Sweeps of the same
+rows and metric become one sweep with everybody's variants; sweeps wait until nobody needs a pass. The numbers are those
+of each question alone, to rounding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import TypeVar
 
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model import sites
+from interp.model.edits import Edit
+from interp.model.rules import Rule
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.metrics import Metric
+from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import deepest, observe
+from interp.passes.rules import Rules, as_rules, completeness, under_rules
 from interp.passes.sweep import Base, Judge, Sweep, Swept, Touched
 from interp.passes.variants import Variant, canonical
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
+_CARRYING = ("hook_scale", "hook_expert_weights")
+"""Sites whose values a pass carries on only where they are changed or differentiated; otherwise they are looked at."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +46,53 @@ class Ahead:
 
     batch: Batch
     sites: Sequence[str]
+
+
+@dataclass(frozen=True, eq=False)
+class TowardMetric:
+    """A pass is differentiated towards the sum of a metric over its rows: rows do not meet, so each has its own."""
+
+    metric: Metric
+    reference: Float[Tensor, "b n d"] | None = None
+    """What a metric that compares compares with: the final stream of each example, at the columns that it sees."""
+    example: Int[Tensor, "r"] | None = None
+    """Which example each row is a copy of, where examples are run several times; None = row i is example i."""
+
+    def value(self, model: Transformer, batch: Batch, stream: Float[Tensor, "r p d"]) -> Float[Tensor, ""]:
+        """The number, from the final stream of the pass."""
+        whose = torch.arange(len(batch), device=stream.device) if self.example is None else self.example
+        seen, batch = self.metric.sees(stream, batch), batch.to(stream.device)
+        return self.metric.of(Outcome(model, seen, batch, sent(whose, stream.device), self.reference)).sum()
+
+    def key(self, batch: Batch) -> Hashable:
+        """Equal for passes over the same tokens that are differentiated towards the same number."""
+        about = (batch.answer, batch.wrong, batch.row, self.reference, self.example)
+        return _metric_key(self.metric), *map(id, about)
+
+
+@dataclass(frozen=True, eq=False)
+class TowardLoss:
+    """A pass is differentiated towards a loss of its logits; of a model without logits, of its final states."""
+
+    loss: Callable[[Float[Tensor, "b n v"], Batch], Float[Tensor, ""]]
+    everywhere: bool = False
+    """Whether it sees the logits at every token; otherwise those at each row's last."""
+
+    def value(self, model: Transformer, batch: Batch, logits: Float[Tensor, "b n v"]) -> Float[Tensor, ""]:
+        """The number, from the logits that the loss sees."""
+        return self.loss(logits, batch.to(logits.device))
+
+    def columns(self, model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
+        """Where logits are computed; None = everywhere."""
+        return None if self.everywhere or not model.config.unembed else batch.host().last()[:, None]
+
+    def key(self, batch: Batch) -> Hashable:
+        """Equal for passes over the same tokens that are differentiated towards the same number."""
+        return self.loss, self.everywhere, *map(id, (batch.answer, batch.wrong, batch.row))
+
+
+Toward = TowardMetric | TowardLoss
+"""What a pass is differentiated towards."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +109,15 @@ class Pass:
     """Whether what is read must equal the base run of a sweep bit by bit: then attention takes the path of these reads
     alone (reading patterns rounds otherwise), whatever others read."""
     model: Transformer | None = None
-    """The model that runs, such as the same one under backward rules; None = the one that is asked about."""
+    """The model that runs; None = the one that is asked about."""
     ahead: Sequence[Ahead] = ()
     """What will be swept next."""
+    edits: Sequence[Edit] = ()
+    """Interventions of this pass alone. It is shared with passes that have the very same ones."""
+    toward: Toward | None = None
+    """What it is differentiated towards, which answers `Read(site, grad=True)`; None = it keeps no gradients."""
+    rules: Rules = ()
+    """Backward rules under which the model runs; those who name the same ones share the model under them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +131,7 @@ class Recorded:
     _homes: dict[bool, Float[Tensor, "b n d"]] = field(default_factory=dict)
     _values: dict[Hashable, tuple[object, Float[Tensor, "b"]]] = field(default_factory=dict)
     """Metrics by what they are and are about, each with the tensors whose identities stand in its key."""
+    _missed: list[dict[str, Float[Tensor, "b"]]] = field(default_factory=list)
 
     @property
     def end(self) -> Float[Tensor, "b p d"]:
@@ -82,9 +145,22 @@ class Recorded:
             self._homes[metric.everywhere] = metric.sees(self.end, self.batch)
         return self._homes[metric.everywhere]
 
+    def reference(self, metric: Metric) -> Float[Tensor, "b n d"] | None:
+        """What a metric compares with, where it compares with this run; None for one that compares with none."""
+        return self.home(metric) if metric.compares else None
+
+    def completeness(self) -> dict[str, Float[Tensor, "b"]]:
+        """How far relevances miss the final stream's (`rules.completeness`), of a differentiated pass that reads the
+        gradient there. Computed once for all who ask.
+        """
+        if not self._missed:
+            slope = self.trace[Read(sites.final_stream(self.model.config), grad=True)]
+            self._missed.append(completeness(self.model, self.batch, self.end, slope))
+        return dict(self._missed[0])
+
     def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
         """The metric of every row; one that compares does so with the reference. Computed once for all who ask."""
-        about = (self.batch.answer, self.batch.wrong, reference)
+        about = (self.batch.answer, self.batch.wrong, self.batch.row, reference)
         key = (_metric_key(metric), *map(id, about))
         if key not in self._values:
             judge = Judge(metric, self.batch, self.model, reference)
@@ -94,23 +170,30 @@ class Recorded:
 
 @dataclass(frozen=True, eq=False)
 class Sweeping:
-    """A need: metrics of variants of these rows."""
+    """A need: variants of these rows, and what is watched of them."""
 
     batch: Batch
     variants: Sequence[Variant]
-    metrics: tuple[Metric, ...]
-    """Each is a sweep of its own, from one base run."""
-    common: Variant
+    watch: tuple[Metric, ...] | tuple[Read, ...]
+    """Metrics, each of which is a sweep of its own from one base run; or what sites hold."""
+    common: Variant = field(default_factory=Variant)
     """What is edited in every variant and in the run that they are compared with."""
-    reference: Float[Tensor, "b n d"] | None
+    reference: Float[Tensor, "b n d"] | None = None
     """What a metric that compares compares with (`Sweep.run`)."""
+    reference_model: Transformer | None = None
+    """The model that the reference comes from; None = the one that runs."""
+    model: Transformer | None = None
+    """The model that runs; None = the one that is asked about."""
 
 
 Need = Pass | Sweeping
-Answer = Recorded | Sequence[Swept]
-"""What was found: of a pass, or by metric of a sweep."""
-Steps = Generator[Need, Answer, T]
-"""A computation over one batch that yields what it needs next, is sent what was found, and ends with its values."""
+Answer = Recorded | Sequence[Swept] | Mapping[Read, Tensor]
+"""What was found: of a pass; of a sweep by metric, or by read."""
+Steps = Generator[Need, list[Answer], T]
+"""A computation over one batch that yields what it needs next, is sent what was found, and ends with its values.
+
+What was found comes in a list of one that is emptied at once, so that it is freed when the question lets go of it.
+"""
 
 
 def recorded(
@@ -122,9 +205,12 @@ def recorded(
     exact: bool = False,
     model: Transformer | None = None,
     ahead: Sequence[Ahead] = (),
+    edits: Sequence[Edit] = (),
+    toward: Toward | None = None,
+    rules: Rules = (),
 ) -> Steps[Recorded]:
     """The step of needing a pass: `seen = yield from recorded(batch, reads)`. Arguments are those of `Pass`."""
-    found = yield Pass(batch, reads, last_only, final, exact, model, ahead)
+    found = (yield Pass(batch, reads, last_only, final, exact, model, ahead, edits, toward, rules)).pop()
     assert isinstance(found, Recorded)
     return found
 
@@ -136,9 +222,19 @@ def swept(
     *,
     common: Variant | None = None,
     reference: Float[Tensor, "b n d"] | None = None,
+    reference_model: Transformer | None = None,
+    model: Transformer | None = None,
 ) -> Steps[Swept]:
     """The step of needing a sweep: `found = yield from swept(batch, variants, metric)`."""
-    (found,) = yield from swept_by(batch, variants, (metric,), common=common, reference=reference)
+    (found,) = yield from swept_by(
+        batch,
+        variants,
+        (metric,),
+        common=common,
+        reference=reference,
+        reference_model=reference_model,
+        model=model,
+    )
     return found
 
 
@@ -149,42 +245,76 @@ def swept_by(
     *,
     common: Variant | None = None,
     reference: Float[Tensor, "b n d"] | None = None,
+    reference_model: Transformer | None = None,
+    model: Transformer | None = None,
 ) -> Steps[Sequence[Swept]]:
     """The step of needing several metrics of the same variants; what is found is in their order."""
-    found = yield Sweeping(batch, variants, tuple(metrics), common or Variant(), reference)
-    assert not isinstance(found, Recorded)
+    need = Sweeping(batch, variants, tuple(metrics), common or Variant(), reference, reference_model, model)
+    found = (yield need).pop()
+    assert isinstance(found, Sequence)
     return found
+
+
+def swept_reads(
+    batch: Batch, variants: Sequence[Variant], reads: Sequence[Read], *, common: Variant | None = None
+) -> Steps[Mapping[Read, Float[Tensor, "v b ..."]]]:
+    """The step of needing what sites hold in every variant (`Sweep.read`)."""
+    found = (yield Sweeping(batch, variants, tuple(reads), common or Variant())).pop()
+    assert isinstance(found, Mapping)
+    return found
+
+
+def run_steps(model: Transformer, steps: Steps[T]) -> T:
+    """What one computation over the rows of a batch ends with, where no other one could share its passes."""
+    return answer_together(model, {"": steps})[""]
 
 
 def answer_together(model: Transformer, asking: Mapping[str, Steps[T]]) -> dict[str, T]:
     """What each of these computations over the rows of one batch ends with, by name, from as few passes as possible."""
     done: dict[str, T] = {}
     waiting: dict[str, Need] = {}
-    bases = _Bases(model)
+    bases, networks = _Bases(model), _Networks(model)
 
-    def go_on(name: str, found: Answer | None) -> None:
+    def go_on(name: str, found: list[Answer]) -> None:
         try:
-            waiting[name] = next(asking[name]) if found is None else asking[name].send(found)
+            waiting[name] = asking[name].send(found) if found else next(asking[name])
         except StopIteration as end:
-            waiting.pop(name, None)
             bases.leave(name)
             done[name] = end.value
 
     for name in asking:
-        go_on(name, None)
+        go_on(name, [])
     while waiting:
         passes = {name: need for name, need in waiting.items() if isinstance(need, Pass)}
         sweeps = {name: need for name, need in waiting.items() if isinstance(need, Sweeping)}
         if passes:
             bases.expect(passes, sweeps)
-            found = _passed(model, passes, bases)
+            found = _passed(networks, passes, bases)
         else:
             found = _swept(model, sweeps, bases)
-        # what a question is sent is its own to keep: nobody else holds it while the others go on
+        # what a question needed, and what it is sent, nobody else holds while it goes on
+        waiting = {name: need for name, need in waiting.items() if name not in found}
+        passes, sweeps = {}, {}
         while found:
             name = next(iter(found))
-            go_on(name, found.pop(name))
+            go_on(name, [found.pop(name)])
     return {name: done[name] for name in asking}
+
+
+@dataclass(eq=False)
+class _Networks:
+    """The models that run: under backward rules a model is another one, made once for all who name these rules."""
+
+    model: Transformer
+    _ruled: dict[tuple[int, tuple[Rule, ...]], Transformer] = field(default_factory=dict)
+
+    def of(self, need: Pass) -> Transformer:
+        """The model of a pass."""
+        network = need.model or self.model
+        key = id(network), as_rules(need.rules)
+        if need.rules and key not in self._ruled:
+            self._ruled[key] = under_rules(network, need.rules)
+        return self._ruled.get(key, network)
 
 
 @dataclass(eq=False)
@@ -202,7 +332,7 @@ class _Bases:
             for each in need.ahead:
                 self._note(name, each.batch, each.sites)
         for name, sweep in sweeps.items():
-            if not sweep.common.edits:
+            if not sweep.common.edits and sweep.model is None:
                 self._note(name, sweep.batch, _edited_sites(sweep))
 
     def _note(self, name: str, batch: Batch, edited: Iterable[str]) -> None:
@@ -214,14 +344,14 @@ class _Bases:
         self, needed: Sequence[Pass], path: frozenset[str]
     ) -> tuple[Trace, Float[Tensor, "b p d"] | None] | None:
         """A pass that answers these and is a base for the sweeps to come; None if there is none to come, or it cannot
-        be: logits are read, or another model runs.
+        be: logits are read, another model runs, or the pass is edited or differentiated.
         """
         key = _tokens_key(needed[0].batch), path
         expected = self.expected.get(key)
         reads, config = _reads(needed), self.model.config
         if (
             not expected
-            or any(need.model for need in needed)
+            or any(need.model or need.rules or need.edits or need.toward for need in needed)
             or deepest((r.site for r in reads), config) is None
         ):
             return None
@@ -232,7 +362,7 @@ class _Bases:
 
     def of(self, need: Sweeping) -> Base | None:
         """The pass from which this sweep can depart, if one was made."""
-        if not self.known or need.common.edits:
+        if not self.known or need.common.edits or need.model is not None:
             return None
         return self.known.get((_tokens_key(need.batch), _slow_sites(_edited_sites(need), self.model)))
 
@@ -245,11 +375,11 @@ class _Bases:
                 self.known.pop(key, None)
 
 
-def _passed(model: Transformer, needed: Mapping[str, Pass], bases: _Bases) -> dict[str, Answer]:
-    """One pass for all that need the same tokens, on one path of attention."""
+def _passed(networks: _Networks, needed: Mapping[str, Pass], bases: _Bases) -> dict[str, Answer]:
+    """One pass for all that need the same tokens under the same edits and gradients, on one path of attention."""
     found: dict[str, Answer] = {}
-    models = {name: need.model or model for name, need in needed.items()}
-    for names in _alike(needed, lambda name: (id(models[name]), _tokens_key(needed[name].batch))):
+    models = {name: networks.of(need) for name, need in needed.items()}
+    for names in _alike(needed, lambda name: (id(models[name]), _pass_key(needed[name]))):
         network = models[names[0]]
         free = [name for name in names if not needed[name].exact]
         paths = {
@@ -269,12 +399,17 @@ def _passed(model: Transformer, needed: Mapping[str, Pass], bases: _Bases) -> di
 def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[Tensor, "b p d"] | None]:
     """What all of these read of the same tokens, and the final stream if anybody needs it.
 
-    The pass ends in the deepest block that anybody asks about, unless the final stream or the logits are needed.
+    The pass ends in the deepest block that anybody asks about, unless the final stream or the logits are needed, or
+    what is differentiated is computed from them.
     """
     config, batch, reads = model.config, needed[0].batch, _reads(needed)
-    final, stop = any(need.final for need in needed), deepest((read.site for read in reads), config)
+    edits, toward = needed[0].edits, needed[0].toward
+    if toward is not None:
+        return _differentiated(model, batch, reads, edits, toward)
+    names = [*(read.site for read in reads), *(edit.site for edit in edits)]
+    final, stop = any(need.final for need in needed), deepest(names, config)
     if final and stop is not None:
-        seen = observe(model, batch, reads, stop=config.n_layers)
+        seen = observe(model, batch, reads, edits, stop=config.n_layers)
         return seen.trace, seen.output
     last = Read(sites.final_stream(config)) if final else None
     some = [need for need in needed if need.reads]
@@ -283,8 +418,20 @@ def one_pass(model: Transformer, needed: Sequence[Pass]) -> tuple[Trace, Float[T
     last_only = stop is None and not final and all(need.last_only for need in some)
     where = batch.host().last()[:, None] if last_only else None
     every = reads if last is None else [*reads, last]
-    trace = observe(model, batch, every, stop=stop, logits_at=where, answers_only=True).trace
+    trace = observe(model, batch, every, edits, stop=stop, logits_at=where, answers_only=True).trace
     return trace, None if last is None else trace[last]
+
+
+def _differentiated(
+    model: Transformer, batch: Batch, reads: Sequence[Read], edits: Sequence[Edit], toward: Toward
+) -> tuple[Trace, Float[Tensor, "b p d"] | None]:
+    """One forward and one backward pass, and the final stream if that is what the number is computed from."""
+    number = partial(toward.value, model, batch)
+    if isinstance(toward, TowardLoss):
+        where = toward.columns(model, batch)
+        return observe(model, batch, reads, edits, logits_at=where, metric=number).trace, None
+    seen = observe(model, batch, reads, edits, stop=model.config.n_layers, metric=number)
+    return seen.trace, seen.output
 
 
 def _reads(needed: Iterable[Pass]) -> list[Read]:
@@ -293,16 +440,32 @@ def _reads(needed: Iterable[Pass]) -> list[Read]:
 
 
 def _swept(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) -> dict[str, Answer]:
-    """One sweep for all that need the same metrics of the same rows."""
+    """One sweep for all that watch the same of the same rows."""
     found: dict[str, Answer] = {}
     for names in _alike(needed, lambda name: _sweep_key(needed[name], model)):
         some = [needed[name] for name in names]
         variants = [variant for need in some for variant in need.variants]
-        sweep = Sweep(model, some[0].batch, variants, some[0].common, made=bases.of(some[0]))
-        every = [sweep.run(metric, some[0].reference) for metric in some[0].metrics]
-        counts = [len(need.variants) for need in some]
-        found |= dict(zip(names, zip(*(_split(one, counts) for one in every), strict=True), strict=True))
+        first, counts = some[0], [len(need.variants) for need in some]
+        sweep = Sweep(first.model or model, first.batch, variants, first.common, made=bases.of(first))
+        reads = [each for each in first.watch if isinstance(each, Read)]
+        parts = _split_reads(sweep.read(reads), counts) if reads else _measured(sweep, first, counts)
+        found |= dict(zip(names, parts, strict=True))
     return found
+
+
+def _measured(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
+    """Every metric of a sweep, by consecutive groups of so many variants."""
+    metrics = [each for each in need.watch if isinstance(each, Metric)]
+    every = [sweep.run(metric, need.reference, need.reference_model) for metric in metrics]
+    return list(zip(*(_split(one, counts) for one in every), strict=True))
+
+
+def _split_reads(found: Mapping[Read, Tensor], counts: Sequence[int]) -> Sequence[Answer]:
+    """What sites hold, by consecutive groups of so many variants."""
+    if len(counts) == 1:
+        return [found]
+    parts = {read: value.split(list(counts)) for read, value in found.items()}
+    return [{read: part[i] for read, part in parts.items()} for i in range(len(counts))]
 
 
 def _split(swept: Swept, counts: Sequence[int]) -> list[Swept]:
@@ -319,12 +482,20 @@ def _alike(values: Iterable[K], key: Callable[[K], Hashable]) -> list[list[K]]:
     return list(found.values())
 
 
+def _pass_key(need: Pass) -> Hashable:
+    """Passes of one key, by one model, hold the same values and gradients."""
+    toward = None if need.toward is None else need.toward.key(need.batch)
+    return _tokens_key(need.batch), tuple(map(id, need.edits)), toward
+
+
 def _sweep_key(need: Sweeping, model: Transformer) -> Hashable:
-    """Sweeps of one key depart from the same run and are judged by the same metrics."""
+    """Sweeps of one key depart from the same run and are judged by the same metrics, or read at the same sites."""
     rows = tuple(id(getattr(need.batch, each.name)) for each in fields(need.batch))
     common = id(need.common) if need.common.edits else 0
     edited = _slow_sites(_edited_sites(need), model)
-    return rows, tuple(map(_metric_key, need.metrics)), common, id(need.reference), edited
+    watch = tuple(each if isinstance(each, Read) else _metric_key(each) for each in need.watch)
+    models = id(need.model or model), id(need.reference_model)
+    return rows, watch, common, id(need.reference), models, edited
 
 
 def _edited_sites(need: Sweeping) -> list[str]:
@@ -333,8 +504,15 @@ def _edited_sites(need: Sweeping) -> list[str]:
 
 
 def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
-    """Which of the sites that these passes read make a pass round otherwise."""
-    return _slow_sites((read.site for read in _reads(needed)), model)
+    """Which of the sites that these passes read make a pass round otherwise.
+
+    A scale or a weight that is differentiated must carry the computation, which its own fused kernel then cannot.
+    """
+    reads = _reads(needed)
+    carried = (read.site for read in reads if read.grad and read.site.endswith(_CARRYING))
+    return _slow_sites((read.site for read in reads), model) | {
+        sites.find(site, model.config)[0].name for site in carried
+    }
 
 
 def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
@@ -345,7 +523,8 @@ def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
     found = set()
     for name in dict.fromkeys(names):
         row, _ = sites.find(name, model.config)
-        if row.on_demand or name.endswith(("attn_scores", "pattern")):
+        on_demand = row.on_demand and not name.endswith("hook_mlp_in")  # which is the stream itself
+        if on_demand or name.endswith(("attn_scores", "pattern")):
             found.add(row.name)
     return frozenset(found)
 

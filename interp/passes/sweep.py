@@ -716,7 +716,8 @@ class Judge:
         size = that_fit(self.model, 8 * self.model.config.n_outputs * stream.shape[1])
         found = []
         for rows, some in zip(stream.split(size), example.split(size), strict=True):
-            here, mine = sent(some, stream.device), self.batch.rows(some)
+            whole = len(some) == len(example) == len(self.batch)
+            here, mine = sent(some, stream.device), self.batch if whole else self.batch.rows(some)
             outcome = Outcome(self.model, rows, mine, here, self.reference, self.reference_model)
             found.append(wide(self.metric.of(outcome)))
         return torch.cat(found).unflatten(0, (copies, len(self.batch)))

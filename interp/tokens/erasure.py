@@ -30,8 +30,9 @@ from interp.data.stream import DataSource
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject, observe
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading, Unshared
+from interp.passes.observe import Model, Subject
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading
+from interp.passes.schedule import Steps, recorded, run_steps
 from interp.runs.run import answered
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.tokens.mixing import check_tokens
@@ -117,7 +118,7 @@ class Erasure(Brief, Question):
             )
         return ByRow(
             self.name,
-            Unshared(partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.batch_size)),
+            partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.batch_size),
             Rows,
             partial(_finish, name=self.name, how=how),
             answers,
@@ -272,7 +273,7 @@ def erased(
     how: Removal,
     *,
     batch_size: int = 32,
-) -> Float[Tensor, "k b 2"]:
+) -> Steps[Float[Tensor, "k b 2"]]:
     """Both AOPC for tokens ranked by each of k sets of values; all removals of all prompts are rows of shared passes,
     `batch_size` at a time, and those that several of the k ask for are computed once.
     """
@@ -284,7 +285,7 @@ def erased(
         top = [top_share(value, home, share) for share in how.shares]
         sets.append(torch.stack([*top, *(removable & ~kept for kept in top)]))
     holes = torch.stack([torch.zeros_like(removable), *torch.cat(sets)])
-    answers = _answers(model, batch, holes, at, how, batch_size)
+    answers = yield from _answers(model, batch, holes, at, how, batch_size)
     whole, each = answers[0], answers[1:].unflatten(0, (len(values), 2, len(how.shares)))
     found = [
         torch.stack((comprehensiveness(whole, without), sufficiency(whole, only)), -1)
@@ -321,7 +322,7 @@ def _of_one(
     how: Removal,
     pos: int,
     batch_size: int,
-) -> Mapping[str, Tensor]:
+) -> Steps[Mapping[str, Tensor]]:
     """What erasing says of given values, which belong to the real tokens of each row whatever its padding."""
     at, rows = columns(batch, pos), range(len(batch)) if batch.row is None else batch.row.tolist()
     mine = [each[row] for row in rows]
@@ -333,7 +334,8 @@ def _of_one(
             )
     value = torch.full(batch.tokens.shape, torch.nan, dtype=mine[0].dtype)
     value[batch.host().real] = torch.cat(mine)
-    return {"each": erased(model, batch, value[None], at, how, batch_size=batch_size)[0]}
+    found = yield from erased(model, batch, value[None], at, how, batch_size=batch_size)
+    return {"each": found[0]}
 
 
 def _of_every(
@@ -349,7 +351,7 @@ def _of_every(
     values = [sent(method.compute(trace, batch, model)["value"], device) for method in each.values()]
     chance = random_values(batch, asked.draws, asked.seed)
     ranked = torch.stack([*(value.double() for value in values), *sent(chance.double(), device)])
-    found = erased(model, batch, ranked, at, how, batch_size=asked.batch_size)
+    found = run_steps(model, erased(model, batch, ranked, at, how, batch_size=asked.batch_size))
     return {"each": torch.cat((found[: len(values)], found[len(values) :].mean(0)[None])).transpose(0, 1)}
 
 
@@ -370,7 +372,7 @@ def _answers(
     at: Int[Tensor, "b"],
     how: Removal,
     batch_size: int,
-) -> Float[Tensor, "n b"]:
+) -> Steps[Float[Tensor, "n b"]]:
     """The measure for every prompt with each of its sets of holes."""
     if batch.answer is None:
         raise ValueError("erasing tokens requires an answer to watch: name it, or bring it with the data")
@@ -384,8 +386,8 @@ def _answers(
         prompt, mine = some[:, 0], sent(some[:, 1:].bool(), model.device)
         edit = Edit("hook_embed", partial(_replaced, base=base, holes=mine))
         asked = batch.rows(prompt)
-        stream = observe(model, asked, edits=[edit], stop=model.config.n_layers).output
-        found.append(_measured(model, stream, asked, at[sent(prompt, at.device)], how.measure))
+        run = yield from recorded(asked, (), final=True, edits=[edit])
+        found.append(_measured(model, run.end, asked, at[sent(prompt, at.device)], how.measure))
     return torch.cat(found)[sent(place, model.device)].unflatten(0, holes.shape[:2])
 
 

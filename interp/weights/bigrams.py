@@ -19,10 +19,11 @@ from interp.data.batch import Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model.loss import predicted
+from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.frozen import final_norm
 from interp.passes.observe import Model, Subject
-from interp.passes.question import ByRow, Question, Unshared
+from interp.passes.question import ByRow, Question, Reading
 from interp.runs.run import answered
 from interp.weights.head_circuits import Embedding, HeadCircuits
 from interp.weights.token_pairs import worded
@@ -50,7 +51,7 @@ class BigramTable(Question):
         _ = circuits.bare_unembedding  # refuses a model whose direct path is not linear
         return ByRow(
             self.name,
-            Unshared(partial(_neighbours, d_vocab=circuits.config.d_vocab)),
+            Reading((), partial(_neighbours, d_vocab=circuits.config.d_vocab)),
             PairCounts,
             partial(_finish, name=self.name, circuits=circuits, text=model.text),
         )
@@ -118,7 +119,7 @@ class PairCounts:
         return cls(**tensors)
 
 
-def _neighbours(model: Transformer, batch: Batch, d_vocab: int) -> Mapping[str, Tensor]:
+def _neighbours(trace: Trace, batch: Batch, model: Transformer, d_vocab: int) -> Mapping[str, Tensor]:
     """Every token with the one that follows it in the same text, -1 where none does."""
     codes = torch.full_like(batch.tokens, -1, dtype=torch.long)
     codes[:, :-1] = batch.tokens[:, :-1].long() * d_vocab + batch.tokens[:, 1:]

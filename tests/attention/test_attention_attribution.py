@@ -18,6 +18,7 @@ from interp.edits import PerRow, Scale, Zero
 from interp.model import Transformer
 from interp.model.norm import Heads
 from interp.model.tap import Read, Tap
+from interp.passes.schedule import run_steps
 from interp.residual import IncompleteSumError
 from interp.residual.attribution import labels_before_attention
 from interp.zoo import planted
@@ -222,7 +223,10 @@ def test_positions_that_add_to_scores_are_a_term_of_their_own(name: str) -> None
 def test_parts_have_the_names_of_the_config(name: str) -> None:
     network = network_of(name)
     for layer in (layer for layer in (0, 1) if splits(name, layer)):
-        by_part, by_head = (score_parts(network, Batch(some_tokens()), (layer, 1), 6, 6, by) for by in SPLITS)
+        by_part, by_head = (
+            run_steps(network, score_parts(network, Batch(some_tokens()), (layer, 1), 6, 6, by))
+            for by in SPLITS
+        )
         assert by_part.parts == labels_before_attention(network.config, layer, "sublayer")
         assert by_head.parts == labels_before_attention(network.config, layer, "head")
 
@@ -373,7 +377,7 @@ def test_paths_are_the_largest_pairs_with_the_largest_source_of_their_heads() ->
 
 def test_what_a_pair_moved_is_its_pair_without_the_other_sources() -> None:
     network, tokens = build("attention-only"), torch.tensor(PROMPT)
-    parts = score_parts(network, Batch(tokens), (1, 2), 7, 5, "source")
+    parts = run_steps(network, score_parts(network, Batch(tokens), (1, 2), 7, 5, "source"))
     found = attention_paths(network, tokens, "L1H2", query=7, key=5, top=20)
     for rank in range(20):
         names = [str(found[f"{side}_part"].values[0, rank]) for side in ("query", "key")]

@@ -13,7 +13,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.causal import EdgeGraph
-from interp.causal.contrast import Watched, paired
+from interp.causal.contrast import paired
 from interp.circuits import (
     Circuit,
     CircuitCurve,
@@ -38,6 +38,8 @@ from interp.circuits.interchange import (
 from interp.core.stats import Moments
 from interp.data.batch import Batch
 from interp.passes.metrics import Metric, logit_difference, of_logits
+from interp.passes.schedule import run_steps
+from interp.passes.sweep import Judge
 from interp.zoo.planted import PLANTED, Planted
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tolerances import assert_close
@@ -322,7 +324,7 @@ def test_a_pass_with_gradients_carries_what_a_sender_says_to_the_stream_once(
         paired(model.text, CLEAN[:1], CORRUPT[:1]), answer=torch.tensor([3]), wrong=torch.tensor([4])
     )
     assert isinstance(batch, Batch)
-    passes.first_order(model.transformer, batch, kept)
+    run_steps(model.transformer, passes.first_order(model.transformer, batch, kept))
     assert len(seen) > model.cfg.n_layers and set(seen.values()) == {2}
 
 
@@ -352,8 +354,10 @@ def test_the_estimate_of_a_node_is_the_slope_of_its_knockout(name: str, replacem
         vars(change)["_inputs"] = {each.site: each for each in inputs(model.transformer, task.graph)}
         vars(change)["_out_of"] = [True] * len(task.graph.senders)
         n = model.cfg.n_layers
-        stream = interp.observe(model, clean.pair()[0], change.reads, change.edits, stop=n).output
-        return float(Watched(model.transformer, METRIC).value(stream, clean.pair()[0]).mean())
+        own = clean.pair()[0]
+        stream = interp.observe(model, own, change.reads, change.edits, stop=n).output
+        judge = Judge(METRIC, own, model.transformer, None)
+        return float(judge.value(METRIC.sees(stream, own), 1).mean())
 
     effect, step = float((result.full - result.empty).mean()), 1e-5
     assert result.view.notes and len(result.part) > 4

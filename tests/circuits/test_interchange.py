@@ -303,6 +303,18 @@ def test_an_edge_of_the_last_heads_is_the_patch_of_the_head(direction: str) -> N
         np.testing.assert_allclose(edge, whole["each"].sel(layer=1, head=head), atol=1e-12)
 
 
+@pytest.mark.parametrize("direction", ["denoise", "noise"])
+def test_a_metric_of_every_token_judges_each_run_by_its_own_tokens(direction: str) -> None:
+    model = build("gpt2")
+    found = edge_effects(
+        HookedTransformer(model), CLEAN, CORRUPT, metric=next_token_loss(), edges=["L0.mlp->logits"],
+        direction=direction, each=True,  # type: ignore[arg-type]
+    )  # fmt: skip
+    for name, tokens in (("clean", CLEAN), ("corrupt", CORRUPT)):
+        losses = torch.nn.functional.cross_entropy(model(tokens)[:, :-1].mT, tokens[:, 1:], reduction="none")
+        np.testing.assert_allclose(found[name], losses.mean(1), rtol=1e-5)
+
+
 def test_effects_of_a_metric_that_compares_are_measured_from_the_clean_run() -> None:
     model = build("gpt2")
     restored, corrupted = (

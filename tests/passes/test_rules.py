@@ -9,7 +9,6 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer, Read, observe
 from interp.causal import attribution_patch
-from interp.causal.contrast import Watched
 from interp.circuits import edge_attribution
 from interp.data.batch import Batch
 from interp.edits import Add, Edit, Scale, Zero
@@ -18,8 +17,8 @@ from interp.lenses import gradient_factors
 from interp.model import MLP, MoE, Tap, Transformer, Weights, sites
 from interp.model.rules import Rule
 from interp.model.sites import final_stream
+from interp.passes import schedule
 from interp.passes.metrics import logit_difference, next_token_loss
-from interp.passes.observe import Observation
 from interp.passes.rules import LINEAR, PRESETS, as_rules, completeness, under_rules
 from interp.tokens import METHODS, token_attribution
 from tests.causal.slow_edges import ANSWER, WRONG, by_autograd, difference, gradients
@@ -292,13 +291,13 @@ def test_the_gradient_of_the_final_stream_is_read_under_rules_alone(
     rules: str, read: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Read] = []
-    differentiated = Watched.differentiated
+    differentiated = schedule._differentiated
 
-    def watching(self: Watched, batch: Batch, reads: list[Read]) -> Observation:
+    def watching(model: Transformer, batch: Batch, reads: list[Read], *others: object) -> object:
         seen.extend(reads)
-        return differentiated(self, batch, reads)
+        return differentiated(model, batch, reads, *others)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Watched, "differentiated", watching)
+    monkeypatch.setattr(schedule, "_differentiated", watching)
     attribution_patch(HookedTransformer(build("gpt2")), CLEAN, CORRUPT, "z", metric=METRIC, rules=rules or ())
     assert (Read(final_stream(CONFIGS["gpt2"]), grad=True) in seen) == read
     assert len(seen) == 4 + read

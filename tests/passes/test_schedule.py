@@ -1,6 +1,8 @@
 """Questions that intervene in one run: what each says alone, from as few passes as they can share."""
 
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,17 +11,32 @@ import torch
 
 import interp
 from interp.attention import AttentionEntropy
-from interp.causal import Ablate, KnockOut, Patch, ShortCircuit
+from interp.causal import Ablate, EdgeGraph, KnockOut, Patch, ShortCircuit
 from interp.causal.contrast import paired
+from interp.data.batch import Batch
 from interp.data.stream import prompt_source
-from interp.edits import Mean, Resample, Zero
+from interp.edits import Edit, Mean, Resample, Variant, Zero
 from interp.lenses import LogitLens
 from interp.metrics import kl_divergence, logit_difference, of_logits
+from interp.model import sites
+from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.question import Question
+from interp.passes.schedule import (
+    Pass,
+    Steps,
+    TowardLoss,
+    TowardMetric,
+    _slow_paths,
+    answer_together,
+    one_pass,
+    recorded,
+    run_steps,
+    swept_reads,
+)
 from interp.passes.sweep import Sweep
 from interp.residual import Attribute
-from tests.configs import build, some_tokens
+from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 
 if TYPE_CHECKING:
@@ -94,11 +111,16 @@ def test_what_several_say_together_is_what_each_says_alone(name: str) -> None:
 
 
 class Counted:
-    """Counts the passes through the whole model and the sweeps."""
+    """Counts the passes through the whole model, those back, the sweeps, and models made under backward rules."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.passes = self.sweeps = 0
-        forward, run = Transformer.forward, Sweep.run
+        self.passes = self.back = self.sweeps = self.ruled = 0
+        forward, run, backward, ruled = (
+            Transformer.forward,
+            Sweep.run,
+            torch.autograd.grad,
+            Transformer.ruled,
+        )
 
         def counted(model: Transformer, source: torch.Tensor, *args: object, **named: object) -> torch.Tensor:
             self.passes += "stop" in named  # a sweep's own passes are block by block
@@ -108,17 +130,35 @@ class Counted:
             self.sweeps += 1
             return run(sweep, *args)  # type: ignore[arg-type]
 
+        def counted_back(*args: object, **named: object) -> object:
+            self.back += 1
+            return backward(*args, **named)  # type: ignore[arg-type]
+
+        def counted_ruled(model: Transformer, *args: object) -> Transformer:
+            self.ruled += 1
+            return ruled(model, *args)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(torch.autograd, "grad", counted_back)
+        monkeypatch.setattr(Transformer, "ruled", counted_ruled)
         monkeypatch.setattr(Transformer, "forward", counted)
         monkeypatch.setattr(Sweep, "run", counted_run)
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, questions: Mapping[str, Question]) -> tuple[int, int]:
-    """Passes and sweeps per batch."""
+BATCHES = 2
+
+
+def counts_of(monkeypatch: pytest.MonkeyPatch, questions: Mapping[str, Question]) -> Counted:
+    """What it takes to answer these in two batches."""
     with monkeypatch.context() as here:
         counts = Counted(here)
         answers("gpt2", questions)
-    batches = 2
-    return counts.passes // batches, counts.sweeps // batches
+    return counts
+
+
+def counted(monkeypatch: pytest.MonkeyPatch, questions: Mapping[str, Question]) -> tuple[int, int]:
+    """Passes and sweeps per batch."""
+    counts = counts_of(monkeypatch, questions)
+    return counts.passes // BATCHES, counts.sweeps // BATCHES
 
 
 def test_questions_of_one_metric_take_one_sweep_of_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,3 +211,195 @@ def test_questions_that_read_and_questions_that_intervene_share_passes(
 
 def test_one_map_alone_takes_a_run_of_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counted(monkeypatch, {"z": SAME["z"]}) == (2, 1)
+
+
+# gradients
+
+SLOPES = partial(interp.causal.AttributionPatch, agreement=0)
+GRADIENTS: dict[str, Question] = {
+    "z": SLOPES("z", METRIC),
+    "streams": SLOPES("resid_pre", METRIC),
+    "noised z": SLOPES("z", METRIC, direction="noise"),
+    "patterns": SLOPES("pattern", METRIC),
+    "scales": SLOPES("ln2.hook_scale", METRIC),
+    "read by queries": SLOPES("q_input", METRIC),
+    "other answers": SLOPES("z", logit_difference([7, 8, 9], [1, 2, 3])),
+    "divergence of z": SLOPES("z", kl_divergence()),
+    "divergence of streams": SLOPES("resid_pre", kl_divergence()),
+    "edges": interp.circuits.EdgeAttribution(METRIC),
+    "edges by inputs": interp.circuits.EdgeAttribution(METRIC, "eap-ig-inputs", steps=3),
+    "z under rules": SLOPES("z", METRIC, rules="relp"),
+    "edges under rules": interp.circuits.EdgeAttribution(METRIC, rules="relp"),
+    "z under others": SLOPES("z", METRIC, rules=["norm"]),
+    "circuits": interp.circuits.Interchange(torch.ones(1, 1, 1, dtype=torch.bool), METRIC),
+    "lens": interp.lenses.BackwardLens([3, 4, 5]),
+    "rank": interp.lenses.GradientRank([3, 4, 5], matrices=["W_V", "W_out"]),
+    "cosines": interp.lenses.GradientCosines([3, 4, 5], matrices=["W_O"]),
+    "cosines of a difference": interp.lenses.GradientCosines([3, 4, 5], [6, 7, 8], matrices=["W_O"]),
+    "cosines under rules": interp.lenses.GradientCosines([3, 4, 5], matrices=["W_O"], rules="relp"),
+}
+BACK: dict[str, tuple[Sequence[str], int, int]] = {
+    "one site": (["z"], 2, 1),
+    "two sites": (["z", "streams"], 2, 1),
+    "sites and edges": (["z", "streams", "edges"], 2, 1),
+    "sites compared with the clean run": (["divergence of z", "divergence of streams"], 2, 1),
+    "edges along a line": (["edges", "edges by inputs"], 4, 2),
+    "from either side": (["z", "noised z"], 4, 2),
+    "explicit attention": (["z", "patterns"], 4, 2),
+    "scales that carry the pass": (["z", "scales"], 3, 2),
+    "streams of every head": (["z", "read by queries"], 4, 2),
+    "answers": (["z", "other answers"], 3, 2),
+    "rules": (["z", "z under rules"], 5, 3),
+    "the same rules": (["z under rules", "edges under rules"], 3, 2),
+    "three rules and one": (["z under rules", "z under others"], 5, 3),
+    "a lens": (["lens"], 1, 1),
+    "a lens and the shapes of gradients": (["lens", "rank", "cosines"], 1, 1),
+    "another loss": (["lens", "cosines of a difference"], 2, 2),
+    "a lens and rules": (["lens", "cosines under rules"], 2, 2),
+}
+"""Passes forward and back per batch. The check that relevances sum takes one of each."""
+
+
+@over("what", BACK)
+def test_gradients_towards_the_same_number_take_one_pass_forward_and_one_back(
+    monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    names, forward, back = BACK[what]
+    counts = counts_of(monkeypatch, {name: GRADIENTS[name] for name in names})
+    assert (counts.passes / BATCHES, counts.back / BATCHES) == (forward, back)
+
+
+def test_a_model_under_rules_is_made_once_a_batch_for_all_who_name_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    names = ("z under rules", "edges under rules", "cosines under rules")
+    questions = {name: GRADIENTS[name] for name in names}
+    counts, bound = counts_of(monkeypatch, questions), len(names)  # `bind` looks at each question's own
+    assert counts.ruled == BATCHES + bound
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
+def test_what_gradients_say_together_is_what_each_says_alone(name: str) -> None:
+    whole = interp.circuits.Interchange(EdgeGraph.of(build(name).config).exists[None], METRIC)
+    every = {**GRADIENTS, "circuits": whole, "effects": SAME["z"], "reading": LogitLens()}
+    together = answers(name, every)
+    for each, question in every.items():
+        check_alike(together[each], answers(name, {each: question})[each])
+
+
+# needs one by one
+
+READS = [Read("blocks.0.attn.hook_z"), Read("blocks.1.hook_resid_post"), Read("blocks.1.hook_mlp_out")]
+SLOPE = Read("blocks.0.attn.hook_z", grad=True)
+
+
+def doubled(value: torch.Tensor) -> torch.Tensor:
+    return 2 * value
+
+
+def posed() -> Batch:
+    return Batch(CLEAN).with_answers(torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8]))
+
+
+def test_an_edited_pass_is_that_of_observe_and_shared_by_the_very_same_edits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, batch, edit = build("gpt2"), posed(), Edit("blocks.0.hook_mlp_out", doubled)
+    needs = {
+        "one": recorded(batch, READS[:1], edits=[edit], final=True),
+        "other": recorded(batch, READS[1:], edits=[edit]),
+        "plain": recorded(batch, READS),
+        "edited above what is read": recorded(
+            batch, READS[:1], edits=[Edit("blocks.1.hook_mlp_out", doubled)]
+        ),
+    }
+    with monkeypatch.context() as here:
+        counts = Counted(here)
+        found = answer_together(model, needs)
+    assert counts.passes == 3
+    expected = interp.observe(model, batch, READS, [edit], stop=2)
+    for each in ("one", "other"):
+        assert all(torch.equal(value, expected.trace[read]) for read, value in found[each].trace.items())
+    assert torch.equal(found["one"].end, expected.output)
+    plain = interp.observe(model, batch, READS, stop=2).trace
+    assert all(torch.equal(value, plain[read]) for read, value in found["plain"].trace.items())
+    assert torch.equal(found["edited above what is read"].trace[READS[0]], plain[READS[0]])
+
+
+def test_a_differentiated_pass_is_that_of_observe_to_the_bit() -> None:
+    model, batch = build("gpt2"), posed()
+    metric = kl_divergence()
+    other = run_steps(model, recorded(Batch(CORRUPT), (), final=True))
+    copies, example = batch.rows(torch.tensor([0, 0, 1, 1, 2, 2])), torch.tensor([0, 0, 1, 1, 2, 2])
+    toward = TowardMetric(metric, other.reference(metric), example)
+    found = run_steps(model, recorded(copies, [*READS, SLOPE], toward=toward))
+
+    def divergence(stream: torch.Tensor) -> torch.Tensor:
+        ends = other.end[:, -1][example]
+        mine, theirs = (model.read_out(x[:, None])[:, 0].log_softmax(-1) for x in (stream[:, -1], ends))
+        return (theirs.exp() * (theirs - mine)).sum()
+
+    expected = interp.observe(model, copies, [*READS, SLOPE], stop=2, metric=divergence)
+    assert all(torch.equal(found.trace[read], expected.trace[read]) for read in READS)
+    assert torch.equal(found.end, expected.output)
+    torch.testing.assert_close(found.trace[SLOPE], expected.trace[SLOPE], rtol=1e-10, atol=1e-12)
+    assert float(found.trace[SLOPE].abs().max()) > 1e-4
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_a_loss_sees_the_logits_that_it_asks_for(everywhere: bool) -> None:
+    model, batch = build("gpt2"), posed()
+
+    def loss(logits: torch.Tensor, rows: Batch) -> torch.Tensor:
+        assert logits.shape[1] == (CLEAN.shape[1] if everywhere else 1)
+        return logits.logsumexp(-1).sum()
+
+    found = run_steps(model, recorded(batch, [SLOPE], toward=TowardLoss(loss, everywhere)))
+    columns = slice(None) if everywhere else slice(-1, None)
+    expected = interp.observe(
+        model, batch, [SLOPE], metric=lambda logits: logits[:, columns].logsumexp(-1).sum()
+    )
+    torch.testing.assert_close(found.trace[SLOPE], expected.trace[SLOPE], rtol=1e-10, atol=1e-12)
+
+
+def test_sweeps_that_read_are_one_and_each_gets_its_own_variants() -> None:
+    model, batch = build("gpt2"), Batch(CLEAN)
+    heads = [Variant([Edit("L0H0", Zero())]), Variant([Edit("L0H1", Zero())])]
+    both = [Variant([Edit("L0H0", Zero()), Edit("L0H1", Zero())])]
+    one, other = swept_reads(batch, heads, READS[1:]), swept_reads(batch, both, READS[1:])
+    found = answer_together(model, {"heads": one, "both": other})
+    for name, variants in (("heads", heads), ("both", both)):
+        for i, variant in enumerate(variants):
+            expected = interp.observe(model, batch, READS[1:], variant.edits, stop=2).trace
+            for read in READS[1:]:
+                torch.testing.assert_close(found[name][read][i], expected[read], rtol=1e-10, atol=1e-12)
+        assert len(found[name][READS[1]]) == len(variants)
+
+
+def test_what_was_found_is_freed_when_the_question_lets_go_of_it() -> None:
+    def steps() -> Steps[bool]:
+        seen = yield from recorded(Batch(CLEAN), READS)
+        value = weakref.ref(seen.trace[READS[0]])
+        del seen
+        return value() is None
+
+    assert run_steps(build("gpt2"), steps())
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "parallel", "gpt-oss"])
+@pytest.mark.parametrize("grad", [False, True])
+def test_reads_that_move_a_bit_of_a_pass_are_on_a_path_of_their_own(name: str, grad: bool) -> None:
+    """What is the same in both runs of a pair is 0 for sure only if nothing else that is read moves a bit."""
+    model, batch, config = build(name).to(torch.bfloat16), posed(), CONFIGS[name]
+    toward = TowardMetric(METRIC) if grad else None
+    plain, moved = interp.observe(model, batch, stop=config.n_layers).output, []
+    for site in sites.names(config, on_demand=True):
+        if not site.startswith("blocks."):
+            continue
+        need = Pass(batch, [Read(site, grad=grad)], final=True, toward=toward)
+        (_, end) = one_pass(model, [need])
+        assert end is not None
+        if not torch.equal(end, plain):
+            assert _slow_paths(model, [need]), site
+            moved.append(site)
+    assert bool(moved) == (grad or name != "gemma2")  # whose capped scores are not fused anyway
