@@ -25,6 +25,7 @@ from interp.causal.contrast import Contrast, paired, site_names
 from interp.causal.effects import check_one_length, dims_asked, site_dims
 from interp.causal.subspace import Subspace
 from interp.core.boundary import Count, Seed, describe, nearest, public
+from interp.core.notes import note
 from interp.core.results import Score, scored
 from interp.core.stats import Moments, over, wide
 from interp.core.transfers import Checks, check, checks_together, fetched, sent
@@ -670,6 +671,8 @@ def pairs_of(
         raise ValueError("one prompt per row is required, these are packed")
     answers = AnswerTokens.of(subject.text, answer, wrong)
     if answers is not None:
+        for text in answers.notes(batch):
+            note(text)
         batch = answers.on(replace(batch, row=None).numbered())
     if batch.answer is None:
         raise ValueError("an answer for every pair is required, got none")

@@ -34,14 +34,20 @@ class Tally:
     cut: int = 0
     """Rows that were truncated or split."""
     rejected: tuple[Rejected, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+    """Sentences about the rows for single results, each after the name of its question; sorted."""
+
+    def notes_of(self, question: str) -> list[str]:
+        """The sentences for the result of this question."""
+        return [text for name, text in self.notes if name == question]
 
     @classmethod
     def of(cls, parts: Sequence["Tally"]) -> "Tally":
         """What all parts had together, the rows set aside in their order."""
         rejected = tuple(row for part in parts for row in part.rejected)
-        return cls(
-            sum(p.rows for p in parts), sum(p.tokens for p in parts), sum(p.cut for p in parts), rejected
-        )
+        notes = tuple(sorted({each for part in parts for each in part.notes}))
+        rows, tokens = sum(p.rows for p in parts), sum(p.tokens for p in parts)
+        return cls(rows, tokens, sum(p.cut for p in parts), rejected, notes)
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,8 @@ class Progress:
 def tally_of(values: Mapping[str, Any]) -> Tally:
     """A tally from its JSON."""
     rejected = tuple(Rejected(**each) for each in values["rejected"])
-    return Tally(values["rows"], values["tokens"], values["cut"], rejected)
+    notes = tuple((name, text) for name, text in values.get("notes", ()))
+    return Tally(values["rows"], values["tokens"], values["cut"], rejected, notes)
 
 
 def named(place: str, partials: Partials | None) -> Groups:

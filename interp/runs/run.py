@@ -19,6 +19,8 @@ import torch
 from torch.nn.utils import get_total_norm
 
 from interp.core.boundary import Count, Device, public, shown
+from interp.core.notes import note
+from interp.core.results import with_notes
 from interp.core.stats import Bootstrap, Means, Partial, Rows
 from interp.core.viewer import Shown, notes_of
 from interp.data.pairs import Pairs
@@ -532,6 +534,7 @@ def _results(
     }
     if rejected:  # a function gives its result alone, and rows must not get lost unseen
         datasets = {name: each.assign_attrs(rejected=len(rejected)) for name, each in datasets.items()}
+    datasets = {name: _noted(each, tally.notes_of(name)) for name, each in datasets.items()}
     return Results(datasets, tally.rows, tally.tokens, tally.cut, complete, _rejected_table(rejected))
 
 
@@ -540,6 +543,13 @@ def _in_order(total: Mapping[str, Partial], source: DataSource) -> Mapping[str, 
     if not isinstance(source, Stream | PromptBatches):
         return total
     return {name: part.ordered() if isinstance(part, Rows) else part for name, part in total.items()}
+
+
+def _noted(result: xr.Dataset, notes: Sequence[str]) -> xr.Dataset:
+    """The result with these sentences about its rows, each said once however many results have it."""
+    for text in notes:
+        note(text)
+    return with_notes(result, notes)
 
 
 def _rejected_table(rejected: Sequence[Rejected]) -> pd.DataFrame:
