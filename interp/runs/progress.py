@@ -38,8 +38,15 @@ class Tally:
     """Sentences about the rows for single results, each after the name of its question; sorted."""
 
     def notes_of(self, question: str) -> list[str]:
-        """The sentences for the result of this question."""
-        return [text for name, text in self.notes if name == question]
+        """The sentences for the result of this question: its own, and that rows were set aside."""
+        return [*self._set_aside(), *(text for name, text in self.notes if name == question)]
+
+    def _set_aside(self) -> list[str]:
+        if not self.rejected:
+            return []
+        first, count = min(self.rejected, key=lambda each: each.row), len(self.rejected)
+        several = "1 row was set aside" if count == 1 else f"{count} rows were set aside, the first of them"
+        return [f"{several}: row {first.row}, {first.reason}"]
 
     @classmethod
     def of(cls, parts: Sequence["Tally"]) -> "Tally":
