@@ -671,8 +671,8 @@ def pairs_of(
         raise ValueError("one prompt per row is required, these are packed")
     answers = AnswerTokens.of(subject.text, answer, wrong)
     if answers is not None:
-        for text in answers.notes(batch):
-            note(text)
+        for sentence in answers.notes(batch):
+            note(sentence)
         batch = answers.on(replace(batch, row=None).numbered())
     if batch.answer is None:
         raise ValueError("an answer for every pair is required, got none")

@@ -178,8 +178,8 @@ def gradient_factors(
             f"one answer per prompt is required, got {answers.prompts} answers for {len(batch)} prompts"
         )
     if answers is not None:
-        for text in answers.notes(batch):
-            note(text)
+        for sentence in answers.notes(batch):
+            note(sentence)
         batch = answers.on(batch)
     compute = partial(_both_sides, matrices=matrices, layers=layers)
     analysis = ByRow("gradient_factors", Unshared(compute), Rows)

@@ -8,6 +8,7 @@ import pytest
 import interp
 from interp.attention import AttentionEntropy
 from interp.causal import AttributionPatch, Patch
+from interp.causal.alignment import pairs_of
 from interp.core import notes
 from interp.core.viewer import notes_of
 from interp.data import Pairs
@@ -143,3 +144,14 @@ def test_a_patchscope_looks_at_the_end_of_the_target_prompt_where_its_answer_is_
     for target, prompt in (("He said (", "The cat sat"), ("The cat sat", "He said (")):
         found = interp.run([Patchscope(target, answer=word)], hooked(), [prompt])["patchscope"]
         assert list(notes_of(found)) == said(text, word, target)
+
+
+def test_functions_whose_answers_are_no_dataset_say_it_as_a_warning(text: Text) -> None:
+    word, (source, base) = pair(text), (["The cat sat"], ["The dog sat"])
+    for call in (
+        lambda: interp.lenses.gradient_factors(hooked(), source, word, matrices=["W_out"]),
+        lambda: pairs_of(hooked(), base, source, word),
+    ):
+        notes.note.cache_clear()
+        with pytest.warns(interp.Note, match="another token"):
+            call()
