@@ -89,7 +89,8 @@ class AnswerTokens:
 
     def notes(self, batch: Batch) -> tuple[str, ...]:
         """What is to be said of these answers where they follow these prompts: another spelling may be meant."""
-        return () if self.spellings is None else self.spellings.notes(batch if self.follow is None else self.follow)
+        prompts = batch if self.follow is None else self.follow
+        return () if self.spellings is None else self.spellings.notes(prompts)
 
 
 def _of_rows(tokens: Int[Tensor, "n"], batch: Batch) -> Int[Tensor, "b"]:

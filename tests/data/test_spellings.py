@@ -8,7 +8,6 @@ import pytest
 import interp
 from interp.attention import AttentionEntropy
 from interp.causal import AttributionPatch, Patch
-from interp.causal.alignment import pairs_of
 from interp.core import notes
 from interp.core.viewer import notes_of
 from interp.data import Pairs
@@ -146,12 +145,16 @@ def test_a_patchscope_looks_at_the_end_of_the_target_prompt_where_its_answer_is_
         assert list(notes_of(found)) == said(text, word, target)
 
 
-def test_functions_whose_answers_are_no_dataset_say_it_as_a_warning(text: Text) -> None:
-    word, (source, base) = pair(text), (["The cat sat"], ["The dog sat"])
-    for call in (
-        lambda: interp.lenses.gradient_factors(hooked(), source, word, matrices=["W_out"]),
-        lambda: pairs_of(hooked(), base, source, word),
-    ):
-        notes.note.cache_clear()
-        with pytest.warns(interp.Note, match="another token"):
-            call()
+def test_gradient_factors_which_are_no_dataset_say_it_as_a_warning(text: Text) -> None:
+    notes.note.cache_clear()
+    with pytest.warns(interp.Note, match="another token"):
+        interp.lenses.gradient_factors(hooked(), ["The cat sat"], pair(text), matrices=["W_out"])
+
+
+def test_an_alignment_says_it_of_the_base_prompts_that_it_exchanges_in(text: Text) -> None:
+    model, word = hooked(), pair(text)
+    bases, sources = ["The cat sat on"] * 4, ["The dog sat on"] * 4
+    found = interp.causal.align(
+        model, bases, sources, answer=word, layers=[0], pos=[2], method="pca", nulls=()
+    )
+    assert list(notes_of(found)) == said(text, word, bases[0]) != []
