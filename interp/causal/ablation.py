@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 from torch import Tensor
 
 from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, listed, part_names, swept
-from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded
+from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded, said, useless
 from interp.core.boundary import public
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.pairs import Pairs
@@ -25,7 +25,7 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit, Mean, Resample, Set, Zero
+from interp.model.edits import Edit, Resample, Set, Zero
 from interp.model.parts import KINDS, Named, Part, as_part, axis_size
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -72,6 +72,8 @@ class Ablate(Question):
         """One planned sweep per batch."""
         network, change = model.transformer, self.change
         grid = Grid.of(self.parts, network.config, self.layers, self.by)
+        if problem := _useless(change, self.groups, given=self.reference is not None):
+            raise ValueError(f"{said(change)} {problem}")
         reference = None if self.reference is None else model.text.batch(self.reference)
         fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
         metric = as_metric(self.metric)
@@ -83,6 +85,13 @@ class Ablate(Question):
         table = Table(self.name, grid.dims, grid.coords, metric, model.text, attrs)
         measure = partial(_measured, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
         return causal(model, table, measure, each=self.each, pairs=isinstance(change, Resample))
+
+
+def _useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> str | None:
+    """What the change has no use for, where the data bring the prompts that values are resampled from."""
+    if given and isinstance(change, Resample):
+        return "takes its values from each prompt's corrupted one: reference prompts have no meaning"
+    return useless(change, groups, given=given)
 
 
 @public()
@@ -140,7 +149,6 @@ def ablate(
     given = None if reference is None else text.batch(reference, prepend_bos=prepend_bos)
     if is_prompts(data):
         data, given = completed(change, text.batch(data, prepend_bos=prepend_bos), given, groups)
-    given = given if isinstance(change, Mean) else None
     question = Ablate(parts, change, metric, by, layers, freeze_patterns, given, groups, each)
     return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 

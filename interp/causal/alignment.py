@@ -25,7 +25,7 @@ from interp.causal.contrast import Contrast, paired, site_names
 from interp.causal.effects import check_one_length, dims_asked, site_dims
 from interp.causal.subspace import Subspace
 from interp.core.boundary import Count, Seed, describe, nearest, public
-from interp.core.results import Score, scored
+from interp.core.results import Score, noted, scored
 from interp.core.stats import Moments, over, wide
 from interp.core.transfers import Checks, check, checks_together, fetched, sent
 from interp.data.batch import Answers, Batch, Prompts
@@ -138,11 +138,13 @@ def align(
         as_model(model, edits),
         subspace.directions if isinstance(subspace, Subspace) else subspace,
     )
-    pairs = pairs_of(subject, base, source, answer, wrong, prepend_bos=prepend_bos)
+    answers = AnswerTokens.of(subject.text, answer, wrong)
+    pairs = pairs_of(subject, base, source, answers, prepend_bos=prepend_bos)
     search = Search(method, rank, descent or Descent(), seed, given, _labels(labels, pairs.own), nulls)
     cells = Cells.of(subject.transformer.config, pairs, site, by, layers, pos)
     with checks_together() as checks:
-        return search.answered(Runs.of(subject.transformer, cells, pairs, batch_size), held_out, checks)
+        found = search.answered(Runs.of(subject.transformer, cells, pairs, batch_size), held_out, checks)
+    return found if answers is None else noted(found, *answers.notes(pairs.own))
 
 
 Directions = Float[Tensor, "layer cell k d"]
@@ -645,8 +647,7 @@ def pairs_of(
     subject: Subject,
     base: Prompts,
     source: Prompts,
-    answer: Answers | None,
-    wrong: Answers | None = None,
+    answers: AnswerTokens | None,
     *,
     prepend_bos: bool = True,
 ) -> Contrast:
@@ -668,7 +669,6 @@ def pairs_of(
         raise ValueError("answers require an unembedding; this model ends in its residual stream")
     if batch.documents is not None:
         raise ValueError("one prompt per row is required, these are packed")
-    answers = AnswerTokens.of(subject.text, answer, wrong)
     if answers is not None:
         batch = answers.on(replace(batch, row=None).numbered())
     if batch.answer is None:

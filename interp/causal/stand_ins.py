@@ -52,7 +52,9 @@ def completed(
     """
     if groups is not None and len(groups) != len(batch):
         raise ValueError(f"one group per prompt is required, got {len(groups)} for {len(batch)}")
-    if problem := _missing(change, batch, reference, groups) or _useless(change, reference, groups):
+    if problem := _missing(change, batch, reference, groups) or useless(
+        change, groups, given=reference is not None
+    ):
         raise ValueError(f"{said(change)} {problem}")
     if isinstance(change, Resample):
         numbers = group_numbers(groups or [""] * len(batch))
@@ -86,13 +88,14 @@ def _missing(
     return None
 
 
-def _useless(change: StandIn, reference: Batch | None, groups: Sequence[str] | None) -> str | None:
-    """What it has no use for."""
+def useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> str | None:
+    """What it has no use for. given: whether reference prompts are."""
     zero, over = isinstance(change, Zero), getattr(change, "over", None)
-    if reference is not None and zero:
+    if given and zero:
         return "takes no values from anywhere: reference prompts have no meaning"
-    given = isinstance(change, Resample) and reference is not None
-    if groups is not None and (zero or given or over in ("position", "reference")):
+    if groups is not None and (
+        zero or (isinstance(change, Resample) and given) or over in ("position", "reference")
+    ):
         return "has no use for groups"
     return None
 
@@ -125,6 +128,8 @@ class StandIns:
             return cls(change, recorder)
         if reference is None:
             raise ValueError(f"{said(change)} requires reference prompts, got none")
+        if change.over == "template" and groups is None:
+            raise ValueError(f"{said(change)} requires the groups of the prompts, got none")
         numbers = group_numbers(groups) if change.over == "template" and groups is not None else None
         source = reference.to(torch.device("cpu")).right_aligned()
         width, slots, count = 1, torch.zeros_like(source.tokens), 1

@@ -156,6 +156,13 @@ def noted(result: xr.Dataset, *notes: str) -> xr.Dataset:
         return result
     for text in notes:
         note(f"{viewer.named(result)}: {text}")
+    return with_notes(result, notes)
+
+
+def with_notes(result: xr.Dataset, notes: Sequence[str]) -> xr.Dataset:
+    """The result with these sentences added to `attrs["notes"]`, without a warning: several results may share them."""
+    if not notes:
+        return result
     return result.assign_attrs({NOTES: list(dict.fromkeys([*viewer.notes_of(result), *notes]))})
 
 

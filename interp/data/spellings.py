@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from interp.core.notes import note
 from interp.data.batch import Answers, Batch, Text
 from interp.data.ids import check_contrast
 
@@ -35,23 +34,27 @@ class Spellings:
         spaced = [word for word in words if word[0] == " " and _is_token(text, word[1:])]
         return cls(text, tuple(bare), tuple(spaced)) if bare or spaced else None
 
-    def check(self, batch: Batch) -> None:
-        """A `Note` for an answer without space after a prompt that ends in a word, or with one after a space.
+    def notes(self, batch: Batch) -> tuple[str, ...]:
+        """A sentence for each answer without space after a prompt that ends in a word, or with one after a space.
 
-        By the spelling alone: it is not asked which of the two tokens is the more probable.
+        By the spelling alone: which of the two tokens is the more probable is not looked at.
         """
         columns = batch.last().to(batch.tokens.device)[:, None]
         last = batch.tokens.gather(1, columns)[:, 0].unique().tolist()
         ends = [piece[-1] for piece in self.text.pieces(last) if piece]
+        found: list[str] = []
         if any(end.isalpha() or end in ",;" for end in ends):
-            _say(self.bare, "has no leading space, and the prompt ends in a word", " {}".format)
+            found += _sentences(
+                self.bare, "has no leading space, and the prompt ends in a word", " {}".format
+            )
         if " " in ends:
-            _say(self.spaced, "has a leading space, and the prompt ends in one", "{}".format)
+            found += _sentences(self.spaced, "has a leading space, and the prompt ends in one", "{}".format)
+        return tuple(found)
 
 
-def _say(words: Sequence[str], how: str, other: Callable[[str], str]) -> None:
+def _sentences(words: Sequence[str], how: str, other: Callable[[str], str]) -> Iterator[str]:
     for word in words:
-        note(f"the answer {word!r} {how}: it is taken as it is, and {other(word.strip())!r} is another token")
+        yield f"the answer {word!r} {how}: it is taken as it is, and {other(word.strip())!r} is another token"
 
 
 def _is_token(text: Text, word: str) -> bool:

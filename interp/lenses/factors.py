@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.core.boundary import nearest, public
+from interp.core.notes import note
 from interp.core.stats import Rows, finite, wide
 from interp.core.transfers import check
 from interp.data.batch import Answers, Batch, Prompts
@@ -177,7 +178,10 @@ def gradient_factors(
         raise ValueError(
             f"one answer per prompt is required, got {answers.prompts} answers for {len(batch)} prompts"
         )
-    batch = batch if answers is None else answers.on(batch)
+    if answers is not None:
+        for sentence in answers.notes(batch):
+            note(sentence)
+        batch = answers.on(batch)
     compute = partial(_both_sides, matrices=matrices, layers=layers)
     analysis = ByRow("gradient_factors", compute, Rows)
     batches = GivenBatches.cut(by_place(batch), batch_size)  # as it is: factors have its columns

@@ -85,6 +85,14 @@ class LateLayers(Brief, Question):
     words: Literal["unembedding", "embedding"] = "unembedding"
     """Whose directions of the words the average token is made of: W_U or W_E."""
 
+    def __post_init__(self) -> None:
+        """ValueError for a field of the wrong kind, and two sources of one prediction."""
+        super().__post_init__()
+        if self.frequencies is not None and self.reference is not None:
+            raise ValueError(
+                "frequencies, or the reference prompts that they are taken from, are required, got both"
+            )
+
     def bind(self, model: Subject) -> ByRow | Staged:
         """The last layer's parts, and one planned sweep without each; before them the mean prediction, where needed."""
         network = model.transformer

@@ -9,7 +9,7 @@ for. At the deepest target there is nothing left to run: that column is the logi
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -88,7 +88,9 @@ class Patchscope(Question):
         }
         finish = partial(_finish, name=self.name, sites=sites, targets=targets, text=model.text, attrs=attrs)
         rows = Reading([Read(site) for site in sites], compute)
-        return ByRow(self.name, rows, Rows, finish, AnswerTokens.of(model.text, self.answer))
+        answers = AnswerTokens.of(model.text, self.answer)
+        answers = None if answers is None else replace(answers, follow=batch)
+        return ByRow(self.name, rows, Rows, finish, answers)
 
 
 @public()

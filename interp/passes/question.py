@@ -52,6 +52,8 @@ class AnswerTokens:
     """Of answers given as texts, the single tokens that they are with or without their leading space."""
     keep_wrong: bool = False
     """Whether wrong answers that the data bring stay where none are given here."""
+    follow: Batch | None = field(default=None, compare=False, repr=False)
+    """The prompt that they follow, where that is another one than the row's own."""
 
     @classmethod
     def of(cls, text: Text, answer: Answers | None, wrong: Answers | None = None) -> AnswerTokens | None:
@@ -87,9 +89,12 @@ class AnswerTokens:
         """
         answer, wrong = (None if x is None else _of_rows(x, batch) for x in (self.answer, self.wrong))
         assert answer is not None
-        if self.spellings is not None:
-            self.spellings.check(batch)
         return batch.with_answers(answer, batch.wrong if wrong is None and self.keep_wrong else wrong)
+
+    def notes(self, batch: Batch) -> tuple[str, ...]:
+        """What is to be said of these answers where they follow these prompts: another spelling may be meant."""
+        prompts = batch if self.follow is None else self.follow
+        return () if self.spellings is None else self.spellings.notes(prompts)
 
 
 def _of_rows(tokens: Int[Tensor, "n"], batch: Batch) -> Int[Tensor, "b"]:
@@ -372,6 +377,11 @@ class Questions:
                 there = here.to(batch.tokens.device)
                 known.append((here, there))
             yield there
+
+    def notes(self, batch: Batch) -> tuple[tuple[str, str], ...]:
+        """The sentences about a batch that belong to a result, each after the name of its question."""
+        answered = ((each.name, each.answers) for each in self.asked if each.answers is not None)
+        return tuple((name, text) for name, answers in answered for text in answers.notes(batch))
 
     def reduced(self, values: BatchValues, rows: Int[Tensor, "n"] | None) -> dict[str, Partial]:
         """What every question keeps of the values of these rows: on the host, fetched in one copy."""

@@ -34,14 +34,27 @@ class Tally:
     cut: int = 0
     """Rows that were truncated or split."""
     rejected: tuple[Rejected, ...] = ()
+    notes: tuple[tuple[str, str], ...] = ()
+    """Sentences about the rows for single results, each after the name of its question; sorted."""
+
+    def notes_of(self, question: str) -> list[str]:
+        """The sentences for the result of this question: its own, and that rows were set aside."""
+        return [*self._set_aside(), *(text for name, text in self.notes if name == question)]
+
+    def _set_aside(self) -> list[str]:
+        if not self.rejected:
+            return []
+        first, count = min(self.rejected, key=lambda each: each.row), len(self.rejected)
+        several = "1 row was set aside" if count == 1 else f"{count} rows were set aside, the first of them"
+        return [f"{several}: row {first.row}, {first.reason}"]
 
     @classmethod
     def of(cls, parts: Sequence["Tally"]) -> "Tally":
         """What all parts had together, the rows set aside in their order."""
         rejected = tuple(row for part in parts for row in part.rejected)
-        return cls(
-            sum(p.rows for p in parts), sum(p.tokens for p in parts), sum(p.cut for p in parts), rejected
-        )
+        notes = tuple(sorted({each for part in parts for each in part.notes}))
+        rows, tokens = sum(p.rows for p in parts), sum(p.tokens for p in parts)
+        return cls(rows, tokens, sum(p.cut for p in parts), rejected, notes)
 
 
 @dataclass(frozen=True)
@@ -145,7 +158,8 @@ class Progress:
 def tally_of(values: Mapping[str, Any]) -> Tally:
     """A tally from its JSON."""
     rejected = tuple(Rejected(**each) for each in values["rejected"])
-    return Tally(values["rows"], values["tokens"], values["cut"], rejected)
+    notes = tuple((name, text) for name, text in values.get("notes", ()))
+    return Tally(values["rows"], values["tokens"], values["cut"], rejected, notes)
 
 
 def named(place: str, partials: Partials | None) -> Groups:

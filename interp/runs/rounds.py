@@ -54,7 +54,9 @@ class Rounds:
     """What the rows of the run's data came to."""
     complete: bool = True
     """Whether all of the data is in: False where jobs of an array have rows to do."""
-    folders: int = 0
+    askers: set[str] = field(default_factory=set)
+    """The questions that asked about the run's data."""
+    times: int = 0
     """How often the run's data were gone through."""
 
     def answered(self, questions: Iterable[ByRow | Staged]) -> dict[str, xr.Dataset]:
@@ -122,14 +124,24 @@ class Rounds:
     def _over_data(self, group: Sequence[_Asked], model: Subject) -> Mapping[str, Partial]:
         """What is kept of the run's data; without what cannot be used before all rows are in."""
         assert self.data is not None, "a question said to need no data asks about them"
-        self.folders += 1
-        first = self.folders == 1
-        names = dict.fromkeys(each.asker for each in group)
-        place = self.place if first else self.place.inside("-".join([str(self.folders), *names]))
+        self.times += 1
+        first, askers = self.times == 1, {each.question.name: each.asker for each in group}
+        self.askers |= set(askers.values())
+        place = (
+            self.place
+            if first
+            else self.place.inside(f"{self.times}-{'-'.join(dict.fromkeys(askers.values()))}")
+        )
         kept = kept_of([each.question for each in group], model, self.data, place)
-        rejected = {each.row: each for each in (*self.tally.rejected, *kept.tally.rejected)}
-        rows = tuple(rejected[row] for row in sorted(rejected))
-        self.tally = replace(kept.tally if first else self.tally, rejected=rows)
+        self.tally = _joined(kept.tally if first else self.tally, kept.tally, askers)
         self.complete = self.complete and kept.complete
         usable = [each.question.name for each in group if kept.complete or not each.ask.whole]
         return {} if kept.partials is None else {name: kept.partials[name] for name in usable}
+
+
+def _joined(tally: Tally, more: Tally, askers: Mapping[str, str]) -> Tally:
+    """The counts of the first, with the rows set aside and the sentences of both, these after the name of the asker."""
+    rejected = {each.row: each for each in (*tally.rejected, *more.rejected)}
+    rows = tuple(rejected[row] for row in sorted(rejected))
+    notes = {(askers.get(name, name), text) for name, text in (*tally.notes, *more.notes)}
+    return replace(tally, rejected=rows, notes=tuple(sorted(notes)))

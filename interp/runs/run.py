@@ -18,6 +18,8 @@ import torch
 from torch.nn.utils import get_total_norm
 
 from interp.core.boundary import Count, public, shown
+from interp.core.notes import note
+from interp.core.results import with_notes
 from interp.core.stats import Bootstrap, Means
 from interp.core.viewer import Shown, notes_of
 from interp.data.pairs import Pairs
@@ -163,18 +165,20 @@ def _found(
         if not isinstance(each, Alone) and not _of_model(each, data)
     }
     of_rows = rounds.answered(over_rows.values())
-    rejected = _rejected_table(rounds.tally.rejected)
-    if len(rejected):  # a function gives its result alone, and rows must not get lost unseen
-        of_rows = {name: each.assign_attrs(rejected=len(rejected)) for name, each in of_rows.items()}
+    tally, rejected = rounds.tally, _rejected_table(rounds.tally.rejected)
+    for name in rounds.askers & of_rows.keys():
+        if tally.rejected:  # a function gives its result alone, and rows must not get lost unseen
+            of_rows[name] = of_rows[name].assign_attrs(rejected=len(rejected))
+        of_rows[name] = _noted(of_rows[name], tally.notes_of(name))
     of_model = {
         name: once(subject, named[name], partial(_answer, each, subject)).copy(deep=True)
         for name, each in bound.items()
         if name not in over_rows
     }
-    datasets = {name: _with_origin(each, network) for name, each in {**of_rows, **of_model}.items()}
+    found = {**of_rows, **of_model}
+    datasets = {name: _with_origin(found[name], network) for name in bound if name in found}
     if place.folder is not None and rounds.complete and writes(network):
         write_results(place.folder, datasets, rejected)
-    tally = rounds.tally
     return Results(datasets, tally.rows, tally.tokens, tally.cut, rounds.complete, rejected)
 
 
@@ -339,6 +343,13 @@ def _resampled(question: ByRow, replicates: int, seed: int) -> ByRow:
     if not (isinstance(kind, type) and issubclass(kind, Means)):
         return question
     return replace(question, keep=Bootstrap(kind, replicates, seed))
+
+
+def _noted(result: xr.Dataset, notes: Sequence[str]) -> xr.Dataset:
+    """The result with these sentences about its rows, each said once however many results have it."""
+    for text in notes:
+        note(text)
+    return with_notes(result, notes)
 
 
 def _rejected_table(rejected: Sequence[Rejected]) -> pd.DataFrame:

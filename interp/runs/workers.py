@@ -56,7 +56,8 @@ class Worker:
             yield Done(number, 0, True, None, aside)
         for i, batch in enumerate(window.batches[first:], first):
             partials, bad = self._answer(batch)
-            tally = Tally(_texts(batch) - len(bad), int(batch.lengths.sum()), 0, bad)
+            notes = self.questions.notes(batch)
+            tally = Tally(_texts(batch) - len(bad), int(batch.lengths.sum()), 0, bad, notes)
             yield Done(number, i, i == count - 1, partials, tally if i else Tally.of((aside, tally)))
 
     def _answer(self, batch: Batch) -> Answer:

@@ -120,7 +120,7 @@ class Erasure(Brief, Question):
             self.name,
             partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.batch_size),
             Rows,
-            partial(_finish, name=self.name, how=how),
+            partial(_finish, name=self.name, how=how, contrasted=self.wrong is not None),
             answers,
             prompts=len(each),
         )
@@ -430,14 +430,20 @@ def _attrs(how: Removal) -> dict[str, str | float | int]:
     }
 
 
-def _finish(merged: Partial, name: str, how: Removal) -> xr.Dataset:
+def _finish(merged: Partial, name: str, how: Removal, contrasted: bool) -> xr.Dataset:
+    """contrasted: whether a wrong answer is given."""
     assert isinstance(merged, Rows)
     each = merged.rows["each"]
     scores = {
         score: Score.of(Moments.of(each[:, i]), how.measure, fewest=how.fewest)
         for i, score in enumerate(SCORES)
     }
-    return scored(name, scores, (), attrs=_attrs(how), others={"each": (("prompt", "score"), each)})
+    unused = contrasted and how.measure == "probability"
+    notes = (
+        f"measure={how.measure!r} is of the answer alone: wrong changed nothing; 'logits' contrasts the two",
+    )
+    others = {"each": (("prompt", "score"), each)}
+    return scored(name, scores, (), attrs=_attrs(how), others=others, notes=notes if unused else ())
 
 
 def _compared(

@@ -110,7 +110,7 @@ class TokenAttribution(Question):
 
     answer: Answers | None = None
     """The next token that is attributed, one for all prompts or one for each; None = the answer that the data bring.
-    Methods that need none ignore it."""
+    Methods that mix tokens (`Mixing`) have no use for one, and a note says so."""
     wrong: Answers | None = None
     """The token that the answer is contrasted with."""
     method: str | Method = "alti"
@@ -137,7 +137,15 @@ class TokenAttribution(Question):
             self.name,
             rows,
             Rows,
-            partial(_finish, name=self.name, unit=unit, attrs=attrs, text=model.text, steps=steps),
+            partial(
+                _finish,
+                name=self.name,
+                unit=unit,
+                attrs=attrs,
+                text=model.text,
+                steps=steps,
+                notes=self._unused(how),
+            ),
             answers,
         )
 
@@ -148,6 +156,16 @@ class TokenAttribution(Question):
         reads, inner, sums_to = _computed(network, how, self.batch_size)
         method = None if isinstance(how, Mixing) else self._method_name
         return Reading(reads, partial(_compute, inner=inner, pos=self.pos, method=method)), sums_to
+
+    def _unused(self, how: Method) -> tuple[str, ...]:
+        """What is said of answers that the method does not look at."""
+        given = [name for name in ("answer", "wrong") if getattr(self, name) is not None]
+        if not given or not isinstance(how, Mixing):
+            return ()
+        return (
+            f"method={self.method!r} is about the tokens that a position is made of, whatever follows: "
+            f"{' and '.join(given)} changed nothing; 'alti_logit' and 'gradient_x_input' attribute an answer",
+        )
 
     @property
     def _method_name(self) -> str:
@@ -194,7 +212,7 @@ def token_attribution(
 
     Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
     method: a name of `METHODS` or a record with settings of its own. What the values sum to is in `attrs["sums_to"]`:
-    - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, no answer needed
+    - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, whatever the answer
       (Abnar & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022);
     - alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's); with
       `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it misses, relative;
@@ -347,7 +365,13 @@ def _integrated(
 
 
 def _finish(
-    merged: Partial, name: str, unit: str, attrs: Mapping[str, str | int | float], text: Text, steps: int
+    merged: Partial,
+    name: str,
+    unit: str,
+    attrs: Mapping[str, str | int | float],
+    text: Text,
+    steps: int,
+    notes: Sequence[str],
 ) -> xr.Dataset:
     """steps: how many gradients integrate a line; 0 for a method without one."""
     assert isinstance(merged, Rows)
@@ -366,6 +390,7 @@ def _finish(
         units={**units, "error": "share of the total" if steps else "share of the largest term"},
         attrs={**attrs, **error, "unit": unit},
         notes=[
+            *notes,
             *(_unconverged(rows["error"], steps) if steps else ()),
             *(_of_sinks(rows["value"]) if unit == "share" and attrs["pos"] != 0 else ()),
         ],

@@ -147,6 +147,11 @@ class Copying(Question):
     def bind(self, model: Subject) -> Alone:
         """Products of thin matrices, no pass."""
         model.transformer.config.require_tokens("how far heads copy tokens")
+        if not self.ranks and (self.sample is not None or self.random):
+            raise ValueError(
+                f"sample and random are about ranks, which ranks=False leaves out: got sample={self.sample!r}, "
+                f"random={self.random}"
+            )
         circuits = HeadCircuits(model, folded=self.folded, embedding=self.embedding)
         d_vocab = circuits.config.d_vocab
         if isinstance(self.sample, int) and not 2 <= self.sample <= d_vocab:

@@ -17,6 +17,7 @@ from interp.model.edits import Edit, Set, Swap
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import as_model, observe
+from interp.passes.question import AnswerTokens
 from interp.zoo import PROGRAMS, Compiled, compile
 from interp.zoo.groundtruth import noisy, plant_head
 from tests.configs import build, some_tokens
@@ -159,7 +160,7 @@ def test_one_step_of_gradient_descent_is_that_of_an_edited_model(
     """The loss and its gradient in R, with Swap's formula written as a function in a whole pass."""
     model, base, source = build(name), some_tokens(4), some_tokens(4, seed=1)
     which, by = site
-    together = pairs_of(as_model(model), base, source, torch.tensor([3, 4, 5, 6]))
+    together = pairs_of(as_model(model), base, source, AnswerTokens(torch.tensor([3, 4, 5, 6])))
     cells = Cells.of(model.config, together, which, by, None, None)
     runs = Runs.of(model, cells, together, 3)
     place = cells.places[-1]

@@ -2,15 +2,18 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
 
+import interp
 from interp import HookedTransformer
-from interp.causal import EdgeGraph, ablate
+from interp.causal import Ablate, EdgeGraph, ablate
 from interp.causal.stand_ins import other_rows, recorded, slot_means
 from interp.data.batch import Batch
+from interp.data.pairs import Pairs
 from interp.model.edits import Mean, Resample, Zero
 from interp.model.parts import Part
 from interp.model.tap import Read
@@ -95,6 +98,30 @@ def test_what_has_no_meaning_is_refused_by_name(case: str) -> None:
     metric = logit_difference(ANSWER[:n], WRONG[:n])  # type: ignore[misc]
     with pytest.raises(error, match=message):
         ablate(subject("gpt2"), TOKENS[:n], metric=metric, **rest)  # type: ignore[arg-type,misc]
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (Ablate(change=Zero(), reference=OTHER), r"Zero\(\) takes no values"),
+        (Ablate(change=Zero(), groups=GROUPS), "no use for groups"),
+        (Ablate(change=Resample(), reference=OTHER), "from each prompt's corrupted one"),
+        (Ablate(change=Mean("template"), reference=OTHER), "requires the groups of the prompts"),
+    ],
+)
+def test_a_question_about_data_refuses_what_it_would_not_look_at(question: Ablate, message: str) -> None:
+    pairs = Pairs(TOKENS, OTHER)
+    with pytest.raises(ValueError, match=message):
+        interp.run([replace(question, metric=METRIC)], subject("gpt2"), pairs)
+    with pytest.raises(ValueError, match=message):
+        ablate(
+            subject("gpt2"),
+            pairs,
+            change=question.change,
+            reference=question.reference,
+            groups=question.groups,
+            metric=METRIC,
+        )
 
 
 def test_prompts_of_several_lengths_have_the_cells_of_their_own_positions_and_no_other_row() -> None:

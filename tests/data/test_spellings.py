@@ -1,13 +1,24 @@
 """An answer whose other spelling is a token too is pointed out where the prompt asks for that one."""
 
 import warnings
+from pathlib import Path
 
 import pytest
 
 import interp
+from interp.attention import AttentionEntropy
+from interp.causal import AttributionPatch, Patch
 from interp.core import notes
+from interp.core.viewer import notes_of
+from interp.data import Pairs
 from interp.data.batch import Text
+from interp.data.sources import open_source
 from interp.data.spellings import Spellings
+from interp.data.stream import Stream
+from interp.lenses import BackwardLens, LogitLens, Patchscope
+from interp.passes.question import Question
+from interp.residual import Attribute
+from interp.tokens import TokenAttribution
 from tests.tiny import hooked
 
 
@@ -26,13 +37,8 @@ def pair(text: Text) -> str:
 
 
 def said(text: Text, answer: object, prompt: str) -> list[str]:
-    notes.note.cache_clear()
     found = Spellings.of(text, answer)  # type: ignore[arg-type]
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if found is not None:
-            found.check(text.batch(prompt))
-    return [str(each.message) for each in caught if "answer" in str(each.message)]
+    return [] if found is None else list(found.notes(text.batch(prompt)))
 
 
 def test_an_answer_without_space_after_a_word_is_pointed_out_and_one_with_it_is_not(text: Text) -> None:
@@ -80,3 +86,75 @@ def test_a_question_says_it_where_its_answers_meet_the_prompts(text: Text) -> No
     notes.note.cache_clear()
     with pytest.warns(interp.Note, match="it is taken as it is, and .* is another token"):
         interp.attribute(model, "The cat sat", word)
+
+
+def questions(answer: str) -> list[Question]:
+    """Questions about prompts that bring this answer."""
+    of_tokens = TokenAttribution(answer, method="relp")
+    return [Attribute(answer), LogitLens(answer=answer), BackwardLens(answer), of_tokens]
+
+
+def test_every_result_of_questions_with_the_answer_says_it_in_its_notes_and_no_other(text: Text) -> None:
+    model, word = hooked(), pair(text)
+    prompts = ["The cat sat", 'He said "', "on the mat and on"]
+    found = interp.run([*questions(word), AttentionEntropy()], model, prompts)
+    (note,) = said(text, word, "The cat sat")
+    told = {name: note in notes_of(result) for name, result in found.items()}
+    assert told == {name: name != "attention_entropy" for name in found}
+    fine = interp.run(questions(f" {word}"), model, prompts)
+    assert not [text for result in fine.values() for text in notes_of(result) if "another token" in text]
+
+
+def test_several_questions_with_one_answer_give_one_warning(text: Text) -> None:
+    word = pair(text)
+    notes.note.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        interp.run(questions(word), hooked(), ["The cat sat", "The cat sat on"])
+    assert sum("another token" in str(each.message) for each in caught) == 1
+
+
+def test_questions_that_watch_a_metric_say_it_of_the_answer_of_the_metric(text: Text) -> None:
+    word = pair(text)
+    metric = interp.logit_difference(word, 7)
+    pairs = Pairs(["The cat sat"], ["The dog sat"])
+    found = interp.run([Patch("z", metric=metric), AttributionPatch("z", metric=metric)], hooked(), pairs)
+    (note,) = said(text, word, "The cat sat")
+    assert [note in notes_of(result) for result in found.values()] == [True, True]
+
+
+def test_it_is_said_whatever_part_of_the_data_it_is_about_and_whoever_did_that(
+    text: Text, tmp_path: Path
+) -> None:
+    """A job of an array does the window in question, another process takes it in from the folder."""
+    word, model = pair(text), hooked()
+    rows = open_source(["He said (", "3 + (", "The cat sat", "a ("])
+    prompts = Stream(rows, text, tokens_per_batch=16, rows_per_window=1)
+    for share in ("0/2", "1/2"):
+        interp.run([Attribute(word)], model, prompts, out=tmp_path, shard=share)
+    notes.note.cache_clear()
+    with pytest.warns(interp.Note, match="another token"):
+        found = interp.run([Attribute(word)], model, prompts, out=tmp_path, resume=True)
+    assert list(notes_of(found["attribute"])) == said(text, word, "The cat sat")
+
+
+def test_a_patchscope_looks_at_the_end_of_the_target_prompt_where_its_answer_is_read(text: Text) -> None:
+    word = pair(text)
+    for target, prompt in (("He said (", "The cat sat"), ("The cat sat", "He said (")):
+        found = interp.run([Patchscope(target, answer=word)], hooked(), [prompt])["patchscope"]
+        assert list(notes_of(found)) == said(text, word, target)
+
+
+def test_gradient_factors_which_are_no_dataset_say_it_as_a_warning(text: Text) -> None:
+    notes.note.cache_clear()
+    with pytest.warns(interp.Note, match="another token"):
+        interp.lenses.gradient_factors(hooked(), ["The cat sat"], pair(text), matrices=["W_out"])
+
+
+def test_an_alignment_says_it_of_the_base_prompts_that_it_exchanges_in(text: Text) -> None:
+    model, word = hooked(), pair(text)
+    bases, sources = ["The cat sat on"] * 4, ["The dog sat on"] * 4
+    found = interp.causal.align(
+        model, bases, sources, answer=word, layers=[0], pos=[2], method="pca", nulls=()
+    )
+    assert list(notes_of(found)) == said(text, word, bases[0]) != []

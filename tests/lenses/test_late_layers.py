@@ -242,6 +242,10 @@ def test_bad_input_is_refused() -> None:
         late_layers(model, some_tokens(), 3, frequencies=torch.ones(30))
     with pytest.raises(ValueError, match="none negative, some positive"):
         late_layers(model, some_tokens(), 3, frequencies=torch.zeros(31))
+    with pytest.raises(
+        ValueError, match="reference prompts that they are taken from, are required, got both"
+    ):
+        late_layers(model, some_tokens(), 3, frequencies=FREQUENCIES, reference=some_tokens())
     with pytest.raises(ValueError, match="no masked-LM head"):
         late_layers(subject("masked-lm"), some_tokens(), 3, frequencies=FREQUENCIES)
     with pytest.raises(

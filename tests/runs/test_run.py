@@ -16,8 +16,10 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
+from interp.core.notes import note
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, poisson_weights
+from interp.core.viewer import notes_of
 from interp.data.sources import open_source
 from interp.data.stream import Stream
 from interp.model import Trace, Transformer
@@ -129,6 +131,23 @@ def test_bad_rows_are_set_aside_with_their_reasons_and_the_rest_is_as_without_th
     assert found["norms"].value == pytest.approx(
         float(interp.run([Norms()], model(), stream())["norms"].value), rel=1e-12
     )
+
+
+def test_every_result_says_how_many_rows_were_set_aside_and_why_the_first_was() -> None:
+    texts = [*TEXTS[:10], "", *TEXTS[10:], "The cat " * 40]
+    note.cache_clear()
+    with pytest.warns(interp.Note, match="set aside") as caught:
+        found = interp.run([Norms(), Kept()], model(), stream(texts))
+    (said,) = {str(each.message) for each in caught if "set aside" in str(each.message)}
+    assert (
+        said
+        == f"2 rows were set aside, the first of them: row {found.rejected.row[0]}, {found.rejected.reason[0]}"
+    )
+    assert len(caught) == 1 and {name: notes_of(each) for name, each in found.items()} == {
+        "norms": (said,),
+        "kept": (said,),
+    }
+    assert not any(notes_of(each) for each in interp.run([Norms(), Kept()], model(), stream()).values())
 
 
 @pytest.mark.parametrize("tokens", [30, 1000])

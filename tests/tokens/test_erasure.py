@@ -10,6 +10,7 @@ import xarray as xr
 import interp
 from interp import Batch, Edit, HookedTransformer
 from interp.core.stats import Moments
+from interp.core.viewer import notes_of
 from interp.data.stream import prompt_source
 from interp.edits import Zero
 from interp.model import Tap
@@ -58,6 +59,9 @@ def test_both_equal_a_loop_over_prompts_and_shares(name: str, measure: str, bos:
         model(name), batch, given, ANSWER, WRONG, shares=shares, replacement=6, measure=measure  # type: ignore[arg-type]
     )  # fmt: skip
     assert (found.unit == measure).all()
+    assert [text for text in notes_of(found) if "wrong changed nothing" in text] == [
+        text for text in notes_of(found) if measure == "probability"
+    ] and bool(notes_of(found)) == (measure == "probability")
 
     def value(i: int, holes: set[int]) -> float:
         tokens = torch.tensor([[6 if j in holes else t for j, t in enumerate(ROWS[i])]])

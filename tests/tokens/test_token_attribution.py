@@ -11,6 +11,7 @@ import xarray as xr
 
 import interp
 from interp import Batch, Edit, HookedTransformer
+from interp.core.viewer import notes_of
 from interp.data.stream import prompt_source
 from interp.edits import Add, Resample, Scale, Set, Zero
 from interp.tokens import (
@@ -137,12 +138,18 @@ def test_results_name_their_tokens_and_say_what_they_sum_to() -> None:
     assert sink.attrs["sums_to"] == "1, less what the sink takes"
 
 
-def test_methods_about_an_answer_require_one_and_the_others_ignore_it() -> None:
+def test_methods_about_an_answer_require_one_and_the_others_say_that_it_changed_nothing() -> None:
     for method, how in METHODS.items():
         if isinstance(how, Mixing):
             one, other = (token_attribution(model(), some_tokens(), a, method=method) for a in (None, 3))
-            assert one.identical(other)
+            assert one.equals(other) and not one.attrs.get("notes")
+            assert other.attrs["notes"] == [
+                f"method={method!r} is about the tokens that a position is made of, whatever follows: answer changed "
+                "nothing; 'alti_logit' and 'gradient_x_input' attribute an answer"
+            ]
         else:
+            found = token_attribution(model(), some_tokens(), 3, 5, method=FEW_STEPS[method])
+            assert not [text for text in notes_of(found) if "changed nothing" in text]
             with pytest.raises(ValueError, match=f"{method} .* an answer is required, got None"):
                 token_attribution(model(), some_tokens(), method=method)
     records = (AltiLogit(), IntegratedGradients(steps=3))

@@ -343,6 +343,9 @@ def drawn(k: int, *, generator: object, seed: int) -> Tensor:
 def test_without_ranks_only_spectra_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FactoredMatrix, "diagonal_ranks", None)
     assert copying(hooked("gpt2"), ranks=False).score.values.tolist() == ["eigenvalue"]
+    for given in ({"sample": 9}, {"random": 2}):
+        with pytest.raises(ValueError, match="about ranks, which ranks=False leaves out"):
+            copying(hooked("gpt2"), ranks=False, **given)  # type: ignore[arg-type]
 
 
 @functools.cache
