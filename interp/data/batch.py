@@ -245,17 +245,12 @@ class Batch(Brief):
         return pinned() if self.tokens.is_cpu else self
 
     def split(self, size: int) -> Iterator[Batch]:
-        """Consecutive parts of at most `size` rows, of the same width: itself, if that is one part.
-
-        ValueError for a size below 1.
-        """
+        """Consecutive parts of at most `size` rows, of the same width: itself if one will do. ValueError for none."""
         if size < 1:
             raise ValueError(f"parts of at least one row are required, got {size}")
-        if 0 < len(self) <= size:
-            yield self
-            return
-        for start in range(0, len(self), size):
-            yield self._each(itemgetter(slice(start, start + size)))
+        starts = range(0, len(self), size)
+        for start in starts:
+            yield self if len(starts) == 1 else self._each(itemgetter(slice(start, start + size)))
 
     def rows(self, index: Int[Tensor, "n"]) -> Batch:
         """These rows in this order, one several times if need be; of the same width."""

@@ -150,9 +150,9 @@ PLAN = MemoryPlan(width=10, predicted=100.0, measured=float("nan"), room=1000, m
     ("change", "tokens"),
     [
         ({}, 100),
-        ({"free": 999}, 90),
-        ({"free": 99}, 10),
-        ({"free": 0}, 10),
+        ({"room": 999}, 90),
+        ({"room": 99}, 10),
+        ({"room": 0}, 10),
         ({"measured": 200.0}, 50),
         ({"measured": 50.0}, 100),
         ({"predicted": float("nan"), "measured": 500.0}, 20),
