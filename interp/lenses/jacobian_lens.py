@@ -21,7 +21,6 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.core.boundary import Count, public
-from interp.core.notes import note
 from interp.core.results import labelled
 from interp.core.stats import Partial, wide
 from interp.core.transfers import sent
@@ -35,6 +34,7 @@ from interp.model.kv_cache import KVCache, Prefix
 from interp.model.sites import stream_after
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
+from interp.passes.duration import announce
 from interp.passes.observe import Model, Subject, as_model
 from interp.passes.question import ByRow, Question, Unshared
 from interp.passes.rules import Rules, rules_attrs, under_rules
@@ -44,8 +44,6 @@ from interp.runs.run import answered
 if TYPE_CHECKING:
     import xarray as xr
 
-MINUTE, MINUTE_ON_GPU = 4e12, 6e14
-"""FLOPs of a minute on one core of a CPU, and on a GPU: a fit of more says how much it will do before it begins."""
 FEWEST = 16
 """Prompts below which J is never precise enough: where a quarter of them has a J ten times as large as the others', a
 fit that may stop after 8 stops too early in 8 % of all orders, after 16 in 2 % (`experiments/jacobian_lens.py`)."""
@@ -142,27 +140,27 @@ def jacobian_lens(
     source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
     if isinstance(source, Stream) and source is not data:
         source = replace(source, rows_per_window=batch_size)
-    if isinstance(source, PromptBatches) and (said := _long(question, subject, source.prompts)):
-        note(said)
+    if isinstance(source, PromptBatches):
+        _announce(question, subject, source.prompts)
     return FittedJacobianLens.of_result(answered(question, subject, source), subject)
 
 
-def _long(asked: JacobianLens, subject: Subject, prompts: Batch) -> str | None:
-    """What a fit that takes longer than about a minute on this device will do, and what does less; else None."""
+def _announce(asked: JacobianLens, subject: Subject, prompts: Batch) -> None:
+    """A `Note` of a fit that takes more than about a minute: what it will do, and what does less."""
     model, layers = subject.transformer, chosen(subject.transformer.config, asked.layers)
     n_layers, d = model.config.n_layers, model.config.d_model
     products = d if asked.tokens is None else len(subject.text.outputs(asked.tokens))
     counted = (prompts.lengths.cpu() - 1 - asked.skip).clamp_min(0)
     cells = products * int(counted.sum()) * (n_layers - min(layers) - 1)
-    flop = 2 * cells * sum(x.numel() for x in model.blocks.parameters()) / n_layers
-    if flop < (MINUTE * torch.get_num_threads() if model.device.type == "cpu" else MINUTE_ON_GPU):
-        return None
     plain = cells / (int(prompts.lengths.sum()) * n_layers)
-    fewer = "" if asked.tokens is not None else f"; tokens=[...] takes one for each token instead of {d}"
     most = "" if asked.precision is None else "at most "
-    return (
+    fewer = "" if asked.tokens is not None else f"tokens=[...] takes one for each token instead of {d}, "
+    announce(
         f"jacobian_lens: {most}{products} vector-Jacobian products for each of {int((counted > 0).sum())} prompts, the "
-        f"work of about {plain:.0f} passes over them{fewer}, later layers and shorter prompts take less"
+        f"work of about {plain:.0f} passes over them",
+        cells * sum(x.numel() for x in model.blocks.parameters()) / n_layers,
+        model.device,
+        f"{fewer}later layers and shorter prompts take less",
     )
 
 

@@ -63,6 +63,11 @@ class Plan:
         return self.examples * columns
 
     @property
+    def passes(self) -> float:
+        """The same in full passes over these examples, the unembedding apart."""
+        return self.cost / (self.examples * self.columns * max(1, self.n_layers))
+
+    @property
     def naive_cost(self) -> float:
         """The same for a loop that runs the whole model and all logits for every variant, and once without."""
         each = self.columns * (self.n_layers + self.head)

@@ -30,10 +30,11 @@ from interp.model.kv_cache import KVCache, Prefix
 from interp.model.position import depends_on_length
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
+from interp.passes.duration import announce
 from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, as_network
-from interp.passes.packs import Pack, Plan, Start, fixed_cost, halves, planned
+from interp.passes.packs import Pack, Plan, Start, block_products, fixed_cost, halves, planned
 from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, on_device, placed
 
 AT_ONCE = 2**24
@@ -627,6 +628,13 @@ class Sweep:
         return base_run(self._plain, self._batch, touched, self._common, reads)
 
     def _run(self, base: Base, plan: Plan, name: str, each: Callable[[SweepPass], None]) -> None:
+        network, n = self._network, len(self.variants)
+        announce(
+            f"{name} of {n} variants of {plan.examples} rows, the work of {plan.passes:.0f} passes over them",
+            plan.cost * block_products(network.config),
+            network.device,
+            "fewer cells (parts, layers, by=) take less, estimates such as attribution_patch a few passes",
+        )
         waiting = list(plan.packs[::-1])
         with tqdm(total=len(self.variants), desc=name, delay=1, leave=False) as bar, torch.no_grad():
             bar.update(sum(start.idle for start in plan.starts))

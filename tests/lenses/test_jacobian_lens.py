@@ -218,14 +218,16 @@ def test_prompts_are_asked_for_in_the_order_given_whatever_their_lengths() -> No
 def test_a_long_fit_says_before_it_begins_how_many_products_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """A product of a row passes n - 1 - skip columns and the blocks after the lowest layer, here 1 of 2."""
     model, tokens = build("gpt2"), some_tokens(rows=3, n=9)
-    monkeypatch.setattr(lens_module, "MINUTE", 1.0)
-    text = "at most 24 vector-Jacobian products for each of 3 prompts, the work of about 8 passes over them; tokens="
+    monkeypatch.setattr("interp.passes.duration.A_MINUTE", 1.0)
+    text = "at most 24 vector-Jacobian products for each of 3 prompts, the work of about 8 passes over them: about "
     assert 24 * 3 * (9 - 1 - SKIP) * 1 / (3 * 9 * 2) == 8.0
     with pytest.warns(interp.Note, match=re.escape(text)):
         fitted(model, tokens)
-    with pytest.warns(interp.Note, match=r"at most 1 vector-Jacobian products for each of 3 prompts, [^;]*$"):
+    with pytest.warns(
+        interp.Note, match=r"at most 1 vector-Jacobian products for each of 3 prompts, [^;]*; later"
+    ):
         fitted(model, tokens, tokens=[5])
-    monkeypatch.setattr(lens_module, "MINUTE", 1e12)
+    monkeypatch.setattr("interp.passes.duration.A_MINUTE", 1e12)
     with warnings.catch_warnings():
         warnings.simplefilter("error", interp.Note)
         fitted(model, some_tokens(rows=3, n=8))

@@ -1,5 +1,6 @@
 """A planned sweep gives the numbers of the naive loop: one pass per variant with ordinary edits."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -8,12 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from interp.core.notes import Note
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.attention import Memory
 from interp.model.edits import Add, Edit, Project, Scale, Set, Swap, Zero
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
+from interp.passes.duration import announce, minutes
 from interp.passes.metrics import Metric, kl_divergence, logit_difference, next_token_loss
 from interp.passes.observe import observe
 from interp.passes.sweep import Sweep, SweepPass
@@ -422,3 +425,31 @@ def test_a_decoder_that_reads_a_memory() -> None:
         first = site_letters(site)[0]
         variants = [Variant([put(site, donor, {first: i})]) for i in (0, donor.shape[1] - 1)]
         assert_close(Sweep(model, batch, variants).run(DIFFERENCE).values, loop(model, batch, variants))
+
+
+def test_a_sweep_of_more_than_a_minute_says_so_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every MLP's output zeroed in the last block's: two variants of one row, the base run and one block each."""
+    model = build("gpt2")
+    variants = [Variant([Edit(f"blocks.1.hook_{part}_out", Zero())]) for part in ("mlp", "attn")]
+    sweep, seen = Sweep(model, asked(rows=1), variants), []
+    monkeypatch.setattr(
+        "interp.passes.sweep.announce", lambda what, products, *_: seen.append((what, products))
+    )
+    sweep.run(DIFFERENCE)
+    ((what, products),) = seen
+    assert what == "logit difference of 2 variants of 1 rows, the work of 1 passes over them"
+    blocks = sum(x.numel() for x in model.blocks.parameters() if x.ndim > 1) / 2
+    head = model.config.n_outputs * model.config.d_model
+    columns = sum((sweep.plan().columns - pack.column) * len(pack.variants) for pack in sweep.plan().packs)
+    assert products == pytest.approx((2 * 9 + columns) * blocks + 3 * head)
+
+
+def test_what_takes_less_than_a_minute_is_not_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("interp.passes.duration.A_MINUTE", 1e6)
+    threads, cpu = torch.get_num_threads(), torch.device("cpu")
+    assert minutes(3e6 * threads, cpu) == 3.0
+    with pytest.warns(Note, match="a sweep: about 30 min on such a device; less takes less"):
+        announce("a sweep", 3.14e7 * threads, cpu, "less takes less")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Note)
+        announce("another sweep", 0.9e6 * threads, cpu, "less takes less")
