@@ -152,19 +152,18 @@ def cost_of(question: Question, model: HookedTransformer, shape: Shape) -> Cost:
     gc.collect()
     start = time.process_time()
     with cut_as(shape), mock.patch.object(Block, "forward", watched), LiveBytes() as live:
-        interp.run([question], model, data_of(question, model))
+        interp.run([question], model, data_of(question))
     first = sum(each for each, _ in seen)
     return Cost(first, len(seen), sum(n for _, n in seen), live.peak, time.process_time() - start)
 
 
-def data_of(question: Question, model: HookedTransformer) -> object:
+def data_of(question: Question) -> Pairs | list[interp.Batch]:
     """Prompts, or pairs of them that differ in one early token."""
     dice = torch.Generator().manual_seed(0)
     clean = torch.randint(7, 60, (ROWS, TOKENS), generator=dice)
     corrupt = clean.clone()
     corrupt[:, 2] = 61
-    compares = isinstance(question, AttributionPatch | EdgeAttribution | Patch | PathPatch)
-    if compares:
+    if isinstance(question, AttributionPatch | EdgeAttribution | Patch | PathPatch):
         return Pairs(clean, corrupt)
     return [interp.Batch(clean)]
 
@@ -179,8 +178,9 @@ def known(question: Question, model: HookedTransformer) -> Question:
     """The question with the answer that the model gives: tracing drops facts that it does not know."""
     if not isinstance(question, CausalTrace):
         return question
-    (batch,) = data_of(question, model)  # type: ignore[misc]
-    return replace(question, answer=model.transformer(batch.tokens)[:, -1].argmax(-1).tolist())
+    data = data_of(question)
+    assert isinstance(data, list)
+    return replace(question, answer=model.transformer(data[0].tokens)[:, -1].argmax(-1).tolist())
 
 
 def planned(shape: Shape, names: Sequence[str]) -> dict[str, Cost]:

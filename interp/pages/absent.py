@@ -27,6 +27,7 @@ FAILURES = (ValueError, ArithmeticError, MemoryError, torch.OutOfMemoryError)
 NEEDS = {
     "attribution_sources": ("attribution",), "ablation": ("attribution",), "attention": ("heads",),
     "circuits": ("heads",), "flow_routes": ("attribution", "logit_lens"), "flow_neurons": ("flow_routes",),
+    "faithfulness": ("edges",),
 }  # fmt: skip
 """By table, those without which the page cannot show it."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 from interp.causal import EdgeGraph, Patch
 from interp.causal.contrast import Direction, paired
-from interp.circuits import circuit_curve, edge_attribution
+from interp.circuits import circuit_curve
 from interp.circuits.edge_attribution import Method
 from interp.data.batch import Prompts
 from interp.model.config import MLPS, ModelConfig
@@ -42,10 +42,6 @@ class Pair:
     prompt: Prompts
     corrupt: Prompts
     metric: Metric
-
-    def edges(self, model: Subject) -> "xr.Dataset":
-        """The score of every edge."""
-        return edge_attribution(model, self.prompt, self.corrupt, metric=self.metric, method=METHOD)
 
     def curve(self, model: Subject, scores: "xr.Dataset") -> tuple[list[int], "xr.Dataset"]:
         """The sizes of circuits, and the faithfulness of as many of the strongest edges; no random circuits beside."""

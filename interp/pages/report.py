@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cache, partial
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -19,6 +19,7 @@ from interp.attention import heads
 from interp.attention.score_parts import score_reads
 from interp.attention.shares import with_pattern
 from interp.causal.contrast import paired
+from interp.circuits import EdgeAttribution
 from interp.core.boundary import public
 from interp.core.results import frame
 from interp.core.transfers import fetched
@@ -27,7 +28,7 @@ from interp.data.batch import Batch, Prompts, Text
 from interp.data.ids import check_contrast
 from interp.data.pairs import Pairs
 from interp.data.stream import DataSource, prompt_source
-from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
+from interp.lenses import BackwardLens, FittedJacobianLens, LogitLens, TunedLens, logit_lens
 from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig
 from interp.model.records import require
@@ -36,7 +37,7 @@ from interp.model.tap import Read, Trace
 from interp.pages import stages, tables
 from interp.pages.ablated import ablation, ablations
 from interp.pages.absent import FAILURES, Absences, why_absent, why_unsplit
-from interp.pages.corrupted import Pair, check_aligned, patches
+from interp.pages.corrupted import METHOD, Pair, check_aligned, patches
 from interp.pages.flow import about_flow, flow_reads
 from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
 from interp.passes.metrics import logit_difference
@@ -57,6 +58,8 @@ TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""
 Fitted = TunedLens | FittedJacobianLens
 """Lenses that were fitted on texts."""
+Sections = Mapping[str, Mapping[str, xr.Dataset]]
+"""By section of the page, the answers to its questions."""
 MOST_CELLS = 1_300_000
 """Attention weights a page may hold: about 2 MB of the page, and a table that a spreadsheet still opens."""
 
@@ -198,20 +201,11 @@ class Report(Brief):
 
 @dataclass(frozen=True, eq=False)
 class _Answered:
-    """The logits of the only row, the tokens asked about, and what the parts of the model add to them."""
+    """The logits of the only row, and the tokens asked about."""
 
     logits_pv: Float[Tensor, "p v"]
     answer: int
     wrong: int | None
-    found: Mapping[str, xr.Dataset]
-    """`attribution` and flow `routes`, unless they are absent."""
-
-    @property
-    def total(self) -> float:
-        """The answer's logit, minus the wrong answer's where there is one: before a soft cap, if it was attributed."""
-        if "attribution" in self.found:
-            return float(self.found["attribution"].total[0])
-        return self.asked_of(self.logits_pv[-1])
 
     def asked_of(self, logits: Float[Tensor, "v"]) -> float:
         """The same of any logits."""
@@ -266,22 +260,25 @@ def _made(
     config = model.transformer.config
     absent = Absences(why_absent(config))
     output_p, pattern_lhqk, trace = _pass(model, batch, absent.why)
-    answered = _answered(model, question, batch, output_p, absent)
+    answered = _answered(model, question, output_p)
     other = None if answered is None else _corrupted(model, question, answered, batch)
     scored = None if "heads" in absent.why else absent.tried("heads", lambda: heads(model, repeats=data))
     ids = batch.tokens[0].to(output_p.device)
     names = model.text.pieces(ids.tolist())
     work = _about_model(model, (ids, None if answered is None else answered.logits_pv), scored, pattern_lhqk)
+    of_prompt: Sections = {}
     if answered is not None:
-        work |= _about_logits(model, batch, trace, answered, names)
+        of_prompt = _of_prompt(model, question, answered, absent)
+        work |= _about_logits(model, batch, trace, answered, of_prompt, names)
         if lenses:
             work["fitted_lenses"] = lambda: _fitted(model, batch, answered.answer, lenses)
         previous = None if scored is None else scored.value.sel(score="previous_token")
         work["circuits"] = lambda: frame(copying(model, ranks=False, previous=previous))
-        work |= _about_interventions(model, question, answered, names)
-        work |= _about_corrupted(model, question, answered)
+        work |= _about_interventions(model, question, answered, of_prompt, names)
+        work |= _about_corrupted(model, question, answered, of_prompt)
     found = absent.tables(_announced(work))
-    contrast = None if answered is None else _contrast(model, question, answered)
+    written = of_prompt.get("attribution", {}).get("attribution")
+    contrast = None if answered is None else _contrast(model, question, answered, written)
     asked, compared = (None if each is None else asdict(each) for each in (contrast, other))
     parameters: Json = {
         **asdict(question), "contrast": asked, "corrupted": compared, "head_scores": asdict(data),
@@ -290,7 +287,6 @@ def _made(
     record = provenance(model.transformer, about.name, seed=data.seed, parameters=parameters, digest=digest)
     record["units"] = {name: dict(tables.UNITS[name]) for name in found}
     record["absent"] = absent.why
-    written = None if answered is None else answered.found.get("attribution")
     why, unsplit = _reasons(model, batch, written, trace, absent)
     named = [each.part for each in why]
     steps = absent.tried("stages", lambda: stages.payload(model.transformer, batch, named, trace)) or {}
@@ -345,9 +341,7 @@ def _about_model(
     return work
 
 
-def _answered(
-    model: Subject, question: Question, batch: Batch, output_p: Tensor, absent: Absences
-) -> _Answered | None:
+def _answered(model: Subject, question: Question, output_p: Tensor) -> _Answered | None:
     """What the model answers; None if it ends in its residual stream, ValueError if an answer was asked of that."""
     if not model.transformer.config.unembed:
         if question.answer is None:
@@ -355,79 +349,105 @@ def _answered(
         raise ValueError(
             f"an answer ({question.answer!r}) requires a model with logits, this one ends in its residual stream"
         )
-    answer, wrong = _answers(model, question, output_p[-1])
-    splits = any(mixer.traits.additive for mixer in model.transformer.config.mixers)
-    parts: Grain = "source" if splits else "head"
-    asked: dict[str, Askable] = {"attribution": Attribute(answer, wrong, parts)}
-    if "flow_routes" not in absent.why:
-        asked["flow_routes"] = FlowRoutes()
+    return _Answered(output_p, *_answers(model, question, output_p[-1]))
 
-    def found(names: Collection[str]) -> Mapping[str, xr.Dataset]:
-        return run({name: asked[name] for name in names}, model, _source(model, batch)).datasets
+
+def _of_prompt(model: Subject, question: Question, answered: _Answered, absent: Absences) -> Sections:
+    """The answers to all that sections ask about the prompt and its corrupted one, from one run.
+
+    If that fails, each section is answered by itself, to know which fails; those that do are absent.
+    """
+    asked, corrupt = _asked(model.transformer.config, question, answered), question.corrupt_tokens
+    asked = {section: some for section, some in asked.items() if section not in absent.why and some}
+    batch = model.text.batch(question.tokens)
+    data = _source(model, batch if corrupt is None else paired(model.text, question.tokens, corrupt))
+
+    def found(sections: Collection[str]) -> Sections:
+        every = {(section, name): asked[section][name] for section in sections for name in asked[section]}
+        results = run({": ".join(key): each for key, each in every.items()}, model, data)
+        return {
+            section: {name: results[f"{section}: {name}"] for name in asked[section]} for section in sections
+        }
 
     try:
-        return _Answered(output_p, answer, wrong, found(asked))
-    except FAILURES:  # each by itself, to know which
-        each = {name: absent.tried(name, partial(found, [name])) for name in asked}
-    return _Answered(output_p, answer, wrong, {name: x[name] for name, x in each.items() if x is not None})
+        return found(asked)
+    except FAILURES:
+        each = {section: absent.tried(section, partial(found, [section])) for section in asked}
+    return {section: one[section] for section, one in each.items() if one is not None}
+
+
+def _asked(config: ModelConfig, question: Question, answered: _Answered) -> dict[str, dict[str, Askable]]:
+    """The questions of every section about the prompt, by their names: about edges only with a corrupted prompt."""
+    answer, wrong = answered.answer, answered.wrong
+    metric, compares = logit_difference(answer, wrong), question.corrupt is not None
+    parts: Grain = "source" if any(mixer.traits.additive for mixer in config.mixers) else "head"
+    asked: dict[str, dict[str, Askable]] = {
+        "attribution": {"attribution": Attribute(answer, wrong, parts)},
+        "logit_lens": {"next": LogitLens(), "answer": LogitLens(answer)},
+        "flow_routes": {"flow_routes": FlowRoutes()},
+        "backward_lens": {"backward_lens": BackwardLens(answer, matrices=_shown(config))},
+        "ablation": {**ablations(config, metric, corrupt=compares)} if config.n_layers else {},
+    }
+    if compares:
+        asked["patching"] = {**patches(config, metric)}
+        asked["edges"] = {"edges": EdgeAttribution(metric, METHOD)}
+    return asked
+
+
+def _shown(config: ModelConfig) -> tuple[Matrix, ...]:
+    """The matrices of the backward lens: one that writes to the stream and one that reads it, of MLPs if possible."""
+    there = present(config)
+    of_mlps: tuple[Matrix, ...] = ("mlp_before.W_out", "mlp_before.W_in", "W_out", "W_in")
+    shown: tuple[Matrix, ...] = of_mlps if "W_out" in there else ("W_O", "W_V")
+    return tuple(matrix for matrix in shown if matrix in there)
 
 
 def _about_logits(
-    model: Subject, batch: Batch, trace: Trace, answered: _Answered, names: list[str]
+    model: Subject, batch: Batch, trace: Trace, answered: _Answered, found: Sections, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables that only a model with logits has."""
-    pieces, found = model.text.pieces, answered.found
+    pieces, flat = model.text.pieces, {name: each for some in found.values() for name, each in some.items()}
     return {
         "next_tokens": lambda: tables.next_tokens(answered.logits_pv, pieces, top=TOP),
-        "attribution": lambda: tables.attribution(found["attribution"]),
-        "attribution_sources": lambda: tables.attribution_sources(found["attribution"], names),
-        "logit_lens": lambda: _lens(model, batch, answered.answer),
-        "backward_lens": lambda: _backward_lens(model, batch, answered.answer),
-        **about_flow(model, batch, trace, found, names),
+        "attribution": lambda: tables.attribution(flat["attribution"]),
+        "attribution_sources": lambda: tables.attribution_sources(flat["attribution"], names),
+        "logit_lens": lambda: tables.logit_lens(flat["next"], flat["answer"]),
+        "backward_lens": lambda: tables.backward_lens(flat["backward_lens"]),
+        **about_flow(model, batch, trace, flat, names),
     }
 
 
 def _about_interventions(
-    model: Subject, question: Question, answered: _Answered, names: list[str]
+    model: Subject, question: Question, answered: _Answered, found: Sections, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
-    """How to make the tables of what changes the answer, from one run: patching only with a corrupted prompt."""
-    config, prompt, corrupt = model.transformer.config, question.tokens, question.corrupt_tokens
-    metric = logit_difference(answered.answer, answered.wrong)
-    replaced = ablations(config, metric, corrupt=corrupt is not None)
-    patched = {} if corrupt is None else patches(config, metric)
-
-    @cache
-    def found() -> Mapping[str, xr.Dataset]:
-        data = model.text.batch(prompt) if corrupt is None else paired(model.text, prompt, corrupt)
-        return run({**replaced, **patched}, model, _source(model, data))
+    """How to make the tables of what changes the answer: patching only with a corrupted prompt."""
+    corrupt = question.corrupt_tokens
 
     def ablated() -> pd.DataFrame:
-        here = answered.found["attribution"]
         there = (
             None
             if corrupt is None
             else attribute(model, corrupt, answered.answer, answered.wrong, parts="head")
         )
-        return ablation({name: found()[name] for name in replaced}, here, there)
+        return ablation(found["ablation"], found["attribution"]["attribution"], there)
 
     work = {"ablation": ablated}
-    if patched:
-        work["patching"] = lambda: tables.patching({name: found()[name] for name in patched}, names)
+    if corrupt is not None:
+        work["patching"] = lambda: tables.patching(found["patching"], names)
     return work
 
 
 def _about_corrupted(
-    model: Subject, question: Question, answered: _Answered
+    model: Subject, question: Question, answered: _Answered, found: Sections
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables of edges between the prompt and its corrupted one; none without that."""
     corrupt = question.corrupt_tokens
     if corrupt is None:
         return {}
     pair = Pair(question.tokens, corrupt, logit_difference(answered.answer, answered.wrong))
-    scores = cache(lambda: pair.edges(model))
     return {
-        "edges": lambda: tables.edges(scores()),
-        "faithfulness": lambda: tables.faithfulness(*pair.curve(model, scores())),
+        "edges": lambda: tables.edges(found["edges"]["edges"]),
+        "faithfulness": lambda: tables.faithfulness(*pair.curve(model, found["edges"]["edges"])),
     }
 
 
@@ -451,14 +471,17 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
     return Corrupted(question.corrupt, answer, wrong, total, changes)
 
 
-def _contrast(model: Subject, question: Question, answered: _Answered) -> Contrast:
+def _contrast(
+    model: Subject, question: Question, answered: _Answered, attributed: xr.Dataset | None
+) -> Contrast:
+    """The two tokens, and their logits: before a soft cap, if they were attributed."""
     answer, wrong = _candidates(answered, answered.logits_pv[-1], model)
-    attributed = answered.found.get("attribution")
+    total = answered.asked_of(answered.logits_pv[-1]) if attributed is None else float(attributed.total[0])
     return Contrast(
         answer=answer,
         wrong=wrong,
         chosen_by_model=question.answer is None,
-        total=answered.total,
+        total=total,
         completeness_error=float("nan" if attributed is None else attributed.attrs["completeness_error"]),
     )
 
@@ -537,12 +560,6 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
     return answer, wrong
 
 
-def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
-    both = {"next": LogitLens(), "answer": LogitLens(answer)}
-    found = run(both, model, _source(model, batch))
-    return tables.logit_lens(found["next"], found["answer"])
-
-
 def _source(model: Subject, data: Batch | Pairs) -> DataSource:
     """The prompt, or it and its corrupted one, as data of a run."""
     return prompt_source(data, model.text, prepend_bos=True, batch_size=1)
@@ -557,17 +574,6 @@ def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitt
         read = lens.read(batch) if isinstance(lens, FittedJacobianLens) else logit_lens(model, batch, **how)
         found[name] = tables.logit_lens(read, of_answer)
     return tables.fitted_lenses(found)
-
-
-def _backward_lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
-    """Of a matrix that writes to the stream and one that reads it: those of every MLP, if they have factors."""
-    config = model.transformer.config
-    there = present(config)
-    of_mlps: tuple[Matrix, ...] = ("mlp_before.W_out", "mlp_before.W_in", "W_out", "W_in")
-    shown: tuple[Matrix, ...] = of_mlps if "W_out" in there else ("W_O", "W_V")
-    matrices = tuple(matrix for matrix in shown if matrix in there)
-    found = backward_lens(model, batch, answer, matrices=matrices)
-    return tables.backward_lens(found)
 
 
 def _candidates(

@@ -25,15 +25,15 @@ PLACES: dict[str, tuple[object, str]] = {
     "circuits": (report_module, "copying"),
     "attribution": (report_module.tables, "attribution"),
     "attribution_sources": (report_module.tables, "attribution_sources"),
-    "logit_lens": (report_module, "_lens"),
-    "backward_lens": (report_module, "backward_lens"),
+    "logit_lens": (report_module.tables, "logit_lens"),
+    "backward_lens": (report_module.tables, "backward_lens"),
     "value_norms": (flow, "value_norms"),
     "head_tokens": (flow, "words_of_heads"),
     "flow_routes": (flow, "shares"),
     "flow_neurons": (flow, "neurons"),
     "ablation": (report_module, "ablation"),
     "patching": (report_module.tables, "patching"),
-    "edges": (report_module.Pair, "edges"),
+    "edges": (report_module.tables, "edges"),
     "faithfulness": (report_module.Pair, "curve"),
     "reasons": (report_module, "reasons"),
     "stages": (report_module.stages, "payload"),
@@ -62,7 +62,7 @@ def lost_with(name: str) -> set[str]:
     lost = {name}
     for other, needs in NEEDS.items():
         lost |= {other} if lost & set(needs) else set()
-    return lost | ({"faithfulness"} if name == "edges" else set())
+    return lost
 
 
 @pytest.mark.parametrize("name", PLACES)
