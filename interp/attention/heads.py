@@ -11,7 +11,7 @@ label counts when its scores stand clear of chance, and the most specific one is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -112,7 +112,7 @@ class Heads(Question):
             self.name,
             partial(_heads, model, self),
             data="optional" if self.repeats is None else "none",
-            of_model=not model.transformer.edits,
+            of_model=None if model.transformer.edits else replace(self, repeats=self.repeats or REPEATS),
         )
 
 
@@ -126,9 +126,8 @@ class AttentionKernel(Question):
     def bind(self, model: Subject) -> Staged:
         """A pass over rows of its own making."""
         _check(model.transformer.config, self.repeats)
-        return Staged(
-            self.name, partial(_kernel, model, self), data="none", of_model=not model.transformer.edits
-        )
+        known = None if model.transformer.edits else self
+        return Staged(self.name, partial(_kernel, model, self), data="none", of_model=known)
 
 
 @public()

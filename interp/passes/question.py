@@ -310,8 +310,9 @@ class Staged:
     """The stages, of a run that has data or not."""
     data: Literal["none", "optional", "required"] = "required"
     """Whether it asks about the data of the run."""
-    of_model: bool = False
-    """Whether weights and tokenizer decide its answer where it has no data, so that it is kept for the same weights."""
+    of_model: object = None
+    """All that decides its answer beside weights and tokenizer, where it has no data: by this it is kept. None = other
+    things decide too."""
     again: str = ""
     """Of one that goes through the data of the run several times: what is to be said so that it need not."""
 

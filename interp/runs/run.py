@@ -159,10 +159,9 @@ def _found(
         if getattr(question, "of_weights", False):
             _check_finite(network, name)
     rounds = Rounds(subject, data, place)
+    known = {name: _decided_by(each, named[name], data) for name, each in bound.items()}
     over_rows = {
-        name: each
-        for name, each in bound.items()
-        if not isinstance(each, Alone) and not _of_model(each, data)
+        name: each for name, each in bound.items() if known[name] is None and not isinstance(each, Alone)
     }
     of_rows = rounds.answered(over_rows.values())
     tally, rejected = rounds.tally, _rejected_table(rounds.tally.rejected)
@@ -171,7 +170,7 @@ def _found(
             of_rows[name] = of_rows[name].assign_attrs(rejected=len(rejected))
         of_rows[name] = _noted(of_rows[name], tally.notes_of(name))
     of_model = {
-        name: once(subject, named[name], partial(_answer, each, subject)).copy(deep=True)
+        name: once(subject, known[name], partial(_answer, each, subject)).copy(deep=True)
         for name, each in bound.items()
         if name not in over_rows
     }
@@ -182,11 +181,11 @@ def _found(
     return Results(datasets, tally.rows, tally.tokens, tally.cut, rounds.complete, rejected)
 
 
-def _of_model(question: ByRow | Staged, data: object) -> bool:
-    """Whether weights and tokenizer alone decide the answer, here where the run has these data or none."""
-    if isinstance(question, ByRow):
-        return False
-    return question.of_model and (data is None or question.data == "none")
+def _decided_by(bound: ByRow | Staged | Alone, question: Askable, data: object) -> object:
+    """What decides the answer beside weights and tokenizer, with these data or none; None where other things do."""
+    if isinstance(bound, Staged):
+        return bound.of_model if data is None or bound.data == "none" else None
+    return question if isinstance(bound, Alone) else None
 
 
 def _answer(question: ByRow | Staged | Alone, subject: Subject) -> xr.Dataset:

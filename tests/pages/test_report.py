@@ -23,7 +23,7 @@ from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import CORRUPTED, PLANTED
 from tests.pages.reports import page_of
 from tests.tiny import CORPUS, hooked
-from tests.tolerances import assert_close
+from tests.tolerances import TOLERANCES
 
 TABLES = {
     "tokens",
@@ -200,8 +200,8 @@ def test_attention_is_the_recorded_pattern(planted: Report, planted_model: inter
 
 def agree(found: pd.Series, expected: pd.Series) -> None:
     """To rounding: beside it routes are asked for, which look at patterns, and those are rounded otherwise."""
-    one, other = (torch.tensor(x.to_numpy(np.float64)) for x in (found, expected))
-    assert_close(one, other, torch.float32)
+    tolerance = TOLERANCES[torch.float32]
+    np.testing.assert_allclose(found, expected, rtol=tolerance.rtol, atol=tolerance.atol)
 
 
 def test_the_lens_is_that_of_the_function(planted: Report, planted_model: interp.HookedTransformer) -> None:
