@@ -18,14 +18,13 @@ from tqdm import tqdm
 from interp.attention import heads
 from interp.attention.score_parts import score_reads
 from interp.attention.shares import with_pattern
-from interp.causal.contrast import paired
 from interp.core.boundary import public
 from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.ids import check_contrast
-from interp.data.pairs import Pairs
+from interp.data.pairs import Pairs, paired
 from interp.data.stream import DataSource, prompt_source
 from interp.lenses import FittedJacobianLens, LogitLens, TunedLens, backward_lens, logit_lens
 from interp.lenses.factors import Matrix, present
@@ -358,7 +357,7 @@ def _answered(
     answer, wrong = _answers(model, question, output_p[-1])
     splits = any(mixer.traits.additive for mixer in model.transformer.config.mixers)
     parts: Grain = "source" if splits else "head"
-    asked: dict[str, Askable] = {"attribution": Attribute(answer, wrong, parts)}
+    asked: dict[str, Askable] = {"attribution": Attribute(answer, wrong, parts=parts)}
     if "flow_routes" not in absent.why:
         asked["flow_routes"] = FlowRoutes()
 
@@ -538,14 +537,14 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
 
 
 def _lens(model: Subject, batch: Batch, answer: int) -> pd.DataFrame:
-    both = {"next": LogitLens(), "answer": LogitLens(answer)}
+    both = {"next": LogitLens(), "answer": LogitLens(answer=answer)}
     found = run(both, model, _source(model, batch))
     return tables.logit_lens(found["next"], found["answer"])
 
 
-def _source(model: Subject, data: Batch | Pairs) -> DataSource:
+def _source(model: Subject, data: Batch | list[Batch] | Pairs) -> DataSource:
     """The prompt, or it and its corrupted one, as data of a run."""
-    return prompt_source(data, model.text, prepend_bos=True, batch_size=1)
+    return prompt_source(data, model.text, batch_size=1)
 
 
 def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:

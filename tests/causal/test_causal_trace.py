@@ -25,6 +25,7 @@ from interp.passes.observe import observe
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.zoo.planted import PLANTED
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tiny import hooked
 from tests.tolerances import assert_close, student95
@@ -46,9 +47,10 @@ class Asked:
     def batch(self, side: Side = "right") -> Batch:
         return Batch.of([row.tolist() for row in self.rows], side=side)
 
-    def trace(self, side: Side = "right", **how: object) -> xr.Dataset:
+    def trace(self, side: Side = "right", size: int = 3, **how: object) -> xr.Dataset:
         given: dict = {"samples": SAMPLES, "noise": NOISE} | how
-        return causal_trace(self.model, self.batch(side), SUBJECTS, self.answers, **given)
+        data = in_batches(self.model, self.batch(side), size)
+        return causal_trace(self.model, data, SUBJECTS, self.answers, **given)
 
 
 FROM_THREE = replace(answer_probability(), fewest=3)
@@ -274,7 +276,7 @@ def test_noise_is_normal_on_the_subjects_alone_and_hangs_on_the_tokens_and_the_s
 def test_sigma_is_that_of_all_entries_of_the_subjects() -> None:
     a = asked("gemma2")
     span = spans(a.model.text, a.batch(), SUBJECTS)
-    found = subject_spread(a.model, a.batch(), SUBJECTS, batch_size=2)
+    found = subject_spread(a.model, in_batches(a.model, a.batch(), 2), SUBJECTS)
     assert int(within(a.batch(), span).sum()) == 6
     weights = a.model.transformer.embed.weight * 24**0.5
     parts = [weights[row[sub.start : sub.stop]] for row, sub in zip(a.rows, SUBJECTS, strict=True)]
@@ -286,7 +288,7 @@ def test_sigma_is_that_of_all_entries_of_the_subjects() -> None:
 def test_neither_the_split_nor_the_order_of_the_prompts_changes_a_number(kind: str) -> None:
     a = asked("llama-gqa")
     whole = a.trace(kind=kind, window=1)
-    split = a.trace(kind=kind, window=1, batch_size=1)
+    split = a.trace(kind=kind, window=1, size=1)
     xr.testing.assert_allclose(split, whole, rtol=1e-9, atol=1e-12)
     order = [2, 0, 1]
     batch = Batch.of([a.rows[i].tolist() for i in order])
@@ -364,8 +366,7 @@ def test_an_edited_model_has_its_own_facts_and_its_own_sigma() -> None:
     a, edits = asked("gpt2"), [Edit("embed", Scale(2.0)), Edit("L0.mlp", Zero())]
     network = a.model.transformer.edited(edits)
     answers = [int(network(row[None])[0, -1].argmax()) for row in a.rows]
-    given = {"samples": SAMPLES, "edits": edits}
-    found = causal_trace(a.model, a.batch(), SUBJECTS, answers, **given)  # type: ignore[arg-type]
+    found = causal_trace(a.model.edited(edits), a.batch(), SUBJECTS, answers, samples=SAMPLES)
     assert found.attrs["sigma"] == pytest.approx(2 * a.trace().attrs["sigma"], rel=1e-12)
     xr.testing.assert_identical(found, causal_trace(network, a.batch(), SUBJECTS, answers, samples=SAMPLES))
     assert abs(found["each"] - a.trace(noise=3.0)["each"]).max() > 1e-6
