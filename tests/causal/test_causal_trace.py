@@ -128,14 +128,17 @@ CASES: dict[str, tuple[CausalTrace, dict[int, list[int]]]] = {
     "state": (Tracing(samples=SAMPLES), ALONE),
     "state without MLPs": (Tracing(samples=SAMPLES, severed="mlp"), ALONE),
     "state without attention": (Tracing(samples=SAMPLES, severed="attn"), ALONE),
-    "one MLP": (Tracing("mlp", 1, samples=SAMPLES), ALONE),
-    "one MLP without attention": (Tracing("mlp", 1, samples=SAMPLES, severed="attn"), ALONE),
-    "one MLP without MLPs": (Tracing("mlp", 1, samples=SAMPLES, severed="mlp"), ALONE),
-    "one attention without MLPs": (Tracing("attn", 1, samples=SAMPLES, severed="mlp"), ALONE),
-    "two MLPs without attention": (Tracing("mlp", 2, samples=SAMPLES, severed="attn"), {0: [0], 1: [0, 1]}),
-    "two MLPs": (Tracing("mlp", 2, samples=SAMPLES), {0: [0], 1: [0, 1]}),
-    "three attentions": (Tracing("attn", 3, samples=SAMPLES), BOTH),
-    "all attentions": (Tracing("attn", 10, samples=SAMPLES), BOTH),
+    "one MLP": (Tracing(kind="mlp", window=1, samples=SAMPLES), ALONE),
+    "one MLP without attention": (Tracing(kind="mlp", window=1, samples=SAMPLES, severed="attn"), ALONE),
+    "one MLP without MLPs": (Tracing(kind="mlp", window=1, samples=SAMPLES, severed="mlp"), ALONE),
+    "one attention without MLPs": (Tracing(kind="attn", window=1, samples=SAMPLES, severed="mlp"), ALONE),
+    "two MLPs without attention": (
+        Tracing(kind="mlp", window=2, samples=SAMPLES, severed="attn"),
+        {0: [0], 1: [0, 1]},
+    ),
+    "two MLPs": (Tracing(kind="mlp", window=2, samples=SAMPLES), {0: [0], 1: [0, 1]}),
+    "three attentions": (Tracing(kind="attn", window=3, samples=SAMPLES), BOTH),
+    "all attentions": (Tracing(kind="attn", window=10, samples=SAMPLES), BOTH),
 }
 
 
@@ -167,11 +170,11 @@ def test_other_families_and_left_padding(name: str) -> None:
 
 def test_the_layers_of_a_window_are_those_of_the_paper() -> None:
     """max(0, l - 5) .. min(L, l + 5) - 1 for a window of 10."""
-    wide = Tracing("mlp", 10)
+    wide = Tracing(kind="mlp", window=10)
     for layer in range(48):
         assert wide.layers(layer, 48) == range(max(0, layer - 5), min(48, layer + 5))
-    assert Tracing("attn", 1).layers(7, 48) == range(7, 8)
-    assert Tracing("state", 10).layers(7, 48) == range(7, 8)
+    assert Tracing(kind="attn", window=1).layers(7, 48) == range(7, 8)
+    assert Tracing(kind="state", window=10).layers(7, 48) == range(7, 8)
 
 
 def test_the_usual_window_is_a_fifth_of_the_layers_as_in_the_paper() -> None:
