@@ -36,7 +36,7 @@ REDUCTIONS: dict[str, tuple[Reduction, tuple[str, ...]]] = {
     "histogram": (Histograms("x", (-1.0, 0.0, 1.0), cells=1), ("x",)),
     "quantiles": (quantiles("gaps", relative_error=0.2), ("gaps",)),
     "top": (TopRows(2, "f", context="tokens", before=1, after=1), ("f", "tokens")),
-    "examples": (InContext(early=TopRows(2, "f", before=1, after=1), late=("tokens", "f")), ("f", "tokens")),
+    "examples": (InContext(TopRows(2, "f", before=1, after=1), ("tokens", "f")), ("f", "tokens")),
     "covariance": (Covariances("x", "other"), ("x", "other")),
     "several": (Several({"top": TopRows(1, "x"), "mean": Only(("x",), Means)}), ("x",)),
     "fit": (Fit, ("vectors", "mean", "spread", "error", "active")),
