@@ -42,11 +42,10 @@ def main(job: AttributionFaithfulness, record: Record) -> None:
         "faithfulness",
         lambda: compare_methods(
             model,
-            [one.prompt for one in asked],
+            model.to_batch([one.prompt for one in asked]).split(128),
             [one.answer for one in asked],
             [one.wrong for one in asked],
             measure=job.measure,
-            batch_size=128,
         ),
     )
     found = found.sortby(found.value.sel(score="comprehensiveness"))

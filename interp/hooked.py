@@ -72,17 +72,19 @@ class HookedTransformer(Shown):
         name: str = "custom",
         origin: Path | nn.Module | None = None,
         ends: Sequence[int] = (),
+        default_prepend_bos: bool | None = None,
     ) -> None:
         """A network with its tokenizer.
 
         origin: what the weights came from, for `verify`; a live model is held weakly.
         ends: ids at which what is generated ends; none = the tokenizer's end of text.
+        default_prepend_bos: whether texts begin with BOS where a call does not say; None = they do if there is one.
         """
         config = transformer.config
         self._transformer = transformer.requires_grad_(False)
         self.text = Text(
             tokenizer, config.n_ctx, config.d_vocab, special=not config.causal, d_vocab_out=config.d_vocab_out,
-            ends=ends,
+            ends=ends, prepend_bos=default_prepend_bos is not False,
         )  # fmt: skip
         self._origin = weakref.ref(origin) if isinstance(origin, nn.Module) else origin
         self.weights = Weights(transformer)
@@ -100,6 +102,7 @@ class HookedTransformer(Shown):
         device: Device = "cpu",
         devices: Devices | None = None,
         wrapped: bool | None = None,
+        default_prepend_bos: bool | None = None,
     ) -> HookedTransformer:
         """The model of a demo name (`interp.DEMOS`), folder, file of weights, hub name or live Hugging Face model.
 
@@ -111,6 +114,8 @@ class HookedTransformer(Shown):
         devices: several to spread the layers over, or "auto"; inputs and what is recorded are on the first.
         wrapped: True takes Hugging Face's own code instead of ours, watched (`interp.wrapped`), False never does; None
         where we have none for the family.
+        default_prepend_bos: whether texts begin with BOS, in every call that does not say it itself; None: they do
+        where the tokenizer has a BOS. Token ids are taken as they are.
         Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
         """
         dtype = as_dtype(dtype)
@@ -122,7 +127,9 @@ class HookedTransformer(Shown):
             )
             ends = families.ends_of(source)
             name = type(inside(source)[0]).__name__
-            return cls(model, tokenizer, name=name, origin=source, ends=ends)
+            return cls(
+                model, tokenizer, name=name, origin=source, ends=ends, default_prepend_bos=default_prepend_bos
+            )
         if str(source) in zoo.DEMOS:
             if wrapped:
                 raise ValueError(f"{source} is a model of this package: there is no other code to wrap")
@@ -130,12 +137,15 @@ class HookedTransformer(Shown):
             model, found = zoo.load(str(source), revision=revision, dtype=dtype, device=places[0])
             if len(places) > 1:
                 model.place(places)
-            return cls(model, tokenizer or found, name=str(source))
+            return cls(model, tokenizer or found, name=str(source), default_prepend_bos=default_prepend_bos)
         hint = f"demo models: {', '.join(zoo.DEMOS)} ({nearest(str(source), zoo.DEMOS)})"
         path = located(source, revision, hint)
         model = families.from_folder(path, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
         own = tokenizer or families.tokenizer_for(path)
-        return cls(model, own, name=str(source), origin=path, ends=families.ends_of(path))
+        ends = families.ends_of(path)
+        return cls(
+            model, own, name=str(source), origin=path, ends=ends, default_prepend_bos=default_prepend_bos
+        )
 
     @public()
     def verify(self, reference: nn.Module | None = None) -> Contract:
@@ -225,7 +235,7 @@ class HookedTransformer(Shown):
 
     @public()
     def to_tokens(
-        self, text: str | Sequence[str], *, prepend_bos: bool = True, padding_side: Side = "right"
+        self, text: str | Sequence[str], *, prepend_bos: bool | None = None, padding_side: Side = "right"
     ) -> Int[Tensor, "b p"]:
         """Token ids of one or several texts of one length, BOS first unless switched off.
 
@@ -241,7 +251,9 @@ class HookedTransformer(Shown):
         return batch.tokens
 
     @public()
-    def to_batch(self, prompts: Prompts, *, prepend_bos: bool = True, padding_side: Side = "right") -> Batch:
+    def to_batch(
+        self, prompts: Prompts, *, prepend_bos: bool | None = None, padding_side: Side = "right"
+    ) -> Batch:
         """Prompts as a batch with its keep-mask; `batch.bos` says whether BOS was prepended."""
         return self.text.batch(prompts, prepend_bos=prepend_bos, side=padding_side)
 
@@ -278,7 +290,7 @@ class HookedTransformer(Shown):
         return self.text.tokenizer.decode(ids)
 
     @public(unchecked=("prompt",))
-    def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool = True) -> list[str]:
+    def to_str_tokens(self, prompt: str | Int[Tensor, "p"], *, prepend_bos: bool | None = None) -> list[str]:
         """The text of each token of one prompt."""
         batch = self.to_batch(prompt, prepend_bos=prepend_bos)
         if len(batch) != 1:
@@ -298,7 +310,7 @@ class HookedTransformer(Shown):
         *,
         return_type: ReturnType = "logits",
         loss_per_token: bool = False,
-        prepend_bos: bool = True,
+        prepend_bos: bool | None = None,
         padding_side: Side = "right",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Logits `[b p v]`, the loss in nats (mean, or `[b p-1]`), or both; hooks of an enclosing `hooks()` apply."""
@@ -323,7 +335,7 @@ class HookedTransformer(Shown):
         stop_at_layer: int | None = None,
         pos_slice: slice | int | None = None,
         device: Device | None = None,
-        prepend_bos: bool = True,
+        prepend_bos: bool | None = None,
         padding_side: Side = "right",
     ) -> tuple[Tensor, ActivationCache]:
         """The output and the activations of every matching site (None: all that are not on demand).
@@ -353,7 +365,7 @@ class HookedTransformer(Shown):
         bwd_hooks: Sequence[Hook] = (),
         *,
         return_type: ReturnType = "logits",
-        prepend_bos: bool = True,
+        prepend_bos: bool | None = None,
         padding_side: Side = "right",
     ) -> Tensor | tuple[Tensor, Tensor]:
         """One pass with functions `fn(tensor, hook) -> tensor | None` at sites; they are gone afterwards.
@@ -385,7 +397,7 @@ class HookedTransformer(Shown):
     def generate(
         self, prompts: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
         repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
-        use_past_kv_cache: bool = True, edits: Sequence[Edit] = (), prepend_bos: bool = True,
+        use_past_kv_cache: bool = True, edits: Sequence[Edit] = (), prepend_bos: bool | None = None,
     ) -> Batch:  # fmt: skip
         """Prompts continued greedily, or by `sampling`; left-padded rows, `batch.keep` marks the real tokens.
 
@@ -408,7 +420,7 @@ class HookedTransformer(Shown):
     def beam_search(
         self, prompts: Prompts, max_new_tokens: int = 20, *, beams: int = 4, length_penalty: float = 0.6,
         stop: Stop = (), stop_at_eos: bool = True, use_past_kv_cache: bool = True, edits: Sequence[Edit] = (),
-        prepend_bos: bool = True,
+        prepend_bos: bool | None = None,
     ) -> Beams:  # fmt: skip
         """The best continuations that a search of this width finds, ranked by log p / ((5 + length) / 6)^penalty.
 
@@ -431,7 +443,7 @@ class HookedTransformer(Shown):
     def stream(
         self, prompt: Prompts, max_new_tokens: int = 20, *, sampling: Sampling | None = None,
         repetition_penalty: float = 1.0, stop: Stop = (), stop_at_eos: bool = True,
-        edits: Sequence[Edit] = (), prepend_bos: bool = True,
+        edits: Sequence[Edit] = (), prepend_bos: bool | None = None,
     ) -> Iterator[str]:  # fmt: skip
         """The text that `generate` adds to one prompt, in pieces of whole characters as soon as they are known.
 

@@ -75,7 +75,7 @@ def asked(pairs: int, name: str, engine: Engine, out: Path | None) -> dict[str, 
     """The digest of the answer, and what it took."""
     model = interp.HookedTransformer.from_pretrained(name)
     stream, begun = stream_of(model, pairs), time.monotonic()
-    question = Patch("z", interp.logit_difference())
+    question = Patch("z", metric=interp.logit_difference())
     if engine == "folder":
         assert out is not None
         found = interp.run(question, model, stream, out=out, resume=(out / "work.json").exists())

@@ -46,7 +46,7 @@ def main(repeats: int = 5) -> None:
         rows, metric = clean.repeat(CIRCUITS, 1), logit_difference(3, 4)
         calls: dict[str, Callable[[], object]] = {
             "forward": partial(model.transformer, rows),
-            "interp": partial(interchange, model, clean, corrupt, kept, metric=metric, prepend_bos=False),
+            "interp": partial(interchange, model, clean, corrupt, kept, metric=metric),
         }
         seconds = cpu_seconds(calls, repeats)
         for system, call in calls.items():

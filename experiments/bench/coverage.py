@@ -26,7 +26,6 @@ from torch import Tensor
 import interp
 from interp.attention.heads import head_scores
 from interp.causal.alignment import estimates, metrics_of
-from interp.causal.contrast import paired
 from interp.core import stats
 from interp.core.named import Several
 from interp.core.results import Score, scored
@@ -71,7 +70,7 @@ class World:
         if not isinstance(analysis, ByRow):
             raise ValueError(f"{analysis.name} has no rows")
         asked = Questions.of([analysis], subject.transformer.config)
-        feed = prompt_source(data, subject.text, prepend_bos=True, batch_size=32)
+        feed = prompt_source(data, subject.text, batch_size=32)
         parts = [
             asked.values(subject.transformer, batch)[analysis.name]
             for _, window in windows_of(feed)
@@ -139,7 +138,7 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Worlds:
     """Every analysis with its pool."""
     task = interp.tasks.IndirectObjects(pool, held_out=True)
     drawn = interp.causal.batches(model, task.pairs(model.text.tokenizer))
-    pairs = paired(model.text, *drawn, prepend_bos=True)
+    pairs = interp.data.Pairs.of(*drawn)
     texts = [sentence.text for sentence in task.sentences()]
     random = interp.tasks.RepeatedTokens(period=20, repeats=2, rows=pool)
     return (
@@ -167,7 +166,7 @@ def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
     frequencies = torch.arange(1.0, model.cfg.d_vocab + 1).reciprocal()
     asked: dict[str, Callable[[], Question]] = {
         **{
-            f"patch{name}": partial(interp.causal.Patch, "z", m, by=("layer", "head"))
+            f"patch{name}": partial(interp.causal.Patch, "z", metric=m, by=("layer", "head"))
             for name, m in by_metric.items()
         },
         **{
@@ -175,13 +174,13 @@ def _of_pairs(model: interp.HookedTransformer, pairs: Batch | Pairs) -> Worlds:
             for name, m in by_metric.items()
         },
         "attribution_patch": lambda: interp.causal.AttributionPatch(
-            "z", metric, by=("layer", "head"), agreement=0
+            "z", metric=metric, by=("layer", "head"), agreement=0
         ),
-        "edge_attribution": lambda: interp.circuits.EdgeAttribution(metric),
-        "circuit_curve": lambda: interp.circuits.CircuitCurve(_edges(model, metric), metric, draws=1),
+        "edge_attribution": lambda: interp.circuits.EdgeAttribution(metric=metric),
+        "circuit_curve": lambda: interp.circuits.CircuitCurve(_edges(model, metric), metric=metric, draws=1),
         "evaluate_circuit": lambda: _judged(model, metric),
         "path_patch": lambda: interp.causal.PathPatch(metric=metric),
-        "knock_out": lambda: interp.causal.KnockOut([-1], [3, 4, 5], metric),
+        "knock_out": lambda: interp.causal.KnockOut([-1], [3, 4, 5], metric=metric),
         "short_circuit": lambda: interp.causal.ShortCircuit(metric=metric),
         "compare_methods": compared,
         "compare_methods logits": partial(compared, measure="logits"),
@@ -203,7 +202,7 @@ def _steered(model: interp.HookedTransformer, metric: Metric) -> Question:
         interp.causal.Subspace(f"blocks.{layer}.hook_resid_post", 7 * row / row.norm())
         for layer, row in enumerate(rows)
     ]
-    return interp.causal.SteeringCurve(each, (-1.0, 0.5, 1.0, 2.0), metric, random=0)
+    return interp.causal.SteeringCurve(each, strengths=(-1.0, 0.5, 1.0, 2.0), metric=metric, random=0)
 
 
 def _pointing(model: interp.HookedTransformer, pairs: Batch | Pairs) -> World:
@@ -232,7 +231,13 @@ def _pointing(model: interp.HookedTransformer, pairs: Batch | Pairs) -> World:
 def _agreeing(model: interp.HookedTransformer, pairs: Batch | Pairs, metric: Metric, rules: str) -> World:
     """How well estimates by a gradient agree with patching, over half of the heads."""
     question = interp.causal.AttributionPatch(
-        "z", metric, by=("layer", "head"), each=False, rules=rules or (), agreement=16, agreement_prompts=None
+        "z",
+        metric=metric,
+        by=("layer", "head"),
+        each=False,
+        rules=rules or (),
+        agreement=16,
+        agreement_prompts=None,
     )
     world = World.of(question, model, pairs)
     label = world.analysis.result
@@ -292,7 +297,7 @@ def _of_texts(model: interp.HookedTransformer, texts: Sequence[str]) -> Worlds:
         ),
         "recall": lambda: World.of(interp.causal.Recall(span, [0, 1, 2, 3]), model, batch),
         "compare_lenses": lambda: World.of(
-            interp.lenses.CompareLenses({"logit lens": None}, {"logit lens": _Doubled()}), model, texts
+            interp.lenses.CompareLenses({"logit lens": None}, others={"logit lens": _Doubled()}), model, texts
         ),
         "top_examples": lambda: _by_token(interp.features.TopExamples("L1.post"), model, rows),
     }
@@ -306,7 +311,7 @@ def _of_models(model: interp.HookedTransformer, pairs: Batch | Pairs, texts: Seq
     metric, parts = interp.logit_difference(), ["L0H1", "L1.attn", "L2.mlp", "unembed"]
     asked: dict[str, Question] = {
         "diff": interp.editing.Diff(tuned, parts="head"),
-        "diff logits": interp.editing.Diff(tuned, metric, parts="head"),
+        "diff logits": interp.editing.Diff(tuned, metric=metric, parts="head"),
         "diff_interactions": interp.editing.DiffInteractions(tuned, parts),
         "activation_difference": interp.editing.ActivationDifference(tuned),
     }
@@ -470,7 +475,7 @@ def _judged(model: interp.HookedTransformer, metric: Metric) -> interp.circuits.
     kept = torch.from_numpy((values >= np.sort(values.values[~np.isnan(values.values)])[-100]).values)
     graph = interp.causal.EdgeGraph.of(model.cfg)
     circuit = interp.circuits.Circuit.of(graph, kept, torch.from_numpy(scores.value.values)).pruned()
-    return interp.circuits.EvaluateCircuit(circuit, metric, subsets=4, draws=2)
+    return interp.circuits.EvaluateCircuit(circuit, metric=metric, subsets=4, draws=2)
 
 
 def main(

@@ -67,7 +67,7 @@ def main(repeats: int = 7, taxonomy_repeats: int = 3) -> None:
 def ours(pair: Pair) -> Tensor:
     """Mean scores `[layer, head, s]` of the patterns; copying and the kernel come with them."""
     batch = interp.Batch(DATA.tokens(pair.ours.cfg.d_vocab, 0), bos=True)
-    source = prompt_source(batch, pair.ours.text, prepend_bos=True, batch_size=DATA.rows)
+    source = prompt_source(batch, pair.ours.text, batch_size=DATA.rows)
     found = reduced_over(head_scores(pair.ours.cfg, DATA), pair.ours, source)
     assert isinstance(found, Means)
     return torch.stack([found.moments[name].mean for name in SCORES], -1)

@@ -8,7 +8,7 @@ stream at the query and at the key, norms at the scales of the pass. After the Q
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,21 +25,17 @@ from interp.attention.score_parts import (
     rows_of,
     score_parts,
 )
-from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import WIDE, Partial, Rows
 from interp.data.batch import Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.parts import Named, Part
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.schedule import Steps
 from interp.residual.attribution import labels_before_attention
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -47,45 +43,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionAttribution(Question):
-    """Which pairs of parts make a head's score for a query and a key; `attention_attribution` describes the result."""
-
-    head: Named
-    """The head whose score is split."""
-    key: Position
-    """Which token of each prompt is looked at, one number or one for each, negative from its end."""
-    query: Position = -1
-    """Which token looks."""
-    by: Split = "part"
-    """Sublayers, heads apart, or heads apart and by the token that they moved from."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """One pass, whose stream is read at the query and the key."""
-        config = model.transformer.config
-        head = as_head(self.head, config)
-        if self.by == "source" and not any(mixer.traits.additive for mixer in config.mixers[: head[0]]):
-            raise ValueError(
-                f"by='source' requires a head with heads before it that split by source; before {Part('head', *head)} "
-                "there is none"
-            )
-        compute = partial(_compute, head=head, asked=self)
-        finish = partial(_finish, head=head, asked=self, config=config, text=model.text)
-        prompts = rows_of(self.query, self.key)
-        return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
-
-
-@public()
-def attention_attribution(
-    model: Model,
-    data: DataSource | Data,
-    head: Named,
-    *,
-    key: Position,
-    query: Position = -1,
-    by: Split = "part",
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """Which pairs of parts make a head's attention score: what stands at the query times what stands at the key.
 
     Returns Dataset[prompt, query_part, key_part] with `value`, in units of the score (`attn.hook_attn_scores`, what the
@@ -114,8 +71,33 @@ def attention_attribution(
         >>> found.value.sum("query_part").isel(prompt=0).idxmax("key_part").item() in found.key_part
         True
     """
-    question = AttentionAttribution(head, key, query, by)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    head: Named
+    """The head whose score is split."""
+    _: KW_ONLY
+    key: Position
+    """Which token of each prompt is looked at, one number or one for each, negative from its end."""
+    query: Position = -1
+    """Which token looks."""
+    by: Split = "part"
+    """Sublayers, heads apart, or heads apart and by the token that they moved from."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """One pass, whose stream is read at the query and the key."""
+        config = model.transformer.config
+        head = as_head(self.head, config)
+        if self.by == "source" and not any(mixer.traits.additive for mixer in config.mixers[: head[0]]):
+            raise ValueError(
+                f"by='source' requires a head with heads before it that split by source; before {Part('head', *head)} "
+                "there is none"
+            )
+        compute = partial(_compute, head=head, asked=self)
+        finish = partial(_finish, head=head, asked=self, config=config, text=model.text)
+        prompts = rows_of(self.query, self.key)
+        return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
+
+
+attention_attribution = of_data(AttentionAttribution)
 
 
 def _compute(

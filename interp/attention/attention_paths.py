@@ -6,8 +6,8 @@ wrote there meets the embedding at i.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,20 +19,16 @@ from torch import Tensor
 
 from interp.attention.attention_attribution import sides_of
 from interp.attention.score_parts import KEY, QUERY, Position, ScoreParts, as_head, rows_of, score_parts
-from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.parts import Named, Part
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.schedule import Steps
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -43,10 +39,29 @@ NONE = -1
 
 @dataclass(frozen=True)
 class AttentionPaths(Question):
-    """The largest pairs of a head's score, and what their heads had read; `attention_paths` describes the result."""
+    """The pairs of parts that make most of a head's attention score, with the tokens that their heads had read.
+
+    Returns Dataset[prompt, rank], the pairs of the largest absolute value first: `value`, in units of the score;
+    `share`, that over the prompt's score (shares of all pairs sum to 1, with positions that add to scores to less; they
+    may be negative, or above 1); `query_part` and `key_part`; for parts that are heads `query_source` and `key_source`,
+    the token from which they moved most of what the pair adds, and `query_moved` and `key_moved`, that token's part of
+    the pair's value (-1 and NaN for parts that are no heads, and for heads that move no tokens). `path` says all of it:
+    `embed@12 x L0H1@6<5` is the embedding at the query, token 12, times what L0H1 had moved to the key, token 6, from
+    token 5. With the head's name it reads: it attends from 12 to 6 because L0H1 moved token 5 to 6.
+    The prompts' own numbers are `total`, the score; tokens are numbered from the prompt's first.
+    Parts, positions, soft caps and errors: as in `attention_attribution` with `by="head"`; all pairs are summed and
+    checked, whatever `top` is. It goes two steps back: what made the earlier heads look there is their own score,
+    which the same question asks.
+
+    Example:
+        >>> found = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
+        >>> found.share.dims
+        ('prompt', 'rank')
+    """
 
     head: Named
     """The head whose score is followed back."""
+    _: KW_ONLY
     key: Position
     """Which token of each prompt is looked at, one number or one for each, negative from its end."""
     query: Position = -1
@@ -68,40 +83,7 @@ class AttentionPaths(Question):
         return ByRow(self.name, compute, Rows, finish, prompts=prompts, held="query or key positions")
 
 
-@public()
-def attention_paths(
-    model: Model,
-    data: DataSource | Data,
-    head: Named,
-    *,
-    key: Position,
-    query: Position = -1,
-    top: int = 10,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """The pairs of parts that make most of a head's attention score, with the tokens that their heads had read.
-
-    Returns Dataset[prompt, rank], the pairs of the largest absolute value first: `value`, in units of the score;
-    `share`, that over the prompt's score (shares of all pairs sum to 1, with positions that add to scores to less; they
-    may be negative, or above 1); `query_part` and `key_part`; for parts that are heads `query_source` and `key_source`,
-    the token from which they moved most of what the pair adds, and `query_moved` and `key_moved`, that token's part of
-    the pair's value (-1 and NaN for parts that are no heads, and for heads that move no tokens). `path` says all of it:
-    `embed@12 x L0H1@6<5` is the embedding at the query, token 12, times what L0H1 had moved to the key, token 6, from
-    token 5. With the head's name it reads: it attends from 12 to 6 because L0H1 moved token 5 to 6.
-    The prompts' own numbers are `total`, the score; tokens are numbered from the prompt's first.
-    Parts, positions, soft caps and errors: as in `attention_attribution` with `by="head"`; all pairs are summed and
-    checked, whatever `top` is. It goes two steps back: what made the earlier heads look there is their own score,
-    which the same question asks.
-
-    Example:
-        >>> found = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
-        >>> found.share.dims
-        ('prompt', 'rank')
-    """
-    question = AttentionPaths(head, key, query, top)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+attention_paths = of_data(AttentionPaths)
 
 
 def _compute(

@@ -12,8 +12,8 @@ is looked at, which says how widely a head weighs, not what is left where weight
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.sentences import head_names
-from interp.core.boundary import public
 from interp.core.patterns import entropy
 from interp.core.results import Score, scored
 from interp.core.stats import (
@@ -38,17 +37,14 @@ from interp.core.stats import (
 )
 from interp.core.temperature import log_n_factor
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.records import Traits
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -66,44 +62,6 @@ AFTER_SCORES = ("attn.hook_first_pattern", "attn.hook_pattern")
 
 @dataclass(frozen=True)
 class AttentionEntropy(Question):
-    """How widely every head spreads its attention; `attention_entropy` describes the result."""
-
-    train_length: int | None = None
-    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """Four numbers of every query, and their means by head."""
-        reads = _reads(model.transformer, self.train_length)
-        finish = partial(_finish_heads, config=model.transformer.config, asked=self)
-        asked = tuple(read for read in reads if read is not None)
-        return ByRow(self.name, Reading(asked, partial(_by_head, reads=reads)), MaskedMeans, finish)
-
-
-@dataclass(frozen=True)
-class Dispersion(Question):
-    """How every head's attention spreads with the number of visible keys; `dispersion` describes the result."""
-
-    train_length: int | None = None
-    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """Four numbers of every query, and their means by head and number of keys."""
-        reads = _reads(model.transformer, self.train_length)
-        finish = partial(_finish_keys, config=model.transformer.config, asked=self)
-        asked = tuple(read for read in reads if read is not None)
-        return ByRow(self.name, Reading(asked, partial(_by_keys, reads=reads)), MaskedMeans, finish)
-
-
-@public()
-def attention_entropy(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    train_length: int | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """The entropy of every head's attention, in nats and as a share of what even attention would have.
 
     Returns Dataset[layer, head, score]: `value`, a mean over texts with the ends `low` and `high` of its 95 % interval,
@@ -126,20 +84,21 @@ def attention_entropy(
         >>> attention_entropy(model, prompt).value.sel(layer=0, head=1, score="relative").dims
         ()
     """
-    question = AttentionEntropy(train_length)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    _: KW_ONLY
+    train_length: int | None = None
+    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """Four numbers of every query, and their means by head."""
+        reads = _reads(model.transformer, self.train_length)
+        finish = partial(_finish_heads, config=model.transformer.config, asked=self)
+        asked = tuple(read for read in reads if read is not None)
+        return ByRow(self.name, Reading(asked, partial(_by_head, reads=reads)), MaskedMeans, finish)
 
 
-@public()
-def dispersion(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    train_length: int | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
+@dataclass(frozen=True)
+class Dispersion(Question):
     """How every head's attention spreads with the number of visible keys n.
 
     Returns Dataset[layer, head, n_keys, score]: `value`, means over texts of means over the queries that see n keys,
@@ -157,8 +116,23 @@ def dispersion(
         >>> dispersion(model, prompt).value.sel(layer=0, head=0, n_keys=1, score="max_weight").item()
         1.0
     """
-    question = Dispersion(train_length)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    _: KW_ONLY
+    train_length: int | None = None
+    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """Four numbers of every query, and their means by head and number of keys."""
+        reads = _reads(model.transformer, self.train_length)
+        finish = partial(_finish_keys, config=model.transformer.config, asked=self)
+        asked = tuple(read for read in reads if read is not None)
+        return ByRow(self.name, Reading(asked, partial(_by_keys, reads=reads)), MaskedMeans, finish)
+
+
+attention_entropy = of_data(AttentionEntropy)
+
+
+dispersion = of_data(Dispersion)
 
 
 def row_numbers(

@@ -11,7 +11,7 @@ label counts when its scores stand clear of chance, and the most specific one is
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,7 @@ from interp.attention.shares import (
     without_pattern,
     without_shares,
 )
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import shape_text
 from interp.core.patterns import (
     SCORES,
     copy_keys,
@@ -43,8 +43,7 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import SIGNED, MaskedMeans, Means, Moments, Partial, two_sided_p
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource, prompt_source
+from interp.data.stream import ROWS, DataSource, prompt_source
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.records import why_not_additive
@@ -52,12 +51,12 @@ from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
-from interp.passes.observe import Model, Studied, Subject
+from interp.passes.observe import Studied, Subject
 from interp.passes.question import Ask, ByRow, Question, Reading, Staged, Stages, Values
 from interp.passes.schedule import Steps, recorded
 from interp.residual.decomposition import IncompleteSumError, not_linear
+from interp.runs.functions import of_own_rows, of_weights
 from interp.runs.kept import once
-from interp.runs.run import answered
 from interp.tasks import SHORT_SENTENCES, IndirectObjects, RepeatedTokens
 from interp.weights.copying import (
     RandomHeads,
@@ -75,8 +74,6 @@ if TYPE_CHECKING:
 
 REPEATS = RepeatedTokens()
 """What heads are asked about unless told otherwise, beside `SHORT_SENTENCES`."""
-ROWS = 32
-"""Rows of repeated tokens that share a pass, and sentences as have as many tokens."""
 HEAD = ("layer", "head")
 BY_PATTERN = (*SCORES, "peak_distance", "to_receiver", "to_giver", "s_inhibition")
 """The scores that say where heads look."""
@@ -89,58 +86,6 @@ SILENT = ("hook_pos_embed", "hook_type_embed")
 
 @dataclass(frozen=True)
 class Heads(Question):
-    """What every head does on repeated tokens, in sentences, and by its weights; `heads` describes the result."""
-
-    repeats: RepeatedTokens | None = None
-    """The rows of repeated random tokens that heads are asked about; None = the data of the run, or `REPEATS`."""
-    sentences: IndirectObjects | None = SHORT_SENTENCES
-    """The sentences about names; None = none."""
-    copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None
-    """Of rows of data: which earlier tokens each token repeats; None = those with the same id."""
-    random: int = 0
-    """How many random heads stand beside each head, for `p`; every one is another pass over everything."""
-
-    def bind(self, model: Subject) -> Staged:
-        """Passes over the rows and the sentences, again for every random head, and the weights."""
-        _check(model.transformer.config, self.repeats)
-        random_heads(model.transformer, self.random)  # refuses what it cannot do
-        if self.repeats is not None and self.copies is not None:
-            raise ValueError(
-                "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
-            )
-        return Staged(
-            self.name,
-            partial(_heads, model, self),
-            data="optional" if self.repeats is None else "none",
-            of_model=None if model.transformer.edits else replace(self, repeats=self.repeats or REPEATS),
-        )
-
-
-@dataclass(frozen=True)
-class AttentionKernel(Question):
-    """How each head's attention falls off with distance; `attention_kernel` describes the result."""
-
-    repeats: RepeatedTokens = REPEATS
-    """The rows of repeated random tokens."""
-
-    def bind(self, model: Subject) -> Staged:
-        """A pass over rows of its own making."""
-        _check(model.transformer.config, self.repeats)
-        known = None if model.transformer.edits else self
-        return Staged(self.name, partial(_kernel, model, self), data="none", of_model=known)
-
-
-@public()
-def heads(
-    model: Model,
-    data: DataSource | Data | None = None,
-    *,
-    repeats: RepeatedTokens | None = None,
-    copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None,
-    sentences: IndirectObjects | None = SHORT_SENTENCES,
-    random: int = 0,
-    edits: Sequence[Edit] = (),
-) -> xr.Dataset:
     """A table of what every head does: scores with 95 % intervals and chance levels, and a plain-word `label`.
 
     Where a head looks on repeated random tokens, what it copies and whom it names tell what it is for.
@@ -185,13 +130,35 @@ def heads(
         >>> table.label.sel(layer=1).values
         >>> interp.frame(table).query("score == 'induction'").nlargest(3, "value")
     """
-    return answered(Heads(repeats, sentences, copies, random), model, data, edits=edits)
+
+    _: KW_ONLY
+    repeats: RepeatedTokens | None = None
+    """The rows of repeated random tokens that heads are asked about; None = the data of the run, or `REPEATS`."""
+    sentences: IndirectObjects | None = SHORT_SENTENCES
+    """The sentences about names; None = none."""
+    copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None
+    """Of rows of data: which earlier tokens each token repeats; None = those with the same id."""
+    random: int = 0
+    """How many random heads stand beside each head, for `p`; every one is another pass over everything."""
+
+    def bind(self, model: Subject) -> Staged:
+        """Passes over the rows and the sentences, again for every random head, and the weights."""
+        _check(model.transformer.config, self.repeats)
+        random_heads(model.transformer, self.random)  # refuses what it cannot do
+        if self.repeats is not None and self.copies is not None:
+            raise ValueError(
+                "copies are said of rows of your own; RepeatedTokens knows where its tokens repeat"
+            )
+        return Staged(
+            self.name,
+            partial(_heads, model, self),
+            data="optional" if self.repeats is None else "none",
+            of_model=None if model.transformer.edits else replace(self, repeats=self.repeats or REPEATS),
+        )
 
 
-@public()
-def attention_kernel(
-    model: Model, repeats: RepeatedTokens = REPEATS, *, edits: Sequence[Edit] = ()
-) -> xr.Dataset:
+@dataclass(frozen=True)
+class AttentionKernel(Question):
     """How each head's attention falls off with distance on random tokens, before anything repeats at that distance.
 
     Returns Dataset[layer, head, distance]: `value`, the mean attention to the token `distance` before the query, over
@@ -202,7 +169,21 @@ def attention_kernel(
     Example:
         >>> interp.attention.attention_kernel(model).value.sel(layer=0, head=1, distance=1)
     """
-    return answered(AttentionKernel(repeats), model, edits=edits)
+
+    repeats: RepeatedTokens = REPEATS
+    """The rows of repeated random tokens."""
+
+    def bind(self, model: Subject) -> Staged:
+        """A pass over rows of its own making."""
+        _check(model.transformer.config, self.repeats)
+        known = None if model.transformer.edits else self
+        return Staged(self.name, partial(_kernel, model, self), data="none", of_model=known)
+
+
+heads = of_own_rows(Heads)
+
+
+attention_kernel = of_weights(AttentionKernel)
 
 
 def _check(config: ModelConfig, data: RepeatedTokens | None) -> None:
@@ -466,7 +447,7 @@ def _windows(config: ModelConfig) -> list[int | None]:
 def _batches_of(data: RepeatedTokens, model: Subject) -> DataSource:
     """The rows of repeated tokens."""
     tokens = data.tokens(model.transformer.config.d_vocab, _begins_with(model.text)[0])
-    return prompt_source(Batch(tokens, bos=True), model.text, prepend_bos=True, batch_size=ROWS)
+    return prompt_source(Batch(tokens, bos=True), model.text)
 
 
 def _begins_with(text: Text) -> tuple[int, tuple[str, ...]]:

@@ -100,9 +100,7 @@ def sentence_scores(
     direct = direct and not_linear(config) is None and config.d_vocab_out is None
     effects = [ByRow("effects", attribution(config, "head", summed=summed), Rows)] if direct else []
     distinct, again = _distinct(unsaid)
-    first, second = (
-        prompt_source(batch, model.text, prepend_bos=True, batch_size=rows) for batch in (said, distinct)
-    )
+    first, second = (prompt_source(batch, model.text, batch_size=rows) for batch in (said, distinct))
     of_said = [Ask(each, first, model) for each in (name_attention(config, last_only=direct), *effects)]
     kept = yield [*of_said, Ask(name_attention(config), second, model)]
     names, *of_effects, other = (_rows_of(each) for each in kept)

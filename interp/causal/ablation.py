@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Literal
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, listed, part_names, swept
 from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded, said, useless
-from interp.core.boundary import public
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -36,10 +35,10 @@ from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, Question
 from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 Kind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid"]
 """What can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
@@ -47,71 +46,6 @@ Kind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neu
 
 @dataclass(frozen=True, eq=False)
 class Ablate(Question):
-    """How far a metric moves without each part; `ablate` describes the result."""
-
-    parts: Kind | Sequence[Named | Sequence[Named]] = "head"
-    """Every part of a kind, or parts by name; those of an inner list are ablated together."""
-    change: StandIn = Zero()
-    """What stands in for a part. `Resample` takes its values from each prompt's corrupted one."""
-    metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
-    by: Sequence[str] | None = None
-    """Which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); None = all but `pos`."""
-    layers: Sequence[int] | None = None
-    """The layers concerned; None = all."""
-    freeze_patterns: bool = False
-    """Whether all attention patterns stay those of the run without the ablation."""
-    reference: Prompts | None = None
-    """The prompts that means are taken over."""
-    groups: Sequence[str] | None = None
-    """The template of each prompt, for means by template."""
-    each: bool = True
-    """Whether every prompt's effects are kept."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """One planned sweep per batch."""
-        network, change = model.transformer, self.change
-        grid = Grid.of(self.parts, network.config, self.layers, self.by)
-        if problem := _useless(change, self.groups, given=self.reference is not None):
-            raise ValueError(f"{said(change)} {problem}")
-        reference = None if self.reference is None else model.text.batch(self.reference)
-        fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
-        metric = as_metric(self.metric)
-        attrs: dict[str, str | int | float] = {
-            "parts": self.parts if isinstance(self.parts, str) else "named",
-            "change": json.dumps(change_to_json(change)),
-            "freeze_patterns": int(self.freeze_patterns),
-        }
-        table = Table(self.name, grid.dims, grid.coords, metric, model.text, attrs)
-        measure = partial(_measured, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
-        return causal(model, table, measure, each=self.each, pairs=isinstance(change, Resample))
-
-
-def _useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> str | None:
-    """What the change has no use for, where the data bring the prompts that values are resampled from."""
-    if given and isinstance(change, Resample):
-        return "takes its values from each prompt's corrupted one: reference prompts have no meaning"
-    return useless(change, groups, given=given)
-
-
-@public()
-def ablate(
-    model: Model,
-    data: DataSource | Data | Pairs,
-    parts: Kind | Sequence[Named | Sequence[Named]] = "head",
-    *,
-    change: StandIn,
-    metric: Metric | LogitFunction | None = None,
-    by: Sequence[str] | None = None,
-    layers: Sequence[int] | None = None,
-    freeze_patterns: bool = False,
-    reference: Prompts | None = None,
-    groups: Sequence[str] | None = None,
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """How far the metric moves without each part: Dataset over the dims `by`, in the metric's unit.
 
     Each part in turn is silenced (or given other values) and the model run again: what falls is what rested on it.
@@ -145,12 +79,64 @@ def ablate(
         >>> found.value.dims
         ('layer', 'head')
     """
-    text = text_of(model)
-    given = None if reference is None else text.batch(reference, prepend_bos=prepend_bos)
-    if is_prompts(data):
-        data, given = completed(change, text.batch(data, prepend_bos=prepend_bos), given, groups)
-    question = Ablate(parts, change, metric, by, layers, freeze_patterns, given, groups, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    parts: Kind | Sequence[Named | Sequence[Named]] = "head"
+    """Every part of a kind, or parts by name; those of an inner list are ablated together."""
+    _: KW_ONLY
+    change: StandIn
+    """What stands in for a part. `Resample` takes its values from each prompt's corrupted one."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    by: Sequence[str] | None = None
+    """Which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); None = all but `pos`."""
+    layers: Sequence[int] | None = None
+    """The layers concerned; None = all."""
+    freeze_patterns: bool = False
+    """Whether all attention patterns stay those of the run without the ablation."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+    groups: Sequence[str] | None = None
+    """The template of each prompt, for means by template."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def with_data(
+        self, model: Model, data: DataSource | Data | Pairs
+    ) -> tuple[Question, DataSource | Data | Pairs]:
+        """With the prompts that means are taken over, and those whose values are put in, of prompts in memory."""
+        text = text_of(model)
+        given = None if self.reference is None else text.batch(self.reference)
+        if is_prompts(data):
+            data, given = completed(self.change, text.batch(data), given, self.groups)
+        return replace(self, reference=given), data
+
+    def bind(self, model: Subject) -> ByRow:
+        """One planned sweep per batch."""
+        network, change = model.transformer, self.change
+        grid = Grid.of(self.parts, network.config, self.layers, self.by)
+        if problem := _useless(change, self.groups, given=self.reference is not None):
+            raise ValueError(f"{said(change)} {problem}")
+        reference = None if self.reference is None else model.text.batch(self.reference)
+        fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
+        metric = as_metric(self.metric)
+        attrs: dict[str, str | int | float] = {
+            "parts": self.parts if isinstance(self.parts, str) else "named",
+            "change": json.dumps(change_to_json(change)),
+            "freeze_patterns": int(self.freeze_patterns),
+        }
+        table = Table(self.name, grid.dims, grid.coords, metric, model.text, attrs)
+        measure = partial(_measured, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
+        return causal(model, table, measure, each=self.each, pairs=isinstance(change, Resample))
+
+
+def _useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> str | None:
+    """What the change has no use for, where the data bring the prompts that values are resampled from."""
+    if given and isinstance(change, Resample):
+        return "takes its values from each prompt's corrupted one: reference prompts have no meaning"
+    return useless(change, groups, given=given)
+
+
+ablate = of_data(Ablate)
 
 
 def _measured(

@@ -21,7 +21,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.causal.contrast import Contrast, paired, site_names
+from interp.causal.contrast import Contrast, site_names
 from interp.causal.effects import check_one_length, dims_asked, site_dims
 from interp.causal.subspace import Subspace
 from interp.core.boundary import Count, Seed, describe, nearest, public
@@ -29,6 +29,7 @@ from interp.core.results import Score, noted, scored
 from interp.core.stats import Moments, over, wide
 from interp.core.transfers import Checks, check, checks_together, fetched, sent
 from interp.data.batch import Answers, Batch, Prompts
+from interp.data.pairs import paired
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set, Swap, Zero, orthonormal
@@ -105,7 +106,7 @@ def align(
     nulls: Sequence[Null] | None = None,
     seed: Seed = 0,
     edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
     batch_size: Count = 32,
 ) -> xr.Dataset:
     """Which directions of each cell hold a variable, and how well: Dataset[swapped, layer, pos, score].
@@ -649,7 +650,7 @@ def pairs_of(
     source: Prompts,
     answers: AnswerTokens | None,
     *,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> Contrast:
     """The pairs, with answers. ValueError for prompts that do not align, and without answers."""
     text, sides = subject.text, {}

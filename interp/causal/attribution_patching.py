@@ -10,7 +10,7 @@ estimates agree with that.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Direction, paired, site_names
+from interp.causal.contrast import Contrast, Direction, site_names
 from interp.causal.effects import (
     COEFFICIENTS,
     Compared,
@@ -32,33 +32,68 @@ from interp.causal.effects import (
     site_dims,
 )
 from interp.causal.patching import Cells
-from interp.core.boundary import Count, public
+from interp.core.boundary import Count
 from interp.core.stats import wide
 from interp.core.transfers import fetched, sent
-from interp.data.batch import Batch, Prompts
-from interp.data.sources import Data
+from interp.data.batch import Batch
 from interp.model import sites
-from interp.model.edits import Edit
 from interp.model.sites import DIMS, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Subject, text_of
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.rules import Rules, as_rules, rules_attrs, under_rules
 from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded, swept
-from interp.runs.run import answered
+from interp.runs.functions import of_pairs
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 
 @dataclass(frozen=True, eq=False)
 class AttributionPatch(Question):
-    """The first-order estimate of patching each cell of a site; `attribution_patch` describes the result."""
+    """The estimated change of the metric when a site's activations are patched, for every layer, position, head, ...
+
+    A quick guess at `patch`: two forward passes and one backward one instead of a pass for every cell.
+
+    denoise: (a_clean - a_corrupt) . d metric / d a at the corrupted run; noise: (a_corrupt - a_clean) . d metric / d a
+    at the clean run (Nanda 2023). It estimates `patch`, and its result has the same variables: `value` with `low`,
+    `high` and `n`, `normalised`, `each`, `changed` (where the estimate is not 0), `clean` and `corrupt`. Dims follow
+    the site's axes: `layer`, `pos`, `head` (`kv_head` for keys and values), `query`, `key`, `neuron`, `expert`,
+    `source`; vectors (d_model, d_head) are summed over. Sites outside the blocks have no `layer`.
+    site: any site before the final norm, full or short: "z", "resid_pre", "attn_out", "pattern", "mlp.hook_post".
+    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
+    the clean prompts bring; the reference of one that compares (KL divergence) is the clean run.
+    by: the dims to keep; None keeps all. The sum over a dim estimates the joint patch.
+    each=False keeps only the moments over prompts, for data of any size.
+    rules: backward rules under which the gradient is taken (docs/analyses/backward_rules.md says which), or
+    a preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and pattern the
+    relevances (value . gradient) of embeddings and biases sum to that of the final stream; `completeness_error` in
+    attrs says how nearly, relative to the sum of their sizes. Rules are no improvement as such: compare with `patch`.
+    agreement: so many cells are patched as well, in each of the first `agreement_prompts` prompts (None: in all): half
+    of them those of the largest estimates, the others drawn at random from what differs between the two runs. The
+    result says how well the estimates agree: `agreement`[coefficient, estimate], the correlation (pearson, spearman)
+    of estimates and effects over these cells of a prompt, averaged over prompts as Fisher's z, and the ends low and
+    high of its 95 % interval (NaN for fewer than 16 prompts). All of it is NaN, with a note, where no prompt has two
+    cells that differ in estimate and effect; a correlation below .5 has a note too. This costs about half a forward
+    pass a cell and prompt; agreement=0 leaves it out.
+    Memory: three times the site's values in the layers, plus what a backward pass keeps.
+    Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
+    Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
+    Errors: ValueError for pairs that do not align, a metric that compares with
+    the very run it is differentiated at, one without any gradient, and rules that a model has no use for; KeyError for
+    an unknown site or dim.
+
+    Example:
+        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
+        >>> attribution_patch(model, *pairs, "z", metric=interp.logit_difference(3, 4)).value.dims
+        ('layer', 'pos', 'head')
+    """
 
     site: str = "z"
     """Any site before the final norm, full or short."""
+    _: KW_ONLY
     metric: Metric | LogitFunction | None = None
     """None = the logit difference of the answers that the data bring."""
     by: Sequence[str] | None = None
@@ -98,64 +133,7 @@ class AttributionPatch(Question):
         return causal(model, table, measure, each=self.each, pairs=True)
 
 
-@public()
-def attribution_patch(
-    model: Model,
-    clean: Prompts | Data,
-    corrupt: Prompts | Data,
-    site: str = "z",
-    *,
-    metric: Metric | LogitFunction | None = None,
-    by: Sequence[str] | None = None,
-    direction: Direction = "denoise",
-    each: bool = True,
-    rules: Rules = (),
-    agreement: Count = 16,
-    agreement_prompts: Count | None = 4,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """The estimated change of the metric when a site's activations are patched, for every layer, position, head, ...
-
-    A quick guess at `patch`: two forward passes and one backward one instead of a pass for every cell.
-
-    denoise: (a_clean - a_corrupt) . d metric / d a at the corrupted run; noise: (a_corrupt - a_clean) . d metric / d a
-    at the clean run (Nanda 2023). It estimates `patch`, and its result has the same variables: `value` with `low`,
-    `high` and `n`, `normalised`, `each`, `changed` (where the estimate is not 0), `clean` and `corrupt`. Dims follow
-    the site's axes: `layer`, `pos`, `head` (`kv_head` for keys and values), `query`, `key`, `neuron`, `expert`,
-    `source`; vectors (d_model, d_head) are summed over. Sites outside the blocks have no `layer`.
-    site: any site before the final norm, full or short: "z", "resid_pre", "attn_out", "pattern", "mlp.hook_post".
-    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
-    the clean prompts bring; the reference of one that compares (KL divergence) is the clean run.
-    by: the dims to keep; None keeps all. The sum over a dim estimates the joint patch.
-    each=False keeps only the moments over prompts, for data of any size.
-    rules: backward rules under which the gradient is taken (docs/analyses/backward_rules.md says which), or
-    a preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and pattern the
-    relevances (value . gradient) of embeddings and biases sum to that of the final stream; `completeness_error` in
-    attrs says how nearly, relative to the sum of their sizes. Rules are no improvement as such: compare with `patch`.
-    agreement: so many cells are patched as well, in each of the first `agreement_prompts` prompts (None: in all): half
-    of them those of the largest estimates, the others drawn at random from what differs between the two runs. The
-    result says how well the estimates agree: `agreement`[coefficient, estimate], the correlation (pearson, spearman)
-    of estimates and effects over these cells of a prompt, averaged over prompts as Fisher's z, and the ends low and
-    high of its 95 % interval (NaN for fewer than 16 prompts). All of it is NaN, with a note, where no prompt has two
-    cells that differ in estimate and effect; a correlation below .5 has a note too. This costs about half a forward
-    pass a cell and prompt; agreement=0 leaves it out.
-    Memory: three times the site's values in the layers, plus what a backward pass keeps.
-    Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
-    Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
-    Errors: ValueError for pairs that do not align, a metric that compares with
-    the very run it is differentiated at, one without any gradient, and rules that a model has no use for; KeyError for
-    an unknown site or dim.
-
-    Example:
-        >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
-        >>> attribution_patch(model, *pairs, "z", metric=interp.logit_difference(3, 4)).value.dims
-        ('layer', 'pos', 'head')
-    """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    question = AttributionPatch(site, metric, by, direction, each, rules, agreement, agreement_prompts)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+attribution_patch = of_pairs(AttributionPatch)
 
 
 @torch.no_grad()

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from einops import einsum, rearrange
@@ -53,6 +53,7 @@ from interp.passes.question import (
 )
 from interp.passes.sweep import Sweep, Swept
 from interp.passes.variants import Variant
+from interp.runs.functions import of_data
 from interp.runs.run import answered
 
 if TYPE_CHECKING:
@@ -68,12 +69,47 @@ ESTIMATE = ("value", "low", "high")
 
 @dataclass(frozen=True, eq=False)
 class CausalTrace(Question):
-    """Which clean states bring a fact back whose subject is corrupted; `causal_trace` describes the result."""
+    """How much of a fact comes back when one clean state is restored in a run whose subject is corrupted.
+
+    The subject's words are made noisy, then one state at a time is put right: where that helps, the fact passes.
+
+    Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1), sigma the standard deviation over
+    all entries of the subjects' embeddings in the data. Restored run: the same noise, and clean values at one token.
+    Total effect = metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean
+    over the noise samples of a prompt, then over prompts (Meng et al. 2022, section 2).
+    Returns Dataset[layer, role] in the metric's unit, p(answer) by default: `value`, the indirect effect, with `low`
+    and `high` (95 % over prompts) and `n`, the prompts that have the role. Roles: `interp.causal.ROLES`, tokens of
+    one role averaged inside a prompt. `spread` is the pooled standard deviation over noise samples; `changed`,
+    whether restoring changed anything that reaches the metric (False: the effect is 0 by construction); the
+    coordinate `part` names what was restored. `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same
+    per prompt, NaN at padding. `total` [estimate]: the total effect, its `low` and `high`; `clean`, `corrupt`
+    [prompt], the metric of the two runs; `subject` [prompt, pos], which tokens are corrupted.
+    subject: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts); one for all
+    prompts, or one for each. A token that holds any part of the word belongs to it.
+    answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts them,
+    and `prompt` numbers those that are left. None: the answers of the data.
+    kind: "state" restores the output of layer l; "mlp" and "attn" the outputs, as added to the stream, of the layers
+    max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token, for a window w; None: a fifth of the layers, at least 1.
+    sigma: None = taken from the data, which are then gone through twice. each=False keeps only the moments, for data of
+    any size.
+    severed: later MLPs (attention) that are not restored keep their corrupted outputs there; what is gone used them.
+    metric: one that compares (KL divergence) compares with the clean run. Memory grows with samples.
+    Caveats: noise is unlike anything the model has seen. ROME's files hold restored values as `scores`, see above.
+    Errors: ValueError for a subject not found or ambiguous, and if no fact is known; KeyError for parts it has not.
+
+    Example:
+        >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
+        >>> causal_trace(model, prompt, "Mary", best, samples=2).value.dims
+        ('layer', 'role')
+    """
+
+    rows_together: ClassVar[int] = 8
 
     subject: Where | Sequence[Where]
     """The words whose embeddings are corrupted, one for all prompts or one for each."""
     answer: Answers | None = None
     """The fact's object; None = the answers that the data bring."""
+    _: KW_ONLY
     kind: Kind = "state"
     """What is restored: the output of a layer, its MLP or its attention."""
     window: int | None = None
@@ -192,61 +228,7 @@ class CausalTrace(Question):
         ]
 
 
-@public()
-def causal_trace(
-    model: Model,
-    data: DataSource | Data,
-    subject: Where | Sequence[Where],
-    answer: Answers | None = None,
-    *,
-    kind: Kind = "state",
-    window: int | None = None,
-    noise: float = 3.0,
-    samples: Count = 10,
-    seed: int = 0,
-    sigma: float | None = None,
-    severed: Severed | None = None,
-    metric: Metric | LogitFunction | None = None,
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 8,
-) -> xr.Dataset:
-    """How much of a fact comes back when one clean state is restored in a run whose subject is corrupted.
-
-    The subject's words are made noisy, then one state at a time is put right: where that helps, the fact passes.
-
-    Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1), sigma the standard deviation over
-    all entries of the subjects' embeddings in the data. Restored run: the same noise, and clean values at one token.
-    Total effect = metric(clean) - metric(corrupted); indirect effect = metric(restored) - metric(corrupted), the mean
-    over the noise samples of a prompt, then over prompts (Meng et al. 2022, section 2).
-    Returns Dataset[layer, role] in the metric's unit, p(answer) by default: `value`, the indirect effect, with `low`
-    and `high` (95 % over prompts) and `n`, the prompts that have the role. Roles: `interp.causal.ROLES`, tokens of
-    one role averaged inside a prompt. `spread` is the pooled standard deviation over noise samples; `changed`,
-    whether restoring changed anything that reaches the metric (False: the effect is 0 by construction); the
-    coordinate `part` names what was restored. `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same
-    per prompt, NaN at padding. `total` [estimate]: the total effect, its `low` and `high`; `clean`, `corrupt`
-    [prompt], the metric of the two runs; `subject` [prompt, pos], which tokens are corrupted.
-    subject: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts); one for all
-    prompts, or one for each. A token that holds any part of the word belongs to it.
-    answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts them,
-    and `prompt` numbers those that are left. None: the answers of the data.
-    kind: "state" restores the output of layer l; "mlp" and "attn" the outputs, as added to the stream, of the layers
-    max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token, for a window w; None: a fifth of the layers, at least 1.
-    sigma: None = taken from the data, which are then gone through twice. each=False keeps only the moments, for data of
-    any size.
-    severed: later MLPs (attention) that are not restored keep their corrupted outputs there; what is gone used them.
-    metric: one that compares (KL divergence) compares with the clean run. Memory grows with batch_size * samples.
-    Caveats: noise is unlike anything the model has seen. ROME's files hold restored values as `scores`, see above.
-    Errors: ValueError for a subject not found or ambiguous, and if no fact is known; KeyError for parts it has not.
-
-    Example:
-        >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
-        >>> causal_trace(model, prompt, "Mary", best, samples=2).value.dims
-        ('layer', 'role')
-    """
-    question = CausalTrace(subject, answer, kind, window, noise, samples, seed, sigma, severed, metric, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+causal_trace = of_data(CausalTrace)
 
 
 @public()
@@ -254,10 +236,6 @@ def subject_spread(
     model: Model,
     data: DataSource | Data,
     subject: Where | Sequence[Where],
-    *,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> float:
     """The standard deviation over all entries of the token embeddings of the subjects: the sigma of `causal_trace`.
 
@@ -268,7 +246,7 @@ def subject_spread(
         True
     """
     spread = _spread(text_of(model), subject)
-    found = answered(spread, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+    found = answered(spread, model, data)
     return float(found.value)
 
 

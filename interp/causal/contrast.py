@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -10,9 +10,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.data.batch import Batch, Prompts, Text, is_prompts
-from interp.data.pairs import Pairs
-from interp.data.sources import Data
+from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.passes.observe import Model, text_of
@@ -72,34 +70,6 @@ def batches(model: Model, pairs: AlignedPairs) -> tuple[Batch, Batch]:
     )
     clean, corrupt = (batch.with_answers(pairs.answer, pairs.wrong) for batch in both)
     return clean, corrupt
-
-
-def paired(
-    text: Text, clean: Prompts | Data, corrupt: Prompts | Data, *, prepend_bos: bool = True
-) -> Batch | Pairs:
-    """Clean and corrupted prompts as data: one batch that holds both, or `Pairs` of files and the like.
-
-    Errors: ValueError for another number of prompts, prompts of different lengths or padding, or a pair whose two
-    prompts are the same, so that no intervention could change anything.
-    """
-    if not (is_prompts(clean) and is_prompts(corrupt)):
-        return Pairs(clean, corrupt)
-    first, second = (text.batch(x, prepend_bos=prepend_bos) for x in (clean, corrupt))
-    if len(first) != len(second):
-        raise ValueError(
-            f"one corrupted prompt per clean prompt is required, got {len(second)} for {len(first)}"
-        )
-    if first.tokens.shape != second.tokens.shape or not torch.equal(first.real, second.real):
-        raise ValueError(
-            "clean and corrupted prompts must have the same length, token for token: got "
-            f"{first.lengths.tolist()[:8]} and {second.lengths.tolist()[:8]} tokens"
-        )
-    same = ((first.tokens == second.tokens) | ~first.real).all(1).nonzero().flatten().tolist()
-    if same and first.memory is None:
-        raise ValueError(
-            f"a corrupted prompt must differ from its clean one, got the same in rows {same[:8]}"
-        )
-    return replace(first, corrupt=second.tokens)
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,7 +8,7 @@ of layers, because one layer's loss is made good by its neighbours).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, TypeVar
@@ -20,25 +20,22 @@ from torch import Tensor
 from interp.causal.ablation import chosen, chosen_layers
 from interp.causal.effects import Measured, Table, causal, check_first_column, dims_asked, swept
 from interp.causal.spans import rows_of_mask
-from interp.core.boundary import public
 from interp.core.transfers import fetched
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Subject, observe
+from interp.passes.observe import Subject, observe
 from interp.passes.question import ByRow, Question
 from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 T = TypeVar("T")
 Columns = Sequence[int] | Bool[Tensor, "prompt p"]
@@ -50,12 +47,33 @@ DIMS = ("layer", "head", "query", "key")
 
 @dataclass(frozen=True, eq=False)
 class KnockOut(Question):
-    """How far a metric moves when some tokens cannot attend to others; `knock_out` describes the result."""
+    """How far the metric moves when `queries` cannot attend to `keys`: Dataset over the dims `by`.
+
+    score[q, k] = -inf before the softmax, for every q of `queries` and k of `keys`, so that each row still sums to 1.
+    Variables as in `ablate`, in the metric's unit: `value` with its interval and `n`, `each`, `base`, and `changed`
+    (False where no such edge exists, as in a causal model from an earlier query to a later key).
+    queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of each
+    prompt's own columns, such as the spans of `interp.tasks`.
+    by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are alike
+    in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
+    layers, heads: those concerned; None = all. window: with `layer`, how many layers are cut at once, those around the
+    layer that labels the cell (from layer - window // 2, as many as there are).
+    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers.
+    each=False keeps only the moments over prompts, for data of any size.
+    Errors: ValueError for a query that would be left without any key, padding, or masks with `query` or `key` in `by`;
+    IndexError for a token, layer or head that does not exist; KeyError for an unknown dim.
+
+    Example:
+        >>> answer = interp.logit_difference(" Mary", " John")
+        >>> knock_out(model, prompt, [-1], [1, 2], metric=answer, by=("layer", "key")).value.dims
+        ('layer', 'key')
+    """
 
     queries: Columns
     """The tokens that read: of every prompt alike, or a mask `[prompt, pos]`."""
     keys: Columns
     """The tokens that they cannot attend to."""
+    _: KW_ONLY
     metric: Metric | LogitFunction | None = None
     """None = the logit difference of the answers that the data bring."""
     by: Sequence[str] = ("layer",)
@@ -98,46 +116,7 @@ class KnockOut(Question):
         return replace(found, prompts=next(iter(counts), None))
 
 
-@public()
-def knock_out(
-    model: Model,
-    data: DataSource | Data,
-    queries: Columns,
-    keys: Columns,
-    *,
-    metric: Metric | LogitFunction | None = None,
-    by: Sequence[str] = ("layer",),
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
-    window: int = 1,
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How far the metric moves when `queries` cannot attend to `keys`: Dataset over the dims `by`.
-
-    score[q, k] = -inf before the softmax, for every q of `queries` and k of `keys`, so that each row still sums to 1.
-    Variables as in `ablate`, in the metric's unit: `value` with its interval and `n`, `each`, `base`, and `changed`
-    (False where no such edge exists, as in a causal model from an earlier query to a later key).
-    queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of each
-    prompt's own columns, such as the spans of `interp.tasks`.
-    by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are alike
-    in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
-    layers, heads: those concerned; None = all. window: with `layer`, how many layers are cut at once, those around the
-    layer that labels the cell (from layer - window // 2, as many as there are).
-    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers.
-    each=False keeps only the moments over prompts, for data of any size.
-    Errors: ValueError for a query that would be left without any key, padding, or masks with `query` or `key` in `by`;
-    IndexError for a token, layer or head that does not exist; KeyError for an unknown dim.
-
-    Example:
-        >>> answer = interp.logit_difference(" Mary", " John")
-        >>> knock_out(model, prompt, [-1], [1, 2], metric=answer, by=("layer", "key")).value.dims
-        ('layer', 'key')
-    """
-    question = KnockOut(queries, keys, metric, by, layers, heads, window, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+knock_out = of_data(KnockOut)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ activation patching". Every cell is a variant of one planned sweep, so a map cos
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import prod
 from types import MappingProxyType
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Direction, paired, site_names
+from interp.causal.contrast import Contrast, Direction, site_names
 from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, site_coords, site_dims
 from interp.core.boundary import nearest, public
 from interp.data.batch import Batch, Prompts
@@ -30,11 +30,11 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes import schedule
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Subject, as_network, text_of
+from interp.passes.observe import Model, Subject, as_network
 from interp.passes.question import ByRow, Question
 from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_pairs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -46,45 +46,6 @@ _USUAL = {"b p d": ("layer", "pos"), "b p m": ("layer", "pos"), "b p x": ("layer
 
 @dataclass(frozen=True, eq=False)
 class Patch(Question):
-    """What patching each cell of a site does to a metric; `patch` describes the result. Asked of pairs of prompts."""
-
-    site: str = "resid_pre"
-    """Any site up to the last block, full or short."""
-    metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
-    by: Sequence[str] | None = None
-    """Which cells: any of `layer` and the site's own dims; along dims that are not named everything is patched."""
-    direction: Direction = "denoise"
-    """denoise: clean values into the corrupted run; noise: the other way round."""
-    each: bool = True
-    """Whether every prompt's effects are kept."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """One planned sweep per batch of pairs."""
-        config, metric = model.transformer.config, as_metric(self.metric)
-        cells = Cells.of(self.site, self.by, config)
-        coords = site_coords(cells.names, cells.dims, config)
-        attrs = {"site": self.site, "direction": self.direction}
-        table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
-        measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
-        return causal(model, table, measure, each=self.each, pairs=True)
-
-
-@public()
-def patch(
-    model: Model,
-    clean: Prompts | Data,
-    corrupt: Prompts | Data,
-    site: str = "resid_pre",
-    *,
-    metric: Metric | LogitFunction | None = None,
-    by: Sequence[str] | None = None,
-    direction: Direction = "denoise",
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """What patching each cell of a site does to the metric: Dataset over the dims `by`.
 
     A value of one prompt is put into the run of the other: where the answer follows, that place carries it.
@@ -113,9 +74,31 @@ def patch(
         >>> patch(model, *pairs, "z", metric=interp.logit_difference(3, 4)).value.dims
         ('layer', 'head')
     """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    question = Patch(site, metric, by, direction, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    site: str = "resid_pre"
+    """Any site up to the last block, full or short."""
+    _: KW_ONLY
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    by: Sequence[str] | None = None
+    """Which cells: any of `layer` and the site's own dims; along dims that are not named everything is patched."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """One planned sweep per batch of pairs."""
+        config, metric = model.transformer.config, as_metric(self.metric)
+        cells = Cells.of(self.site, self.by, config)
+        coords = site_coords(cells.names, cells.dims, config)
+        attrs = {"site": self.site, "direction": self.direction}
+        table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
+        measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
+        return causal(model, table, measure, each=self.each, pairs=True)
+
+
+patch = of_pairs(Patch)
 
 
 @dataclass(frozen=True)
@@ -216,9 +199,6 @@ def patch_preset(
     *,
     metric: Metric | LogitFunction | None = None,
     direction: Direction = "denoise",
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> dict[str, xr.Dataset]:
     """The results of `patch` for every site of a ready sweep (`PRESETS`), by site: "block_every", "resid_pre", ...
 
@@ -235,8 +215,7 @@ def patch_preset(
         raise KeyError(f"unknown preset {preset!r}; {nearest(preset, PRESETS)}")
     return {
         site: patch(
-            model, clean, corrupt, site, metric=metric, by=_own_dims(site, by), direction=direction, edits=edits,
-            prepend_bos=prepend_bos, batch_size=batch_size,
+            model, clean, corrupt, site, metric=metric, by=_own_dims(site, by), direction=direction,
         )
         for site, by in (*_first_mlps(preset, as_network(model).config), *PRESETS[preset])
     }  # fmt: skip

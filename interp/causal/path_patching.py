@@ -9,7 +9,7 @@ computed anew; one after the heads' sum (sandwich, output, post) makes a sender 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,26 +17,25 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Direction, paired
+from interp.causal.contrast import Contrast, Direction
 from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, listed
 from interp.causal.graph import LOGITS, EdgeGraph, reads_by_qkv
-from interp.core.boundary import nearest, public
-from interp.data.batch import Batch, Prompts
-from interp.data.sources import Data
+from interp.core.boundary import nearest
+from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Index, Set
 from interp.model.parts import Named, Part, as_part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Subject, text_of
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.schedule import Steps, recorded, swept, swept_reads
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_pairs
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 INTO_HEADS = ("query", "key", "value", "group_key", "group_value")
 """The kinds of what a head reads."""
@@ -44,64 +43,6 @@ INTO_HEADS = ("query", "key", "value", "group_key", "group_value")
 
 @dataclass(frozen=True, eq=False)
 class PathPatch(Question):
-    """What each sender does to a metric through given receivers alone; `path_patch` describes the result. Asked of
-    pairs of prompts.
-    """
-
-    receivers: Named | Sequence[Named] = LOGITS
-    """Inputs of heads and MLPs, or the logits."""
-    senders: Sequence[Named] | None = None
-    """Heads, MLPs and the stream that enters layer 0; None = all that come before a receiver."""
-    metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
-    direction: Direction = "denoise"
-    """denoise: clean values into the corrupted run; noise: the other way round."""
-    by: Sequence[str] = ("part",)
-    """Which cells: `part`, or `part` and `pos` for one position at a time."""
-    freeze_mlps: bool = False
-    """Whether MLPs are held as well."""
-    each: bool = True
-    """Whether every prompt's effects are kept."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """Two planned sweeps per batch of pairs."""
-        ends, config = listed(self.receivers), model.transformer.config
-        routes = Routes.of(config, ends, self.senders, freeze_mlps=self.freeze_mlps)
-        metric, dims = as_metric(self.metric), dims_asked(self.by, ("part", "pos"), "path patching")
-        if "part" not in dims:
-            raise KeyError("senders are told apart in every result: 'part' is required in `by`")
-        coords = {
-            "part": [str(part) for part in routes.senders],
-            "layer": (("part",), [part.layer for part in routes.senders]),
-            "kind": (("part",), [part.kind for part in routes.senders]),
-        }
-        attrs = {
-            "receivers": ", ".join(map(str, routes.receivers)),
-            "held": "other heads, MLPs" if self.freeze_mlps else "other heads",
-            "direction": self.direction,
-        }
-        table = Table(self.name, dims, coords, metric, model.text, attrs)
-        how = partial(_measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims)
-        return causal(model, table, how, each=self.each, pairs=True)
-
-
-@public()
-def path_patch(
-    model: Model,
-    clean: Prompts | Data,
-    corrupt: Prompts | Data,
-    receivers: Named | Sequence[Named] = LOGITS,
-    *,
-    senders: Sequence[Named] | None = None,
-    metric: Metric | LogitFunction | None = None,
-    direction: Direction = "denoise",
-    by: Sequence[str] = ("part",),
-    freeze_mlps: bool = False,
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """What each sender's value of the other run does to the metric if it reaches only the receivers directly.
 
     Like `patch`, but the new value is seen by the chosen readers only: it shows who tells whom.
@@ -139,9 +80,46 @@ def path_patch(
         >>> found.part.values[:2].tolist()
         ['L0.resid', 'L0H0']
     """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    question = PathPatch(receivers, senders, metric, direction, by, freeze_mlps, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    receivers: Named | Sequence[Named] = LOGITS
+    """Inputs of heads and MLPs, or the logits."""
+    _: KW_ONLY
+    senders: Sequence[Named] | None = None
+    """Heads, MLPs and the stream that enters layer 0; None = all that come before a receiver."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    by: Sequence[str] = ("part",)
+    """Which cells: `part`, or `part` and `pos` for one position at a time."""
+    freeze_mlps: bool = False
+    """Whether MLPs are held as well."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """Two planned sweeps per batch of pairs."""
+        ends, config = listed(self.receivers), model.transformer.config
+        routes = Routes.of(config, ends, self.senders, freeze_mlps=self.freeze_mlps)
+        metric, dims = as_metric(self.metric), dims_asked(self.by, ("part", "pos"), "path patching")
+        if "part" not in dims:
+            raise KeyError("senders are told apart in every result: 'part' is required in `by`")
+        coords = {
+            "part": [str(part) for part in routes.senders],
+            "layer": (("part",), [part.layer for part in routes.senders]),
+            "kind": (("part",), [part.kind for part in routes.senders]),
+        }
+        attrs = {
+            "receivers": ", ".join(map(str, routes.receivers)),
+            "held": "other heads, MLPs" if self.freeze_mlps else "other heads",
+            "direction": self.direction,
+        }
+        table = Table(self.name, dims, coords, metric, model.text, attrs)
+        how = partial(_measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims)
+        return causal(model, table, how, each=self.each, pairs=True)
+
+
+path_patch = of_pairs(PathPatch)
 
 
 @dataclass(frozen=True)

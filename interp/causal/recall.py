@@ -8,7 +8,7 @@ et al. 2025 (arXiv:2501.05078) measure the same: exact match, token accuracy, en
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -26,15 +26,12 @@ from interp.core.results import Score, scored
 from interp.core.stats import ANYWHERE, POSITIVE, SIGNED, Means, Partial, Rows
 from interp.core.transfers import check, sent
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
-from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, NotFiniteError, Question, Values
 from interp.passes.schedule import Steps, swept_by
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -46,39 +43,6 @@ NOT_FINITE = "the whole model predicts some prompt with NaN or infinity"
 
 @dataclass(frozen=True, eq=False)
 class Recall(Question):
-    """How well a model recites given continuations, whole and short-circuited; `recall` describes the result."""
-
-    span: Bool[Tensor, "prompt p"]
-    """True at the continuation in each prompt."""
-    layers: Layers | None = None
-    """One entry per variant: a layer, or a range of layers short-circuited together; None = each layer alone."""
-    each: bool = True
-    """Whether every prompt's numbers are kept."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """One planned sweep per batch and measure."""
-        groups = layer_groups(self.layers, model.transformer.config.n_layers)
-        return ByRow(
-            self.name,
-            partial(_rows, span=self.span, groups=groups),
-            Rows if self.each else Means,
-            partial(_finish, name=self.name, parts=[WHOLE, *groups]),
-            prompts=len(self.span),
-        )
-
-
-@public()
-def recall(
-    model: Model,
-    data: DataSource | Data,
-    span: Bool[Tensor, "prompt p"],
-    layers: Layers | None = None,
-    *,
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """How well a model recites given continuations, whole and short-circuited, the whole model as the part "none".
 
     Returns Dataset[part, score]: `value`, the mean over prompts, with `low` and `high` (95 %), `n`, and the
@@ -102,8 +66,28 @@ def recall(
         >>> found.part.values.tolist()
         ['none', 'L0.attn', 'L1.attn+L2.attn']
     """
-    question = Recall(span, layers, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    span: Bool[Tensor, "prompt p"]
+    """True at the continuation in each prompt."""
+    layers: Layers | None = None
+    """One entry per variant: a layer, or a range of layers short-circuited together; None = each layer alone."""
+    _: KW_ONLY
+    each: bool = True
+    """Whether every prompt's numbers are kept."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """One planned sweep per batch and measure."""
+        groups = layer_groups(self.layers, model.transformer.config.n_layers)
+        return ByRow(
+            self.name,
+            partial(_rows, span=self.span, groups=groups),
+            Rows if self.each else Means,
+            partial(_finish, name=self.name, parts=[WHOLE, *groups]),
+            prompts=len(self.span),
+        )
+
+
+recall = of_data(Recall)
 
 
 @torch.no_grad()

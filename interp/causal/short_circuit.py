@@ -8,7 +8,7 @@ adds nothing. Done to the last layers of large models it costs memorised continu
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,20 +20,18 @@ from interp.causal.ablation import chosen_layers
 from interp.causal.effects import Measured, Table, causal, swept
 from interp.core.boundary import public
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 Layers = Sequence[int | Sequence[int]]
 """Which layers are short-circuited in each variant: one, or several at once, such as a range."""
@@ -60,10 +58,28 @@ def identity(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
 
 @dataclass(frozen=True, eq=False)
 class ShortCircuit(Question):
-    """How far a metric moves when attention is short-circuited; `short_circuit` describes the result."""
+    """How far the metric moves when attention is short-circuited: Dataset[part], in the metric's unit.
+
+    Variables as in `ablate`: `value`, metric(short-circuited) - metric(base), with its interval and `n`, `each`
+    [prompt, part], `base` and `changed`. With all layers short-circuited the logits at a position depend on its token
+    and place alone; the first token of a causal model never changes.
+    layers: one entry per variant, a layer or a range of layers short-circuited together; None: each layer alone. Parts
+    are the attention of these layers, `L2.attn`, or `L2.attn+L3.attn` together.
+    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One that
+    compares compares with the whole model. For memorised continuations see `recall`.
+    each=False keeps only the moments over prompts, for data of any size.
+    In a pass of your own, a layer is short-circuited by `Edit("L2.pattern", identity)`.
+    Caveats: a model with attention sinks loses what the sink took, at the first token too.
+    Errors: IndexError for a layer that does not exist; ValueError for an empty range, or a variant given twice.
+
+    Example:
+        >>> short_circuit(model, prompt, [0, range(1, 3)], metric=interp.metrics.kl_divergence()).part.values.tolist()
+        ['L0.attn', 'L1.attn+L2.attn']
+    """
 
     layers: Layers | None = None
     """One entry per variant: a layer, or a range of layers short-circuited together; None = each layer alone."""
+    _: KW_ONLY
     metric: Metric | LogitFunction | None = None
     """None = the logit difference of the answers that the data bring."""
     each: bool = True
@@ -84,38 +100,7 @@ def _measured(
     return (yield from swept(batch, metric, variants(groups, network.config.n_heads, columns)))
 
 
-@public()
-def short_circuit(
-    model: Model,
-    data: DataSource | Data,
-    layers: Layers | None = None,
-    *,
-    metric: Metric | LogitFunction | None = None,
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How far the metric moves when attention is short-circuited: Dataset[part], in the metric's unit.
-
-    Variables as in `ablate`: `value`, metric(short-circuited) - metric(base), with its interval and `n`, `each`
-    [prompt, part], `base` and `changed`. With all layers short-circuited the logits at a position depend on its token
-    and place alone; the first token of a causal model never changes.
-    layers: one entry per variant, a layer or a range of layers short-circuited together; None: each layer alone. Parts
-    are the attention of these layers, `L2.attn`, or `L2.attn+L3.attn` together.
-    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One that
-    compares compares with the whole model. For memorised continuations see `recall`.
-    each=False keeps only the moments over prompts, for data of any size.
-    In a pass of your own, a layer is short-circuited by `Edit("L2.pattern", identity)`.
-    Caveats: a model with attention sinks loses what the sink took, at the first token too.
-    Errors: IndexError for a layer that does not exist; ValueError for an empty range, or a variant given twice.
-
-    Example:
-        >>> short_circuit(model, prompt, [0, range(1, 3)], metric=interp.metrics.kl_divergence()).part.values.tolist()
-        ['L0.attn', 'L1.attn+L2.attn']
-    """
-    question = ShortCircuit(layers, metric, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+short_circuit = of_data(ShortCircuit)
 
 
 def variants(groups: Mapping[str, list[int]], n_heads: int, columns: int) -> list[Variant]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
@@ -21,15 +21,14 @@ from torch import Tensor
 
 from interp.causal.effects import SIGN, site_coords
 from interp.causal.subspace import Subspace
-from interp.core.boundary import Count, Seed, describe, public
+from interp.core.boundary import Count, Seed, describe
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
 from interp.core.transfers import check
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
-from interp.data.pairs import Pairs
 from interp.data.sources import Data
-from interp.data.stream import DataSource, prompt_source
+from interp.data.stream import prompt_source
 from interp.features.probing import Position, held_out, intervals, logistic, pooled, scores, standard
 from interp.features.sae import SAE
 from interp.model.config import ModelConfig
@@ -38,7 +37,7 @@ from interp.model.parts import Part
 from interp.model.sites import find, full_name
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence, next_token_loss
-from interp.passes.observe import Model, Subject, text_of
+from interp.passes.observe import Subject
 from interp.passes.question import (
     AnswerTokens,
     Ask,
@@ -51,7 +50,7 @@ from interp.passes.question import (
 )
 from interp.passes.schedule import Steps, swept_by
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_data, of_weights
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -60,8 +59,6 @@ Method = Literal["mean difference", "pca", "probe", "sae"]
 """How a direction is found; `steering` says what each is."""
 STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 """The doses of a curve, unless told otherwise: multiples of the direction."""
-ROWS = 32
-"""Prompts that share a pass."""
 RANDOM = 39
 """Random directions beside each: the fewest whose smallest and largest effect are a band of 95 %, 1 - 2 / (39 + 1)."""
 
@@ -71,12 +68,44 @@ RANDOM = 39
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Steering(Brief, Question):
-    """The direction in every layer that tells positive prompts from negative ones; `steering` describes the result."""
+    """The direction in every layer that tells positive prompts from negative ones, and how well it tells new ones.
+
+    Returns Dataset[layer]: `directions` [layer, direction (one), d_model], which `Subspace.of_result(found, layer=2)`
+    makes an edit of; `norm`, their length, beside `stream`, the mean length of the states they were found in; and
+    `value`, the share of the prompts set aside that lie on their side of the midpoint (the mean of both shares:
+    balanced accuracy), with `low` and `high` (95 %, Newcombe), `n` and `null`, 0.5. The coordinate `site` is the full
+    name of each. With d = mean of the positive - mean of the negative states, and (d u) u its part along an axis u:
+
+        mean difference  d
+        pca              u = first principal component of the states about the midpoint of both means, each kind
+                         weighing the same
+        probe            u = normal of a logistic regression (L2, C = 1, states in standard deviations, balanced)
+        sae              (difference of mean activations) W_dec[f], f the feature in which that difference is largest;
+                         attrs `feature` names it
+
+    so that adding 1 times the direction moves a negative state to where positive ones are, along u. positive,
+    negative: prompts, which need be neither aligned nor equally many. pos: the token whose state stands for a prompt,
+    or "mean", over its tokens but BOS. test_share: of each kind, not used for the direction; 0 takes all prompts for
+    the direction and leaves no score (NaN). shuffles: `shuffled` [layer, draw, d_model] are directions that the method
+    finds in the same prompts where which is which is shuffled: they know the prompts, and nothing of what is to be
+    steered. As `beside` of `steering_curve` they are a harder null than random directions. Not so of "pca": kinds
+    decide little but the sign of a component, whose shuffles are nearly the direction itself.
+    Caveat: prompts that differ in something else too, such as their last token, are told apart by that.
+    Errors: ValueError for a site without one vector of the stream's width per position, too few prompts to set some
+    aside, an unknown method, or a method without its autoencoder; KeyError for an unknown site.
+
+    Example:
+        >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.25)
+        >>> edit = Subspace.of_result(found, layer=1).add(2.0)
+        >>> interp.observe(model, prompt, edits=[edit]).output.shape[-1] == model.cfg.d_vocab
+        True
+    """
 
     positive: Data
     """Prompts that have what is to be steered towards."""
     negative: Data
     """Prompts that do not."""
+    _: KW_ONLY
     site: str = "resid_post"
     """The site in every layer, or one by its full name."""
     method: Method = "mean difference"
@@ -121,55 +150,7 @@ class Steering(Brief, Question):
             )
 
 
-@public()
-def steering(
-    model: Model,
-    positive: Data,
-    negative: Data,
-    *,
-    site: str = "resid_post",
-    method: Method = "mean difference",
-    pos: Position = -1,
-    sae: SAE | None = None,
-    test_share: float = 0.3,
-    shuffles: Count = 0,
-    seed: Seed = 0,
-    edits: Sequence[Edit] = (),
-) -> xr.Dataset:
-    """The direction in every layer that tells positive prompts from negative ones, and how well it tells new ones.
-
-    Returns Dataset[layer]: `directions` [layer, direction (one), d_model], which `Subspace.of_result(found, layer=2)`
-    makes an edit of; `norm`, their length, beside `stream`, the mean length of the states they were found in; and
-    `value`, the share of the prompts set aside that lie on their side of the midpoint (the mean of both shares:
-    balanced accuracy), with `low` and `high` (95 %, Newcombe), `n` and `null`, 0.5. The coordinate `site` is the full
-    name of each. With d = mean of the positive - mean of the negative states, and (d u) u its part along an axis u:
-
-        mean difference  d
-        pca              u = first principal component of the states about the midpoint of both means, each kind
-                         weighing the same
-        probe            u = normal of a logistic regression (L2, C = 1, states in standard deviations, balanced)
-        sae              (difference of mean activations) W_dec[f], f the feature in which that difference is largest;
-                         attrs `feature` names it
-
-    so that adding 1 times the direction moves a negative state to where positive ones are, along u. positive,
-    negative: prompts, which need be neither aligned nor equally many. pos: the token whose state stands for a prompt,
-    or "mean", over its tokens but BOS. test_share: of each kind, not used for the direction; 0 takes all prompts for
-    the direction and leaves no score (NaN). shuffles: `shuffled` [layer, draw, d_model] are directions that the method
-    finds in the same prompts where which is which is shuffled: they know the prompts, and nothing of what is to be
-    steered. As `beside` of `steering_curve` they are a harder null than random directions. Not so of "pca": kinds
-    decide little but the sign of a component, whose shuffles are nearly the direction itself.
-    Caveat: prompts that differ in something else too, such as their last token, are told apart by that.
-    Errors: ValueError for a site without one vector of the stream's width per position, too few prompts to set some
-    aside, an unknown method, or a method without its autoencoder; KeyError for an unknown site.
-
-    Example:
-        >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.25)
-        >>> edit = Subspace.of_result(found, layer=1).add(2.0)
-        >>> interp.observe(model, prompt, edits=[edit]).output.shape[-1] == model.cfg.d_vocab
-        True
-    """
-    question = Steering(positive, negative, site, method, pos, sae, test_share, shuffles, seed)
-    return answered(question, model, edits=edits)
+steering = of_weights(Steering)
 
 
 def _sites(site: str, config: ModelConfig) -> list[str]:
@@ -200,7 +181,7 @@ class States(NamedTuple):
         question = ByRow(asked.name, partial(pooled, sites=names, pos=asked.pos), Rows)
         for kind, data in (("positive", asked.positive), ("negative", asked.negative)):
             with _naming(kind):
-                source = prompt_source(data, model.text, prepend_bos=True, batch_size=ROWS)
+                source = prompt_source(data, model.text)
                 (kept,) = yield [Ask(question, source)]
             assert isinstance(kept, Rows)
             rows = kept.ordered().rows
@@ -350,76 +331,6 @@ def by_feature(
 
 @dataclass(frozen=True, eq=False)
 class SteeringCurve(Question):
-    """What adding directions does, by layer and strength, and its price; `steering_curve` describes the result."""
-
-    directions: Sequence[Subspace]
-    """One direction per layer."""
-    strengths: Sequence[float] = STRENGTHS
-    """How much of it is added."""
-    metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
-    loss_on: Prompts | None = None
-    """Other texts, whose next-token loss is asked too; None = none."""
-    random: Count = RANDOM
-    """How many random directions of the same length stand beside each."""
-    beside: Sequence[Float[Tensor, "_ d"]] | None = None
-    """Directions that stand there instead, for each; they get its length."""
-    seed: Seed = 0
-    """Of the random directions."""
-
-    def bind(self, model: Subject) -> ByRow | Staged:
-        """One planned sweep per batch and measure; the loss on the other texts is a stage before."""
-        metric, doses = as_metric(self.metric), Doses.of(self, model.transformer.config)
-        here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
-
-        def curve(elsewhere: Mapping[str, Moments]) -> ByRow:
-            measures = {**here, **(loss if elsewhere else {})}
-            label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
-            return ByRow(
-                self.name,
-                partial(_rows, doses=doses, measures=here),
-                Means,
-                partial(label, name=self.name),
-                answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
-            )
-
-        if self.loss_on is None:
-            return curve({})
-        with _naming("loss_on"):
-            texts = prompt_source(self.loss_on, model.text, prepend_bos=True, batch_size=ROWS)
-        losses = ByRow("loss_on", partial(_rows, doses=doses, measures=loss), Means)
-
-        def stages(has_data: bool) -> Stages[xr.Dataset]:
-            with _naming("loss_on"):
-                (kept,) = yield [Ask(losses, texts)]
-            assert isinstance(kept, Means)
-            return (yield from curve(kept.moments).stages(has_data))
-
-        return Staged(self.name, stages)
-
-    @property
-    def _said(self) -> dict[str, str | int | float]:
-        """What the result says of it."""
-        kind = "random directions" if self.beside is None else "the directions that were given"
-        return {"effect": SIGN, "null": f"{kind} of the same length at the same place", "seed": self.seed}
-
-
-@public()
-def steering_curve(
-    model: Model,
-    data: DataSource | Data | Pairs,
-    directions: Sequence[Subspace],
-    *,
-    strengths: Sequence[float] = STRENGTHS,
-    metric: Metric | LogitFunction | None = None,
-    loss_on: Prompts | None = None,
-    random: Count = RANDOM,
-    beside: Sequence[Float[Tensor, "_ d"]] | None = None,
-    seed: Seed = 0,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """What adding `strength` times a direction does in every layer, and what it costs, beside random directions.
 
     Returns Dataset[layer, strength, score]: `value`, the mean over rows, `low` and `high` (95 %; NaN below the rows
@@ -453,10 +364,61 @@ def steering_curve(
         >>> steering_curve(model, prompt, each, strengths=[1.0, 2.0], metric=metric, random=2).value.dims
         ('layer', 'strength', 'score')
     """
-    with _naming("loss_on"):
-        given = None if loss_on is None else text_of(model).batch(loss_on, prepend_bos=prepend_bos)
-    question = SteeringCurve(directions, strengths, metric, given, random, beside, seed)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    directions: Sequence[Subspace]
+    """One direction per layer."""
+    _: KW_ONLY
+    strengths: Sequence[float] = STRENGTHS
+    """How much of it is added."""
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    loss_on: Prompts | None = None
+    """Other texts, whose next-token loss is asked too; None = none."""
+    random: Count = RANDOM
+    """How many random directions of the same length stand beside each."""
+    beside: Sequence[Float[Tensor, "_ d"]] | None = None
+    """Directions that stand there instead, for each; they get its length."""
+    seed: Seed = 0
+    """Of the random directions."""
+
+    def bind(self, model: Subject) -> ByRow | Staged:
+        """One planned sweep per batch and measure; the loss on the other texts is a stage before."""
+        metric, doses = as_metric(self.metric), Doses.of(self, model.transformer.config)
+        here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
+
+        def curve(elsewhere: Mapping[str, Moments]) -> ByRow:
+            measures = {**here, **(loss if elsewhere else {})}
+            label = partial(_curve, doses=doses, measures=measures, elsewhere=elsewhere, attrs=self._said)
+            return ByRow(
+                self.name,
+                partial(_rows, doses=doses, measures=here),
+                Means,
+                partial(label, name=self.name),
+                answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
+            )
+
+        if self.loss_on is None:
+            return curve({})
+        with _naming("loss_on"):
+            texts = prompt_source(self.loss_on, model.text)
+        losses = ByRow("loss_on", partial(_rows, doses=doses, measures=loss), Means)
+
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
+            with _naming("loss_on"):
+                (kept,) = yield [Ask(losses, texts)]
+            assert isinstance(kept, Means)
+            return (yield from curve(kept.moments).stages(has_data))
+
+        return Staged(self.name, stages)
+
+    @property
+    def _said(self) -> dict[str, str | int | float]:
+        """What the result says of it."""
+        kind = "random directions" if self.beside is None else "the directions that were given"
+        return {"effect": SIGN, "null": f"{kind} of the same length at the same place", "seed": self.seed}
+
+
+steering_curve = of_data(SteeringCurve)
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -27,23 +27,23 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.causal.contrast import paired
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.discovery import backwards
 from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import Rank, largest, worth
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
-from interp.core.boundary import Count, Seed, public
+from interp.core.boundary import Count, Seed
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import Moments, Partial, Rows, over
 from interp.core.viewer import Brief
 from interp.data.batch import Prompts
+from interp.data.pairs import Pairs
 from interp.data.sources import Data
-from interp.model.edits import Edit
+from interp.data.stream import DataSource
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Subject, text_of
+from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, Question
-from interp.runs.run import answered
+from interp.runs.functions import of_pairs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,55 +61,6 @@ SHARE = "share of the metric's difference between the whole model and no edge"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class CircuitCurve(Brief, Question):
-    """The faithfulness of the best edges over their number; `circuit_curve` describes the result. Asked of pairs."""
-
-    scores: xr.Dataset
-    """Of `edge_attribution` or `edge_effects`, better on other prompts than those asked about."""
-    metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
-    rank: Rank = "magnitude"
-    """By what the best edges are the best: the absolute score, or what helps first."""
-    greedy: bool = False
-    """Whether circuits are grown from the logits backwards."""
-    fractions: Sequence[float] = FRACTIONS
-    """The shares of all edges that are kept, rising within (0, 1]."""
-    draws: Count = 1
-    """Random circuits of either kind for each share; 0 = none."""
-    replacement: Replacement = "resample"
-    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
-    reference: Prompts | None = None
-    """The prompts that means are taken over."""
-    seed: Seed = 0
-    """Of the random circuits."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """Passes of all circuits, whose metrics are compared in the end."""
-        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
-        _check_scores(passes.graph, self.scores, self.fractions)
-        tried = _best_edges(passes.graph, self)
-        finish = partial(_curve, asked=self, attrs=passes.attrs, tried=tried)
-        return passes.analysis(model, self.name, tried, finish)
-
-
-@public()
-def circuit_curve(
-    model: Model,
-    clean: Prompts | Data,
-    corrupt: Prompts | Data,
-    scores: xr.Dataset,
-    *,
-    metric: Metric | LogitFunction | None = None,
-    rank: Rank = "magnitude",
-    greedy: bool = False,
-    fractions: Sequence[float] = FRACTIONS,
-    draws: Count = 1,
-    replacement: Replacement = "resample",
-    reference: Prompts | None = None,
-    seed: Seed = 0,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """The faithfulness of the best edges by their scores, over the share of edges kept.
 
     Returns Dataset[circuit, fraction, score] in shares of the whole effect: `value` with the ends `low` and `high` of
@@ -138,65 +89,47 @@ def circuit_curve(
         >>> curve.value.dims
         ('circuit', 'fraction', 'score')
     """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
-    question = CircuitCurve(scores, metric, rank, greedy, fractions, draws, replacement, reference, seed)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
 
-
-@dataclass(frozen=True, eq=False, repr=False)
-class EvaluateCircuit(Brief, Question):
-    """How good one circuit is; `evaluate_circuit` describes the result. Asked of pairs of prompts."""
-
-    circuit: Circuit
-    """The circuit, of the model's own graph."""
+    scores: xr.Dataset
+    """Of `edge_attribution` or `edge_effects`, better on other prompts than those asked about."""
+    _: KW_ONLY
     metric: Metric | LogitFunction | None = None
     """None = the logit difference of the answers that the data bring."""
+    rank: Rank = "magnitude"
+    """By what the best edges are the best: the absolute score, or what helps first."""
+    greedy: bool = False
+    """Whether circuits are grown from the logits backwards."""
+    fractions: Sequence[float] = FRACTIONS
+    """The shares of all edges that are kept, rising within (0, 1]."""
+    draws: Count = 1
+    """Random circuits of either kind for each share; 0 = none."""
     replacement: Replacement = "resample"
     """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
     reference: Prompts | None = None
     """The prompts that means are taken over."""
-    subsets: Count = 3
-    """Random subsets of the circuit's nodes."""
-    draws: Count = 2
-    """Random circuits of either kind; 0 = none."""
-    nodes: Count | None = 10
-    """How many nodes are taken out one by one; the others' part is estimated to first order. None = all."""
-    deeper: bool = False
-    """Whether these nodes are also taken out of what is left without each subset, for `needed`."""
     seed: Seed = 0
-    """Of the subsets and the random circuits."""
+    """Of the random circuits."""
+
+    def with_data(
+        self, model: Model, data: DataSource | Data | Pairs
+    ) -> tuple[Question, DataSource | Data | Pairs]:
+        """With the prompts that means are taken over, where none are named and the pairs are in memory."""
+        return replace(self, reference=reference_of(model, self.replacement, self.reference, data)), data
 
     def bind(self, model: Subject) -> ByRow:
         """Passes of all circuits, whose metrics are compared in the end."""
         passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
-        (kept,) = masks_of(self.circuit, passes.graph)
-        knocked = _Knocked.of(passes.graph, kept, self)
-        finish = partial(_checked, asked=self, attrs=passes.attrs, knocked=knocked)
-        places = [passes.graph.senders.index(node) for node in knocked.nodes]
-        estimated = None if len(knocked.alone) == len(knocked.nodes) else (kept, places)
-        return passes.analysis(model, self.name, knocked.masks, finish, estimated)
+        _check_scores(passes.graph, self.scores, self.fractions)
+        tried = _best_edges(passes.graph, self)
+        finish = partial(_curve, asked=self, attrs=passes.attrs, tried=tried)
+        return passes.analysis(model, self.name, tried, finish)
 
 
-@public(renamed={"task": "model, clean, corrupt and metric"})
-def evaluate_circuit(
-    model: Model,
-    clean: Prompts | Data,
-    corrupt: Prompts | Data,
-    circuit: Circuit,
-    *,
-    metric: Metric | LogitFunction | None = None,
-    replacement: Replacement = "resample",
-    reference: Prompts | None = None,
-    subsets: Count = 3,
-    draws: Count = 2,
-    nodes: Count | None = 10,
-    deeper: bool = False,
-    seed: Seed = 0,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
+circuit_curve = of_pairs(CircuitCurve)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EvaluateCircuit(Brief, Question):
     """Faithfulness, completeness and minimality of one circuit, with random circuits beside it.
 
     Is the task still done with only these edges, is it lost without them, and is each of them needed?
@@ -235,10 +168,45 @@ def evaluate_circuit(
         >>> found.part.values.tolist(), found.circuit.values[:2].tolist()
         (['L0.mlp'], ['found', 'random'])
     """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
-    question = EvaluateCircuit(circuit, metric, replacement, reference, subsets, draws, nodes, deeper, seed)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    circuit: Circuit
+    """The circuit, of the model's own graph."""
+    _: KW_ONLY
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    replacement: Replacement = "resample"
+    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+    subsets: Count = 3
+    """Random subsets of the circuit's nodes."""
+    draws: Count = 2
+    """Random circuits of either kind; 0 = none."""
+    nodes: Count | None = 10
+    """How many nodes are taken out one by one; the others' part is estimated to first order. None = all."""
+    deeper: bool = False
+    """Whether these nodes are also taken out of what is left without each subset, for `needed`."""
+    seed: Seed = 0
+    """Of the subsets and the random circuits."""
+
+    def with_data(
+        self, model: Model, data: DataSource | Data | Pairs
+    ) -> tuple[Question, DataSource | Data | Pairs]:
+        """With the prompts that means are taken over, where none are named and the pairs are in memory."""
+        return replace(self, reference=reference_of(model, self.replacement, self.reference, data)), data
+
+    def bind(self, model: Subject) -> ByRow:
+        """Passes of all circuits, whose metrics are compared in the end."""
+        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        (kept,) = masks_of(self.circuit, passes.graph)
+        knocked = _Knocked.of(passes.graph, kept, self)
+        finish = partial(_checked, asked=self, attrs=passes.attrs, knocked=knocked)
+        places = [passes.graph.senders.index(node) for node in knocked.nodes]
+        estimated = None if len(knocked.alone) == len(knocked.nodes) else (kept, places)
+        return passes.analysis(model, self.name, knocked.masks, finish, estimated)
+
+
+evaluate_circuit = of_pairs(EvaluateCircuit, renamed={"task": "model, clean, corrupt and metric"})
 
 
 def _with_ends(graph: EdgeGraph, others: Sequence[Tensor]) -> Bool[Tensor, "c sender receiver"]:

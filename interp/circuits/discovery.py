@@ -6,7 +6,7 @@ import heapq
 import json
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.contrast import Direction, paired
+from interp.causal.contrast import Direction
 from interp.causal.effects import EDGE_DIMS
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_attribution import EdgeAttribution, Method, Rule
@@ -28,8 +28,8 @@ from interp.core.notes import Note, note
 from interp.core.results import noted
 from interp.core.stats import FEWEST, Partial, t95
 from interp.data.batch import Prompts
+from interp.data.pairs import paired
 from interp.data.sources import Data
-from interp.model.edits import Edit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, as_network, text_of
 from interp.passes.question import ByRow, Question
@@ -146,9 +146,6 @@ def find_circuit(
     direction: Direction = "denoise",
     task: str = "",
     seed: int | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> Circuit:
     """The circuit that makes the difference of a metric between clean and corrupted prompts, without loose ends.
 
@@ -189,16 +186,14 @@ def find_circuit(
         >>> found.edges[-1].endswith("->logits"), len(found.edges) <= 20
         (True, True)
     """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    data = paired(text_of(model), clean, corrupt)
     asked = FindCircuit(metric, method, edges, threshold, search, replacement, direction, task, seed)
-    answer = partial(
-        answered, model=model, data=data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
-    )
+    answer = partial(answered, model=model, data=data)
     name, graph = getattr(model, "name", ""), EdgeGraph.of(as_network(model).config)
-    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
+    reference = reference_of(model, replacement, reference, data)
 
     def ask(kept: Bool[Tensor, "c sender receiver"]) -> xr.Dataset:
-        return answer(Interchange(kept, metric, replacement, reference))
+        return answer(Interchange(kept, metric=metric, replacement=replacement, reference=reference))
 
     if search == "iterative":
         if faithfulness is not None:
@@ -223,7 +218,9 @@ def scoring(
     """The question of the scores of all edges by any method: `EdgeAttribution`, or, "exact", `EdgeEffects`."""
     if method == "exact":
         return EdgeEffects(metric, direction, each)
-    return EdgeAttribution(metric, method, steps, rule, direction, each)
+    return EdgeAttribution(
+        metric=metric, method=method, steps=steps, rule=rule, direction=direction, each=each
+    )
 
 
 @public()
@@ -238,14 +235,11 @@ def score_edges(
     rule: Rule = "released",
     direction: Direction = "denoise",
     each: bool = False,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> xr.Dataset:
     """The scores of all edges by any method: `edge_attribution`'s, or the exact ones of `edge_effects`."""
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
+    data = paired(text_of(model), clean, corrupt)
     question = scoring(method, metric=metric, steps=steps, rule=rule, direction=direction, each=each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+    return answered(question, model, data)
 
 
 def backwards(

@@ -9,7 +9,7 @@ effect is not; EAP-IG averages it along a line between the two runs (Hanna et al
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
@@ -17,28 +17,27 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.causal.contrast import Contrast, Direction, paired
+from interp.causal.contrast import Contrast, Direction
 from interp.causal.effects import MISSED, MOVED, Measured, Table, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
-from interp.core.boundary import Count, public
+from interp.core.boundary import Count
 from interp.core.stats import wide
 from interp.core.transfers import sent
-from interp.data.batch import Batch, Prompts
-from interp.data.sources import Data
+from interp.data.batch import Batch
 from interp.model.edits import Edit
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Model, Subject, text_of
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.rules import Rules, rules_attrs, under_rules
 from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded
-from interp.runs.run import answered
+from interp.runs.functions import of_pairs
 from interp.tokens.input_gradients import nodes
 
 if TYPE_CHECKING:
-    import xarray as xr
+    pass
 
 ROWS = 32
 """Rows of a differentiated pass, pairs times points of a line, that small batches are packed to."""
@@ -93,61 +92,6 @@ class Sublayer:
 
 @dataclass(frozen=True, eq=False)
 class EdgeAttribution(Question):
-    """The first-order effect of every edge; `edge_attribution` describes the result. Asked of pairs of prompts."""
-
-    metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
-    method: Method = "eap"
-    """Where on the line between the two runs the gradient is taken (`Line`)."""
-    steps: Count = 5
-    """Points of the integrated methods."""
-    rule: Rule = "released"
-    """How these points lie: as in the released code, or by a quadrature rule."""
-    direction: Direction = "denoise"
-    """denoise: clean values into the corrupted run; noise: the other way round."""
-    each: bool = False
-    """Whether every prompt's scores are kept."""
-    rules: Rules = ()
-    """Backward rules, or the name of a preset; none = the gradient as it is."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
-        network, metric = under_rules(model.transformer, self.rules), as_metric(self.metric)
-        line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
-        check_edits(network, gradients=True)
-        if metric.compares and self.method == "eap" and self.direction == "noise":
-            raise ValueError(
-                f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise' or an "
-                "integrated method"
-            )
-        how = {
-            "method": self.method, "steps": len(line.points()[0]), "rule": self.rule, "direction": self.direction,
-            **rules_attrs(self.rules),
-        }  # fmt: skip
-        table = Table.of_edges(self.name, graph, metric, model.text, how)
-        measure = partial(
-            _measured, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
-        )
-        return causal(model, table, measure, each=self.each, pairs=True)
-
-
-@public()
-def edge_attribution(
-    model: Model,
-    clean: Prompts | Data,
-    corrupt: Prompts | Data,
-    *,
-    metric: Metric | LogitFunction | None = None,
-    method: Method = "eap",
-    steps: Count = 5,
-    rule: Rule = "released",
-    direction: Direction = "denoise",
-    each: bool = False,
-    rules: Rules = (),
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """The estimated change of the metric when one edge carries the other run's value, for every edge.
 
     Returns Dataset[sender, receiver] in the metric's unit: `value` (the mean over prompts), `low` and `high` (its 95 %
@@ -191,9 +135,45 @@ def edge_attribution(
         >>> found.value.sel(sender="L0.mlp", receiver="logits").shape
         ()
     """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    question = EdgeAttribution(metric, method, steps, rule, direction, each, rules)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    _: KW_ONLY
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    method: Method = "eap"
+    """Where on the line between the two runs the gradient is taken (`Line`)."""
+    steps: Count = 5
+    """Points of the integrated methods."""
+    rule: Rule = "released"
+    """How these points lie: as in the released code, or by a quadrature rule."""
+    direction: Direction = "denoise"
+    """denoise: clean values into the corrupted run; noise: the other way round."""
+    each: bool = False
+    """Whether every prompt's scores are kept."""
+    rules: Rules = ()
+    """Backward rules, or the name of a preset; none = the gradient as it is."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
+        network, metric = under_rules(model.transformer, self.rules), as_metric(self.metric)
+        line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
+        check_edits(network, gradients=True)
+        if metric.compares and self.method == "eap" and self.direction == "noise":
+            raise ValueError(
+                f"{metric.name} compares with the clean run, where its gradient is 0: use direction='denoise' or an "
+                "integrated method"
+            )
+        how = {
+            "method": self.method, "steps": len(line.points()[0]), "rule": self.rule, "direction": self.direction,
+            **rules_attrs(self.rules),
+        }  # fmt: skip
+        table = Table.of_edges(self.name, graph, metric, model.text, how)
+        measure = partial(
+            _measured, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
+        )
+        return causal(model, table, measure, each=self.each, pairs=True)
+
+
+edge_attribution = of_pairs(EdgeAttribution)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.causal.contrast import Contrast, Direction, paired
+from interp.causal.contrast import Contrast, Direction
 from interp.causal.effects import Measured, Table, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_attribution import EdgeAttribution, Method
@@ -27,6 +27,7 @@ from interp.core.results import noted
 from interp.core.stats import wide
 from interp.core.transfers import sent
 from interp.data.batch import Batch, Prompts
+from interp.data.pairs import paired
 from interp.data.sources import Data
 from interp.model.edits import Edit, Set
 from interp.model.tap import Read
@@ -82,9 +83,6 @@ def edge_effects(
     direction: Direction = "denoise",
     each: bool = False,
     edges: Count | Sequence[str] | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> xr.Dataset:
     """The exact change of the metric when one edge carries the other run's value, for every edge or some.
 
@@ -111,15 +109,13 @@ def edge_effects(
         >>> interp.frame(found).edge[0]
         'L0.resid->L0H0.q'
     """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    answer = partial(
-        answered, model=model, data=data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
-    )
+    data = paired(text_of(model), clean, corrupt)
+    answer = partial(answered, model=model, data=data)
     graph = EdgeGraph.of(as_network(model).config)
     if isinstance(edges, int):
         if not 1 <= edges <= len(graph):
             raise ValueError(f"edges must be 1 to {len(graph)}, their names, or None for all, got {edges}")
-        estimate = answer(EdgeAttribution(metric, PRESELECTING, direction=direction))
+        estimate = answer(EdgeAttribution(metric=metric, method=PRESELECTING, direction=direction))
         edges = tuple(graph.names(largest(worth(estimate), edges)))
     elif edges is None and len(graph) > MANY:
         note(

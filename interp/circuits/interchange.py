@@ -11,7 +11,7 @@ arXiv:2504.13151). That is the ordinary pass with sum over dropped u of (replace
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -21,18 +21,19 @@ from einops import rearrange
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.causal.contrast import paired
 from interp.causal.graph import EdgeGraph
 from interp.causal.stand_ins import StandIn, StandIns
 from interp.circuits.edge_circuit import Circuit
 from interp.circuits.edge_scores import START, Change, check_edits
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import shape_text
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows, over, wide
 from interp.core.transfers import check, sent
 from interp.core.viewer import Brief
-from interp.data.batch import Batch, Prompts, is_prompts
+from interp.data.batch import Batch, Prompts
+from interp.data.pairs import Pairs
 from interp.data.sources import Data
+from interp.data.stream import DataSource
 from interp.model.edits import ANSWERS, Edit, Function, Mean, Resample, Zero
 from interp.model.sites import final_stream
 from interp.model.tap import Read
@@ -45,7 +46,7 @@ from interp.passes.observe import Model, Subject, observe, text_of
 from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
 from interp.passes.schedule import Steps, TowardMetric, recorded
 from interp.passes.sweep import Judge
-from interp.runs.run import answered
+from interp.runs.functions import of_pairs
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -137,38 +138,6 @@ _CHANGES, _KNOWN = "changes of senders", "how many are known"
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Interchange(Brief, Question):
-    """The metric of every pair with the edges of some circuits only; `interchange` describes the result."""
-
-    circuits: Chosen
-    """A circuit, several, or masks [circuit, sender, receiver] over the edge graph, True at the edges kept."""
-    metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
-    replacement: Replacement = "resample"
-    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
-    reference: Prompts | None = None
-    """The prompts that means are taken over."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """Passes over rows `circuit, pair`."""
-        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
-        kept = masks_of(self.circuits, passes.graph)
-        return passes.analysis(model, self.name, kept, partial(_finish, name=self.name, passes=passes))
-
-
-@public()
-def interchange(
-    model: Model,
-    clean: Prompts | Data,
-    corrupt: Prompts | Data,
-    circuits: Chosen,
-    *,
-    metric: Metric | LogitFunction | None = None,
-    replacement: Replacement = "resample",
-    reference: Prompts | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """What the metric is when the model has the edges of a circuit only, for one circuit or many.
 
     Returns Dataset[circuit] in the metric's unit: `value`, the mean over prompts, with the ends `low` and `high` of its
@@ -190,29 +159,44 @@ def interchange(
         >>> found["each"].shape
         (1, 2)
     """
-    data = paired(text_of(model), clean, corrupt, prepend_bos=prepend_bos)
-    reference = reference_of(model, replacement, reference, corrupt, prepend_bos=prepend_bos)
-    question = Interchange(circuits, metric, replacement, reference)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    circuits: Chosen
+    """A circuit, several, or masks [circuit, sender, receiver] over the edge graph, True at the edges kept."""
+    _: KW_ONLY
+    metric: Metric | LogitFunction | None = None
+    """None = the logit difference of the answers that the data bring."""
+    replacement: Replacement = "resample"
+    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
+    reference: Prompts | None = None
+    """The prompts that means are taken over."""
+
+    def with_data(
+        self, model: Model, data: DataSource | Data | Pairs
+    ) -> tuple[Question, DataSource | Data | Pairs]:
+        """With the prompts that means are taken over, where none are named and the pairs are in memory."""
+        return replace(self, reference=reference_of(model, self.replacement, self.reference, data)), data
+
+    def bind(self, model: Subject) -> ByRow:
+        """Passes over rows `circuit, pair`."""
+        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        kept = masks_of(self.circuits, passes.graph)
+        return passes.analysis(model, self.name, kept, partial(_finish, name=self.name, passes=passes))
+
+
+interchange = of_pairs(Interchange)
 
 
 def reference_of(
     model: Model,
     replacement: Replacement,
     reference: Prompts | None,
-    corrupt: Prompts | Data,
-    *,
-    prepend_bos: bool,
+    pairs: DataSource | Data | Pairs,
 ) -> Batch | None:
-    """What means are taken over: the reference, or, for a mean over none, the corrupted prompts as far as they are
-    prompts in memory.
-    """
+    """What means are taken over: the reference, or, for a mean over none, the corrupted prompts of a batch of pairs."""
     check_reference(replacement, reference)
     if reference is not None:
-        return text_of(model).batch(reference, prepend_bos=prepend_bos)
-    if replacement != "mean" or not is_prompts(corrupt):
-        return None
-    return text_of(model).batch(corrupt, prepend_bos=prepend_bos)
+        return text_of(model).batch(reference)
+    return pairs.pair()[1] if replacement == "mean" and isinstance(pairs, Batch) else None
 
 
 def check_reference(replacement: str, reference: Prompts | None) -> None:

@@ -60,7 +60,7 @@ def _asks(says: str, wing: str, record: str, **usual: object) -> Entry:
     def make() -> type:
         from interp.cli.asking import asking
 
-        return asking(getattr(import_module(f"interp.{wing}"), record), **usual)  # type: ignore[arg-type]
+        return asking(getattr(import_module(f"interp.{wing}"), record), says=says, **usual)  # type: ignore[arg-type]
 
     return Entry(says, make)
 
@@ -82,7 +82,9 @@ ASKED: Mapping[str, Entry] = MappingProxyType(
             "Print what one training step towards the answer would write, in words.", "lenses", "BackwardLens",
             sort="relative_update",
         ),
-        "ablate": _asks("Print how far a metric moves without each part.", "causal", "Ablate"),
+        "ablate": _asks("Print how far a metric moves without each part.", "causal", "Ablate",
+            change="zero",
+        ),
         "patch": _asks("Print what patching each cell of a site does to a metric.", "causal", "Patch"),
         "attribution-patch": _asks(
             "Print the first-order estimate of patching each cell of a site.", "causal", "AttributionPatch"

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from interp import HookedTransformer
     from interp.passes.metrics import Metric
 
-COMMON = ("model", "edits", "prepend_bos", "batch_size")
-"""What every function of a question takes that is neither data nor a field."""
 SCALARS = (str, int, float, bool)
 MetricName = Literal[
     "logit_difference", "answer_probability", "answer_loss", "kl_divergence", "next_token_loss"
@@ -141,10 +139,13 @@ class Asking(OfModel):
         )
 
 
-def asking(kind: type[Question], base: type[Asking] = Asking, **usual: object) -> type[Asking]:
+def asking(
+    kind: type[Question], base: type[Asking] = Asking, *, says: str | None = None, **usual: object
+) -> type[Asking]:
     """The command that asks a question.
 
-    base: what the command has besides the fields. usual: other defaults than those of the record and the base.
+    base: what the command has besides the fields. says: its help; None = the first line of the record or of the base.
+    usual: other defaults than those of the record and the base.
     """
     docs, positional = field_docs(kind), data_of(kind) if base is Asking else []
     every: list[tuple[str, object, object]] = []
@@ -167,11 +168,10 @@ def asking(kind: type[Question], base: type[Asking] = Asking, **usual: object) -
             every.append(
                 _field(each.name, _hints(base)[each.name], field_docs(base)[each.name], usual[each.name])
             )
-    first = (inspect.getdoc(kind) or "").splitlines()[0].partition("; `")[0].rstrip(".")
-    doc = f"Print {first[:1].lower()}{first[1:]}." if base is Asking else base.__doc__
+    first_line = (inspect.getdoc(kind) or "").partition("\n")[0]
     made = dataclasses.make_dataclass(
         kind.__name__, every, bases=(base,), frozen=True, kw_only=True,
-        namespace={"question": kind, "__doc__": doc},
+        namespace={"question": kind, "__doc__": says or (first_line if base is Asking else base.__doc__)},
     )  # fmt: skip
     return cast("type[Asking]", made)
 

@@ -85,6 +85,13 @@ EARLIER: Mapping[str, Sequence[str]] = {
     "analysis": ("question",),
 }
 """Words of the first edition and what they are called in every function that now has the new word."""
+SETTINGS: Mapping[str, str] = {
+    "edits": "edits are made to the model, model.edited(edits), or hold for a block, with model.hooks(edits=edits)",
+    "prepend_bos": "it is the model's, from_pretrained(..., default_prepend_bos=...), or of one batch, "
+    "model.to_batch(prompts, prepend_bos=...)",
+    "batch_size": "data may come in batches, such as model.to_batch(prompts).split(8), or as interp.Stream(...)",
+}
+"""Settings of a run that functions of questions do not take, and where they are said instead."""
 _COLLECTIONS = (Sequence, Collection, Iterable)
 MOST_COUNT = 10_000_000
 """The most steps, draws, samples or permutations that are taken: more would never end."""
@@ -496,6 +503,8 @@ def _known_keywords(
             raise TypeError(
                 f"{name}() has no argument {word!r}: it is called {renamed.get(word) or earlier[0]}"
             )
+        if word in SETTINGS and parameters.keys() & {"data", "clean", "positive"}:
+            raise TypeError(f"{name}() has no argument {word!r}: {SETTINGS[word]}")
         if not open_ended:
             raise TypeError(f"{name}() has no argument {word!r}; {nearest(word, parameters)}")
 

@@ -21,7 +21,7 @@ from interp.core.boundary import MOST, Required, public, shape_text, shown
 from interp.core.notes import note
 from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
-from interp.data.ids import IDS, Encoding, check_contrast, described, is_id, is_row, no_ids
+from interp.data.ids import IDS, Encoding, check_contrast, described, is_id, is_row, no_ids, sorted_out
 from interp.data.tokenizers import (
     BatchTokenizer,
     EndingTokenizer,
@@ -459,18 +459,6 @@ def is_prompts(data: object) -> TypeGuard[Prompts]:
     return all(isinstance(each, str) for each in data) or is_row(data) or all(map(is_row, data))
 
 
-def _sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
-    """Texts, or rows of ids; ValueError for neither."""
-    given = [prompts] if isinstance(prompts, str) else prompts
-    assert isinstance(given, list | tuple)
-    if not given:
-        raise ValueError("at least one prompt is required, got none")
-    if isinstance(given[0], str):
-        return [str(each) for each in given], []
-    rows = [given] if is_id(given[0]) else given
-    return [], [[int(token) for token in row] for row in rows]
-
-
 def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
     """What a tokenizer of transformers returned, as a batch: its `attention_mask` becomes `keep`, nothing is prepended.
 
@@ -508,6 +496,7 @@ class Text:
     special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
     d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
     ends: the ids at which the model's own generation ends; none = the tokenizer's end of text.
+    prepend_bos: whether texts begin with BOS, where nobody says otherwise and there is one.
     """
 
     _why: str | None = None  # the tokenizer cannot be read
@@ -522,8 +511,10 @@ class Text:
         special: bool = False,
         d_vocab_out: int | None = None,
         ends: Sequence[int] = (),
+        prepend_bos: bool = True,
     ) -> None:
         self._given = tokenizer
+        self.prepend_bos = prepend_bos
         self._ends = tuple(ends)
         self.n_ctx = n_ctx
         self.d_vocab = d_vocab
@@ -534,7 +525,7 @@ class Text:
         """What another process gets: the tokenizer itself, since its files may not be there, and nothing looked up."""
         given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
         sizes = {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
-        return given | sizes | {"_ends": self._ends}
+        return given | sizes | {"_ends": self._ends, "prepend_bos": self.prepend_bos}
 
     @cached_property
     def _tokenizer(self) -> Tokenizer | None:
@@ -573,9 +564,9 @@ class Text:
         return f"{what}: pass token ids, or give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
 
     @property
-    def settings(self) -> tuple[int, int, int | None, bool]:
+    def settings(self) -> tuple[int, int, int | None, bool, bool]:
         """All that decides ids beside the tokenizer: what `_begun`, `_checked` and `outputs` look at."""
-        return self.n_ctx, self.d_vocab, self._d_vocab_out, self._special
+        return self.n_ctx, self.d_vocab, self._d_vocab_out, self._special, self.prepend_bos
 
     @property
     def bos_id(self) -> int | None:
@@ -607,9 +598,10 @@ class Text:
         return token if token is not None and 0 <= token < self.d_vocab else None
 
     @public(unchecked=("prompts",))
-    def batch(self, prompts: Prompts, *, prepend_bos: bool = True, side: Side = "right") -> Batch:
+    def batch(self, prompts: Prompts, *, prepend_bos: bool | None = None, side: Side = "right") -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
+        prepend_bos: None = as the model's own default says (`from_pretrained(..., default_prepend_bos=)`).
         A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special
         tokens.
 
@@ -631,14 +623,14 @@ class Text:
                 "prompts are required: a text, texts, token ids [pos] or [batch, pos], what a tokenizer returns, or a "
                 f"Batch, got {described(prompts)}"
             )
-        texts, numbers = _sorted_out(prompts)
+        texts, numbers = sorted_out(prompts)
         if not texts:
             return self._checked(Batch.of(numbers, side=side))
         rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
-        bos = prepend_bos and self.bos_id is not None and not self._special
+        bos = self._with_bos(prepend_bos) and self.bos_id is not None and not self._special
         return self._checked(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
 
-    def ids(self, text: str, *, prepend_bos: bool = True) -> list[int]:
+    def ids(self, text: str, *, prepend_bos: bool | None = None) -> list[int]:
         """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
 
         For encoders: with all special tokens, or none with `prepend_bos=False`.
@@ -650,18 +642,23 @@ class Text:
             raise ValueError(f"the prompt is empty: at least one character is required{alone}")
         if self._special:
             assert isinstance(self._tokenizer, SpecialTokenizer)
-            return self._tokenizer.with_special(text) if prepend_bos else self._tokenizer.encode(text)
+            special = self._with_bos(prepend_bos)
+            return self._tokenizer.with_special(text) if special else self._tokenizer.encode(text)
         return self._begun(self.tokenizer.encode(text), prepend_bos)
 
-    def many(self, texts: Sequence[str], *, prepend_bos: bool = True) -> list[list[int]]:
+    def many(self, texts: Sequence[str], *, prepend_bos: bool | None = None) -> list[list[int]]:
         """What `ids` gives for each of these texts, encoded together where the tokenizer can."""
         tokenizer = self.tokenizer
         if self._special or not all(texts) or not isinstance(tokenizer, BatchTokenizer):
             return [self.ids(text, prepend_bos=prepend_bos) for text in texts]
         return [self._begun(ids, prepend_bos) for ids in tokenizer.encode_batch(texts)]
 
-    def _begun(self, ids: list[int], prepend_bos: bool) -> list[int]:
-        if not prepend_bos:
+    def _with_bos(self, given: bool | None) -> bool:
+        """Whether texts begin with BOS: as a call says, else as the model's default does."""
+        return self.prepend_bos if given is None else given
+
+    def _begun(self, ids: list[int], prepend_bos: bool | None) -> list[int]:
+        if not self._with_bos(prepend_bos):
             return ids
         if not self._bos_said:
             self._say_bos()

@@ -174,3 +174,15 @@ def _check_mask(number: int, mask: Sequence[int]) -> None:
             f"{MASK} must have padding before or after the tokens of a row, not between them, got 0 in row {number} at "
             f"position {start + between.index(0)}"
         )
+
+
+def sorted_out(prompts: object) -> tuple[list[str], list[list[int]]]:
+    """Texts, or rows of ids; ValueError for neither."""
+    given = [prompts] if isinstance(prompts, str) else prompts
+    assert isinstance(given, list | tuple)
+    if not given:
+        raise ValueError("at least one prompt is required, got none")
+    if isinstance(given[0], str):
+        return [str(each) for each in given], []
+    rows = [given] if is_id(given[0]) else given
+    return [], [[int(token) for token in row] for row in rows]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeGuard
+
+import torch
 
 from interp.core.boundary import public
-from interp.data.batch import Batch
+from interp.data.batch import Batch, Prompts, Text, counted, is_prompts
 from interp.data.sources import Data, Example, Rejected, Row, Source, digest_of, open_source
 
 
@@ -19,6 +22,7 @@ class Pairs:
     clean, corrupt: anything `open_source` takes, with as many rows; a pair must be equally long, token for token.
     answer, wrong: the right next token of each clean prompt and the one it is contrasted with, as texts of a single
     token or as ids; None = the metric says them.
+    prepend_bos: whether texts begin with BOS; None = as the model's default says.
 
     Example:
         >>> data = Pairs(["The cat sat", "A cat sat"], ["The dog sat", "A dog sat"])
@@ -30,6 +34,7 @@ class Pairs:
     corrupt: Data
     answer: Data | None = None
     wrong: Data | None = None
+    prepend_bos: bool | None = None
 
     def source(self) -> PairedSource:
         """The rows. Errors: those of `open_source`; ValueError for parts of different lengths."""
@@ -39,9 +44,48 @@ class Pairs:
     @classmethod
     def of(cls, clean: Batch, corrupt: Batch) -> Batch:
         """Two batches of the same rows as one that holds both."""
-        from dataclasses import replace
-
         return replace(clean, corrupt=corrupt.tokens)
+
+
+def paired(text: Text, clean: Prompts | Data, corrupt: Prompts | Data) -> Batch | list[Batch] | Pairs:
+    """Clean and corrupted prompts as data: one batch that holds both, or several, or `Pairs` of files and the like.
+
+    Errors: ValueError for another number of prompts, prompts of different lengths or padding, or a pair whose two
+    prompts are the same, so that no intervention could change anything.
+    """
+    if is_prompts(clean) and is_prompts(corrupt):
+        return _together(text, clean, corrupt)
+    if not (_are_batches(clean) and _are_batches(corrupt)):
+        return Pairs(clean, corrupt)
+    if len(clean) != len(corrupt):
+        raise ValueError(
+            f"as many batches of clean as of corrupted prompts are required, got {len(clean)} and {len(corrupt)}"
+        )
+    return [_together(text, *both) for both in zip(counted(clean), counted(corrupt), strict=True)]
+
+
+def _are_batches(data: object) -> TypeGuard[Sequence[Batch]]:
+    return isinstance(data, list | tuple) and all(isinstance(each, Batch) for each in data)
+
+
+def _together(text: Text, clean: Prompts, corrupt: Prompts) -> Batch:
+    """Prompts with their corrupted ones. Errors: those of `paired`."""
+    first, second = text.batch(clean), text.batch(corrupt)
+    if len(first) != len(second):
+        raise ValueError(
+            f"one corrupted prompt per clean prompt is required, got {len(second)} for {len(first)}"
+        )
+    if first.tokens.shape != second.tokens.shape or not torch.equal(first.real, second.real):
+        raise ValueError(
+            "clean and corrupted prompts must have the same length, token for token: got "
+            f"{first.lengths.tolist()[:8]} and {second.lengths.tolist()[:8]} tokens"
+        )
+    same = ((first.tokens == second.tokens) | ~first.real).all(1).nonzero().flatten().tolist()
+    if same and first.memory is None:
+        raise ValueError(
+            f"a corrupted prompt must differ from its clean one, got the same in rows {same[:8]}"
+        )
+    return replace(first, corrupt=second.tokens)
 
 
 @dataclass(frozen=True, eq=False)

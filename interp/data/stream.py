@@ -31,6 +31,8 @@ Numbered = tuple[int, list[int]]
 """Token ids with the number of the row they come from."""
 TOKENS = 2**12
 """Tokens per batch of a stream, where nobody says another number."""
+ROWS = 32
+"""Rows per batch of prompts in memory, at most, where nobody says another number."""
 PASS = 64
 """What another pass costs beside its cells (rows times columns), in cells: so many, or this share of the budget."""
 
@@ -100,7 +102,8 @@ class Stream:
     too_long: TooLong = "set_aside"
     """What becomes of a text over the context length: rejected, its beginning kept, or split with BOS on each piece."""
     layout: Layout = "padded"
-    prepend_bos: bool = True
+    prepend_bos: bool | None = None
+    """Whether texts begin with BOS; None = as the model's default says."""
     max_rows: int | None = None
     """How many rows of the source to take, from its first; None = all."""
 
@@ -108,6 +111,8 @@ class Stream:
         for name in ("tokens_per_batch", "rows_per_window", "max_rows"):
             if (given := getattr(self, name)) is not None and given < 1:
                 raise ValueError(f"{name} must be at least 1, got {given}")
+        if self.prepend_bos is None:
+            object.__setattr__(self, "prepend_bos", self.text.prepend_bos)
 
     @property
     def rows(self) -> int | None:
@@ -236,7 +241,7 @@ class Stream:
             width = min(self.text.n_ctx, max(self.tokens_per_batch, longest))
             yield from packed(rows, self.tokens_per_batch, width, pad_id)
             return
-        bos = texts and self.prepend_bos and all(ids[0] == self.text.bos_id for _, ids in rows)
+        bos = texts and bool(self.prepend_bos) and all(ids[0] == self.text.bos_id for _, ids in rows)
         for batch in padded(rows, self.tokens_per_batch, pad_id):
             yield replace(batch, bos=bos)
 
@@ -425,7 +430,7 @@ def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: i
     if isinstance(data, Batch):
         return GivenBatches([data if _has_pieces(data) else by_place(data)])
     if isinstance(data, Pairs):
-        return Stream(data.source(), text, tokens_per_batch=tokens_per_batch)
+        return Stream(data.source(), text, tokens_per_batch=tokens_per_batch, prepend_bos=data.prepend_bos)
     if isinstance(data, DataSource):
         raise ValueError(f"a Stream or batches are required, got {type(data).__name__}")
     if isinstance(data, Iterator):
@@ -441,9 +446,15 @@ def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: i
 
 
 def prompt_source(
-    data: DataSource | Data | Pairs, text: Text, *, prepend_bos: bool, batch_size: int
+    data: DataSource | Data | Pairs,
+    text: Text,
+    *,
+    prepend_bos: bool | None = None,
+    batch_size: int = ROWS,
 ) -> DataSource:
     """Prompts in batches of about the same length, of at most `batch_size` rows; other data as a stream.
+
+    prepend_bos: None = as the model's default, or `Pairs`, say.
 
     Errors: ValueError for prompts that do not fit the model, or a batch size below 1.
     """
@@ -457,7 +468,7 @@ def prompt_source(
     source = data_source(data, text, TOKENS)
     return (
         replace(source, prepend_bos=prepend_bos)
-        if isinstance(source, Stream) and source is not data
+        if isinstance(source, Stream) and source is not data and prepend_bos is not None
         else source
     )
 

@@ -20,7 +20,6 @@ from interp.core.results import labelled
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource
-from interp.model.edits import Edit
 from interp.passes.observe import Model
 from interp.passes.question import Askable
 from interp.runs.run import answered
@@ -37,10 +36,6 @@ def over_checkpoints(
     revisions: Sequence[str],
     question: Askable | Callable[[Model], xr.Dataset],
     data: DataSource | Data | Pairs | None = None,
-    *,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> xr.Dataset:
     """The results of one question at every checkpoint, with the new first dim `step`, ascending.
 
@@ -61,10 +56,8 @@ def over_checkpoints(
     if not steps or len(set(steps)) != len(steps):
         raise ValueError(f"revisions: checkpoints with distinct steps are required, got {list(revisions)}")
     record = isinstance(question, Askable)
-    if not record and (data is not None or edits):
-        raise ValueError(
-            "data and edits belong to a question as a record; a function of the model brings its own"
-        )
+    if not record and data is not None:
+        raise ValueError("data belong to a question as a record; a function of the model brings its own")
     if isinstance(data, Iterator) and len(steps) > 1:
         raise ValueError(
             "an iterator gives every row once: a list is required, which lasts for every checkpoint"
@@ -73,14 +66,7 @@ def over_checkpoints(
     def result(revision: str) -> xr.Dataset:
         if not isinstance(question, Askable):
             return question(_loaded(load, revision))
-        return answered(
-            question,
-            _loaded(load, revision),
-            data,
-            edits=edits,
-            prepend_bos=prepend_bos,
-            batch_size=batch_size,
-        )
+        return answered(question, _loaded(load, revision), data)
 
     order = sorted(range(len(steps)), key=steps.__getitem__)
     bar = tqdm([revisions[i] for i in order], desc="checkpoints", delay=1, leave=False)

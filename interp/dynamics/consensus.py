@@ -6,8 +6,8 @@ theory (`particles.py`) has no MLPs and no residual growth; `consensus` measures
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -16,19 +16,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import Count
 from interp.core.results import Score, scored
 from interp.core.stats import POSITIVE, SIGNED, Means, Partial, wide
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
-from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -40,8 +37,27 @@ UNITS = dict(zip(ANGLES, ("cosine",) * 4 + ("units of the stream",) * 2, strict=
 
 @dataclass(frozen=True)
 class Consensus(Question):
-    """How alike the directions of a text's tokens are in the stream, by depth; `consensus` describes the result."""
+    """How alike the directions of a text's tokens are in the stream, by depth.
 
+    Returns Dataset[depth, score]: `value` with `low` and `high` (95 % over texts), `n` and the coordinate `unit`, of
+    `min_cosine` and `mean_cosine` over all pairs of tokens (1 = consensus); of the other tokens, mean cosine `to_first`
+    token at the same depth and `to_first_start`, the first token at depth 0; `distance_to_first`, their mean Euclidean
+    distance to it, and `norm`, the mean length of all tokens, in the units of the stream. Source: Rodríguez Abella et
+    al. 2024/25, who iterate trained blocks.
+    layer: one block alone, None = the whole stack in order. repeats: how often it is applied; what leaves it enters it
+    again, with the same positions and mask. mlp: False leaves the MLPs out (they add 0).
+    Depth 0 is the stream that enters the model's first block (or block `layer`), one more for every block applied.
+    Caveats: in blocks without a norm of the sum the stream grows, and high cosines may come from one common direction;
+    subtracting it is a choice, made here nowhere. An edit of the stream that enters the first block acts once, at depth
+    0. Errors: IndexError for a layer that does not exist; ValueError for repeats < 1, mlp=False without MLPs, packed
+    rows, rows of a single token.
+
+    Example:
+        >>> consensus(model, prompt, repeats=3).value.sizes["depth"]
+        10
+    """
+
+    _: KW_ONLY
     layer: int | None = None
     """One block alone; None = the whole stack in order."""
     repeats: Count = 1
@@ -68,39 +84,7 @@ class Consensus(Question):
         )
 
 
-@public()
-def consensus(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    layer: int | None = None,
-    repeats: Count = 1,
-    mlp: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How alike the directions of a text's tokens are in the stream, by depth.
-
-    Returns Dataset[depth, score]: `value` with `low` and `high` (95 % over texts), `n` and the coordinate `unit`, of
-    `min_cosine` and `mean_cosine` over all pairs of tokens (1 = consensus); of the other tokens, mean cosine `to_first`
-    token at the same depth and `to_first_start`, the first token at depth 0; `distance_to_first`, their mean Euclidean
-    distance to it, and `norm`, the mean length of all tokens, in the units of the stream. Source: Rodríguez Abella et
-    al. 2024/25, who iterate trained blocks.
-    layer: one block alone, None = the whole stack in order. repeats: how often it is applied; what leaves it enters it
-    again, with the same positions and mask. mlp: False leaves the MLPs out (they add 0).
-    Depth 0 is the stream that enters the model's first block (or block `layer`), one more for every block applied.
-    Caveats: in blocks without a norm of the sum the stream grows, and high cosines may come from one common direction;
-    subtracting it is a choice, made here nowhere. An edit of the stream that enters the first block acts once, at depth
-    0. Errors: IndexError for a layer that does not exist; ValueError for repeats < 1, mlp=False without MLPs, packed
-    rows, rows of a single token.
-
-    Example:
-        >>> consensus(model, prompt, repeats=3).value.sizes["depth"]
-        10
-    """
-    question = Consensus(layer, repeats, mlp)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+consensus = of_data(Consensus)
 
 
 def angles(

@@ -7,7 +7,7 @@ the last residual stream, some rows of logits at a time, and dies with its batch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -36,14 +36,13 @@ from interp.data.stream import DataSource
 from interp.dynamics.checkpoints import over_checkpoints
 from interp.lenses.lens import CHUNK
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.loss import predicted
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, NotFiniteError, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -57,63 +56,6 @@ SHORTEST = 3
 
 @dataclass(frozen=True)
 class InContext(Question):
-    """The loss at every token index, and what context does for it; `in_context` describes the result."""
-
-    of_layers: ClassVar[bool] = False
-
-    early: int | None = None
-    """The token index that the others are compared with; None = n / 8."""
-    late: int | None = None
-    """The token index of the in-context-learning score; None = n - n / 8. n is the context or its half, quarter, ...,
-    the longest whose late index half of the texts reach."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """The losses of every text by index, read off the final stream."""
-        config = model.transformer.config
-        _check(config)
-        compared = compared_indices(config.n_ctx, self.early, self.late)
-        return ByRow(
-            self.name,
-            Reading(_reads(config), partial(_curves, early=[early for early, _ in compared])),
-            MaskedMeans,
-            partial(_finish, name=self.name, compared=compared),
-        )
-
-
-@dataclass(frozen=True)
-class OneTokenLosses(Question):
-    """The loss of one token of every text, always the same one; `one_token_losses` describes the result."""
-
-    of_layers: ClassVar[bool] = False
-
-    seed: int = 0
-    """Of the choice of tokens."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """The losses of every text, of which one is kept."""
-        config = model.transformer.config
-        _check(config)
-        generator = torch.Generator().manual_seed(self.seed)
-        keys = torch.randint(1, 2**31, (config.n_ctx,), generator=generator)
-        return ByRow(
-            self.name,
-            Reading(_reads(config), partial(_chosen, keys=keys)),
-            Rows,
-            partial(_finish_chosen, name=self.name, seed=self.seed),
-        )
-
-
-@public()
-def in_context(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    early: int | None = None,
-    late: int | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """The loss at every token index, and how far context lowers it: loss(index) - loss(early).
 
     Returns Dataset[index, score]: `value` in nats with `low` and `high` (95 % over texts; NaN for fewer than two), `n`,
@@ -136,8 +78,64 @@ def in_context(
         >>> found.attrs["early"], found.attrs["late"], found.value.dims
         (4, 28, ('index', 'score'))
     """
-    question = InContext(early, late)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    of_layers: ClassVar[bool] = False
+
+    _: KW_ONLY
+    early: int | None = None
+    """The token index that the others are compared with; None = n / 8."""
+    late: int | None = None
+    """The token index of the in-context-learning score; None = n - n / 8. n is the context or its half, quarter, ...,
+    the longest whose late index half of the texts reach."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """The losses of every text by index, read off the final stream."""
+        config = model.transformer.config
+        _check(config)
+        compared = compared_indices(config.n_ctx, self.early, self.late)
+        return ByRow(
+            self.name,
+            Reading(_reads(config), partial(_curves, early=[early for early, _ in compared])),
+            MaskedMeans,
+            partial(_finish, name=self.name, compared=compared),
+        )
+
+
+@dataclass(frozen=True)
+class OneTokenLosses(Question):
+    """The loss of one token of every text, always the same one: the coordinates of a snapshot of training.
+
+    Returns Dataset[prompt]: `value`, the loss in nats, and `index` of the token. Which token depends on the text and
+    the seed alone, so that all checkpoints are asked about the same ones. Feed the values of several checkpoints
+    (`over_checkpoints`) to `per_token_loss_pca`.
+    Errors: ValueError for packed rows and texts of a single token, and as in `in_context`.
+
+    Example:
+        >>> one_token_losses(model, ["When Mary went", "The cat sat on"]).value.dims
+        ('prompt',)
+    """
+
+    of_layers: ClassVar[bool] = False
+
+    _: KW_ONLY
+    seed: int = 0
+    """Of the choice of tokens."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """The losses of every text, of which one is kept."""
+        config = model.transformer.config
+        _check(config)
+        generator = torch.Generator().manual_seed(self.seed)
+        keys = torch.randint(1, 2**31, (config.n_ctx,), generator=generator)
+        return ByRow(
+            self.name,
+            Reading(_reads(config), partial(_chosen, keys=keys)),
+            Rows,
+            partial(_finish_chosen, name=self.name, seed=self.seed),
+        )
+
+
+in_context = of_data(InContext)
 
 
 @public()
@@ -149,9 +147,6 @@ def loss_map(
     early: int | None = None,
     late: int | None = None,
     span: float = 2.0,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> xr.Dataset:
     """The loss by token index and training step, and how fast it falls with the logarithm of the index.
 
@@ -169,11 +164,8 @@ def loss_map(
     found = over_checkpoints(
         load,
         revisions,
-        InContext(early, late),
+        InContext(early=early, late=late),
         data,
-        edits=edits,
-        prepend_bos=prepend_bos,
-        batch_size=batch_size,
     )
     loss = torch.tensor(found.value.sel(score="loss").transpose("step", "index").to_numpy())
     slope = log_index_slope(loss, torch.tensor(found.index.to_numpy()), span=span)
@@ -183,29 +175,7 @@ def loss_map(
     )
 
 
-@public()
-def one_token_losses(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    seed: int = 0,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """The loss of one token of every text, always the same one: the coordinates of a snapshot of training.
-
-    Returns Dataset[prompt]: `value`, the loss in nats, and `index` of the token. Which token depends on the text and
-    the seed alone, so that all checkpoints are asked about the same ones. Feed the values of several checkpoints
-    (`over_checkpoints`) to `per_token_loss_pca`.
-    Errors: ValueError for packed rows and texts of a single token, and as in `in_context`.
-
-    Example:
-        >>> one_token_losses(model, ["When Mary went", "The cat sat on"]).value.dims
-        ('prompt',)
-    """
-    question = OneTokenLosses(seed)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+one_token_losses = of_data(OneTokenLosses)
 
 
 def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tuple[int, int]]:

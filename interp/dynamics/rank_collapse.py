@@ -8,7 +8,7 @@ at most.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -17,19 +17,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import nearest
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial, wide
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.dynamics.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
-from interp.model.edits import Edit
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -44,8 +41,26 @@ ROUNDINGS = 10
 
 @dataclass(frozen=True)
 class RankCollapse(Question):
-    """How far the tokens of a text are from being all alike, by depth; `rank_collapse` describes the result."""
+    """How far the tokens of a text are from being all alike, by depth, with skips and MLPs on and off.
 
+    Returns Dataset[line, depth]: `value`, the relative residual |X - 1 x^T| / |X| with x the mean of the tokens and the
+    composite norm sqrt(|.|_1 |.|_inf): its mean over texts, with `low` and `high` (95 % over texts), `n` and the `null`
+    0 = all tokens alike. Depth 0 is the stream entering the first block, l the stream after l blocks. Source: Dong et
+    al. 2021, section 4 (relative residual of a SAN, with MLPs, with skips, and of the transformer).
+    lines: "SAN", "SAN+MLP", "SAN+skip", "transformer"; None: all, or those without MLPs in attention-only models.
+    A switched-off MLP adds 0; a switched-off skip leaves what the sublayer adds. Norms stay where the family has them.
+    Caveats: numbers at or below `attrs["floor"]` (10 roundings of the model's dtype) are rounding, not a residual: use
+    a float64 model to look deeper. Not a true norm; a mean of ratios that span decades is ruled by the largest. The
+    stream of a causal model never collapses doubly exponentially.
+    Errors: KeyError for an unknown line; ValueError for MLPs switched in a model without them, packed rows, rows of a
+    single token.
+
+    Example:
+        >>> rank_collapse(model, prompt, lines=["SAN", "transformer"]).value.sizes["depth"]
+        4
+    """
+
+    _: KW_ONLY
     lines: Sequence[str] | None = None
     """What is left of every block, of `LINES`; None: all, or those without MLPs in attention-only models."""
 
@@ -71,36 +86,7 @@ class RankCollapse(Question):
         )
 
 
-@public()
-def rank_collapse(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    lines: Sequence[str] | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How far the tokens of a text are from being all alike, by depth, with skips and MLPs on and off.
-
-    Returns Dataset[line, depth]: `value`, the relative residual |X - 1 x^T| / |X| with x the mean of the tokens and the
-    composite norm sqrt(|.|_1 |.|_inf): its mean over texts, with `low` and `high` (95 % over texts), `n` and the `null`
-    0 = all tokens alike. Depth 0 is the stream entering the first block, l the stream after l blocks. Source: Dong et
-    al. 2021, section 4 (relative residual of a SAN, with MLPs, with skips, and of the transformer).
-    lines: "SAN", "SAN+MLP", "SAN+skip", "transformer"; None: all, or those without MLPs in attention-only models.
-    A switched-off MLP adds 0; a switched-off skip leaves what the sublayer adds. Norms stay where the family has them.
-    Caveats: numbers at or below `attrs["floor"]` (10 roundings of the model's dtype) are rounding, not a residual: use
-    a float64 model to look deeper. Not a true norm; a mean of ratios that span decades is ruled by the largest. The
-    stream of a causal model never collapses doubly exponentially.
-    Errors: KeyError for an unknown line; ValueError for MLPs switched in a model without them, packed rows, rows of a
-    single token.
-
-    Example:
-        >>> rank_collapse(model, prompt, lines=["SAN", "transformer"]).value.sizes["depth"]
-        4
-    """
-    question = RankCollapse(lines)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+rank_collapse = of_data(RankCollapse)
 
 
 def composite_norm(x: Float[Tensor, "*b p d"]) -> Float[Tensor, "*b"]:

@@ -10,7 +10,7 @@ Euler's steps.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,12 +19,10 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import Count
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST_LOSSES, POSITIVE, Means, Partial, over, wide
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.dynamics.switched_blocks import entering, pass_through
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set, Zero
@@ -32,9 +30,9 @@ from interp.model.parts import Part
 from interp.model.sites import final_stream
 from interp.model.tap import Read, Tap, Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -49,8 +47,24 @@ Field = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Refinement(Question):
-    """What becomes of a model whose blocks are cut into shorter steps; `refinement` describes the result."""
+    """What becomes of a model whose blocks are cut into shorter steps: each applied `times` times, adding 1 / times.
 
+    Returns Dataset[times, score]: `value` with `low` and `high` (95 % over texts) and `n`, of `kl`, KL(model || cut) of
+    the next-token predictions (nats, mean over a text's tokens; 0 at times = 1), and `distance`, that of the final
+    stream to the one of the most steps, |X - X'| / |X'|, which halves as the steps double where the stack approximates
+    a flow. Source: Chen et al. 2018 (arXiv:1806.07366); Lu et al. 2019 (arXiv:1906.02762). It is the stack of a model
+    with `times` as many blocks and `residual_scale` / times, which uses each block's weights so often.
+    Caveats: a model is trained at times = 1 and owes the limit nothing: a large KL says that its blocks are steps of
+    their own, not samples of a flow. An edit of the stream that enters a block but the first acts in every step.
+    Errors: ValueError for times that are not ascending from 1 on, models that norm the sum (post-norm: no step can be
+    halved), without an unembedding or without layers, and packed rows.
+
+    Example:
+        >>> float(refinement(model, prompt, times=(1, 2)).value.sel(score="kl", times=1).round(6))
+        0.0
+    """
+
+    _: KW_ONLY
     times: Sequence[Count] = TIMES
     """Into how many steps each block is cut, ascending; distances are to the last."""
 
@@ -70,34 +84,7 @@ class Refinement(Question):
         )
 
 
-@public()
-def refinement(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    times: Sequence[Count] = TIMES,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What becomes of a model whose blocks are cut into shorter steps: each applied `times` times, adding 1 / times.
-
-    Returns Dataset[times, score]: `value` with `low` and `high` (95 % over texts) and `n`, of `kl`, KL(model || cut) of
-    the next-token predictions (nats, mean over a text's tokens; 0 at times = 1), and `distance`, that of the final
-    stream to the one of the most steps, |X - X'| / |X'|, which halves as the steps double where the stack approximates
-    a flow. Source: Chen et al. 2018 (arXiv:1806.07366); Lu et al. 2019 (arXiv:1906.02762). It is the stack of a model
-    with `times` as many blocks and `residual_scale` / times, which uses each block's weights so often.
-    Caveats: a model is trained at times = 1 and owes the limit nothing: a large KL says that its blocks are steps of
-    their own, not samples of a flow. An edit of the stream that enters a block but the first acts in every step.
-    Errors: ValueError for times that are not ascending from 1 on, models that norm the sum (post-norm: no step can be
-    halved), without an unembedding or without layers, and packed rows.
-
-    Example:
-        >>> float(refinement(model, prompt, times=(1, 2)).value.sel(score="kl", times=1).round(6))
-        0.0
-    """
-    question = Refinement(times)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+refinement = of_data(Refinement)
 
 
 @torch.no_grad()
@@ -169,10 +156,28 @@ def _finish_refined(merged: Partial, name: str, times: Sequence[int]) -> xr.Data
 
 @dataclass(frozen=True)
 class Splitting(Question):
-    """How far a block that adds its sublayers in turn is from adding them at once; see `splitting`."""
+    """How far a block that adds its sublayers in turn is from one that adds them at once, by scheme and step.
+
+    x' = attention(x) + mlp(x) for time 1 from the stream that enters the block, each a function of the stream with its
+    norm. Returns Dataset[scheme, steps]: `value` (with `low`, `high`, 95 % over texts, and `n`), |X - X*| / |X*| for X*
+    the flow of the sum, and `order`, the logarithm of the ratio of the error to that with the next number of steps, to
+    the base of the ratio of the steps (NaN at the last). Schemes, over h = 1 / steps: "Lie": the flow of attention,
+    then that of the MLP: order 1. "Strang": half the MLP's, attention's, half the MLP's: order 2. "block" and
+    "Macaron": the same with one Euler step x + h f(x) for each flow, which is what a Transformer and a Macaron block
+    compute (Lu et al. 2019, arXiv:1906.02762): both of order 1, for Euler's step is.
+    fine: steps of the classical Runge-Kutta scheme that stand for an exact flow; `attrs["floor"]` is the mean distance
+    of the reference from that with half as many: an error near it says nothing, nor does its order.
+    Errors: IndexError for a layer that does not exist; ValueError for blocks other than attention and one MLP, for
+    post-norm blocks, steps that do not divide `fine`, and packed rows.
+
+    Example:
+        >>> splitting(model, prompt, 1, steps=(1, 2), fine=4).scheme.values.tolist()
+        ['Lie', 'Strang', 'block', 'Macaron']
+    """
 
     layer: int
     """Whose block."""
+    _: KW_ONLY
     steps: Sequence[Count] = TIMES
     """Into how many steps its time is cut, ascending."""
     fine: Count = 32
@@ -202,38 +207,7 @@ class Splitting(Question):
         )
 
 
-@public()
-def splitting(
-    model: Model,
-    data: DataSource | Data,
-    layer: int,
-    *,
-    steps: Sequence[Count] = TIMES,
-    fine: Count = 32,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How far a block that adds its sublayers in turn is from one that adds them at once, by scheme and step.
-
-    x' = attention(x) + mlp(x) for time 1 from the stream that enters the block, each a function of the stream with its
-    norm. Returns Dataset[scheme, steps]: `value` (with `low`, `high`, 95 % over texts, and `n`), |X - X*| / |X*| for X*
-    the flow of the sum, and `order`, the logarithm of the ratio of the error to that with the next number of steps, to
-    the base of the ratio of the steps (NaN at the last). Schemes, over h = 1 / steps: "Lie": the flow of attention,
-    then that of the MLP: order 1. "Strang": half the MLP's, attention's, half the MLP's: order 2. "block" and
-    "Macaron": the same with one Euler step x + h f(x) for each flow, which is what a Transformer and a Macaron block
-    compute (Lu et al. 2019, arXiv:1906.02762): both of order 1, for Euler's step is.
-    fine: steps of the classical Runge-Kutta scheme that stand for an exact flow; `attrs["floor"]` is the mean distance
-    of the reference from that with half as many: an error near it says nothing, nor does its order.
-    Errors: IndexError for a layer that does not exist; ValueError for blocks other than attention and one MLP, for
-    post-norm blocks, steps that do not divide `fine`, and packed rows.
-
-    Example:
-        >>> splitting(model, prompt, 1, steps=(1, 2), fine=4).scheme.values.tolist()
-        ['Lie', 'Strang', 'block', 'Macaron']
-    """
-    question = Splitting(layer, steps, fine)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+splitting = of_data(Splitting)
 
 
 def runge_kutta(field: Field, x: Tensor, time: float, steps: int) -> Tensor:

@@ -80,7 +80,7 @@ def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> li
         >>> [edit.name for edit in switched_off(model.cfg, 1, ("mlp",))]
         ['L1.mlp']
         >>> without = [edit for layer in range(3) for edit in switched_off(model.cfg, layer, ("skip", "mlp"))]
-        >>> interp.logit_lens(model, prompt, edits=without).sizes["depth"]
+        >>> interp.logit_lens(model.edited(without), prompt).sizes["depth"]
         4
     """
     if not 0 <= layer < config.n_layers:

@@ -7,7 +7,7 @@ unembedding reads like any other (`interp.weights.directions`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -15,22 +15,19 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import Count
 from interp.core.results import Score, scored
 from interp.core.stats import POSITIVE, Means, Moments, Partial, over, wide
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.editing.exchange import Other
 from interp.model import sites
-from interp.model.edits import Edit
 from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, NotFiniteError, Question, Values
 from interp.passes.schedule import Steps, recorded
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 from interp.weights.directions import Directions
 
 if TYPE_CHECKING:
@@ -44,12 +41,33 @@ Where = Literal["last", "all"]
 
 @dataclass(frozen=True, eq=False)
 class ActivationDifference(Question):
-    """The mean difference of two models' streams, as tokens; `activation_difference` describes the result."""
+    """What the stream of `tuned` holds that that of `model` does not, mean over prompts, by depth and as tokens.
+
+    Returns Dataset. [depth, end, rank]: `logits`, what the mean difference adds to a token's logit (the final norm at
+    scale 1, centred over the vocabulary, with the unembedding of `model`); `token`, its text, and `token_id`; `end`:
+    top and bottom, rank 0 the most extreme. [depth, score]: `value`, `low`, `high`, `n` of `relative`, the length of
+    the difference by that of the stream of `model`, mean over prompts, with its 95 % interval from 16 on; and of
+    `common`, the length of the mean difference by the mean length: 1 = the same vector in every prompt. Its `null` is
+    what as many prompts would leave of vectors of these lengths in directions that have nothing to do with each other.
+    pos: "last": at the last token of each prompt; "all": the mean over its tokens, BOS included.
+    Both models stand under their own edits, so that a model may be compared with itself, edited.
+    Caveats: what is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late
+    layers read what is written to be read by them; only at the last depth is `logits` what happens to the logits (but
+    for the scale of the final norm).
+    Errors: ValueError for models of another config or tokenizer, which names what differs.
+
+    Example:
+        >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
+        >>> found = activation_difference(model, [prompt], tuned, top=3)
+        >>> found.token.dims, float(found.value.sel(depth="L1.resid", score="relative"))
+        (('depth', 'end', 'rank'), 0.0)
+    """
 
     of_layers: ClassVar[bool] = False
 
     tuned: Model
     """The other model, of the same config and tokenizer; taken in the dtype of this one."""
+    _: KW_ONLY
     pos: Where = "last"
     """last: at the last token of each prompt; all: the mean over its tokens."""
     top: Count = 10
@@ -70,41 +88,7 @@ class ActivationDifference(Question):
         )
 
 
-@public()
-def activation_difference(
-    model: Model,
-    data: DataSource | Data,
-    tuned: Model,
-    *,
-    pos: Where = "last",
-    top: Count = 10,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What the stream of `tuned` holds that that of `model` does not, mean over prompts, by depth and as tokens.
-
-    Returns Dataset. [depth, end, rank]: `logits`, what the mean difference adds to a token's logit (the final norm at
-    scale 1, centred over the vocabulary, with the unembedding of `model`); `token`, its text, and `token_id`; `end`:
-    top and bottom, rank 0 the most extreme. [depth, score]: `value`, `low`, `high`, `n` of `relative`, the length of
-    the difference by that of the stream of `model`, mean over prompts, with its 95 % interval from 16 on; and of
-    `common`, the length of the mean difference by the mean length: 1 = the same vector in every prompt. Its `null` is
-    what as many prompts would leave of vectors of these lengths in directions that have nothing to do with each other.
-    pos: "last": at the last token of each prompt; "all": the mean over its tokens, BOS included.
-    edits: of `model` alone; `tuned` stands under its own, so that a model may be compared with itself, edited.
-    Caveats: what is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late
-    layers read what is written to be read by them; only at the last depth is `logits` what happens to the logits (but
-    for the scale of the final norm).
-    Errors: ValueError for models of another config or tokenizer, which names what differs.
-
-    Example:
-        >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
-        >>> found = activation_difference(model, [prompt], tuned, top=3)
-        >>> found.token.dims, float(found.value.sel(depth="L1.resid", score="relative"))
-        (('depth', 'end', 'rank'), 0.0)
-    """
-    question = ActivationDifference(tuned, pos, top)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+activation_difference = of_data(ActivationDifference)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ Over any amount of text: the mean, both losses, and the places where it is large
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -14,24 +14,21 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import Count
 from interp.core.contexts import Examples, InContext, absent
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, scored
 from interp.core.stats import ANYWHERE, FEWEST_LOSSES, POSITIVE, Means, Partial, over, ratio, wide
 from interp.data.batch import Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.editing.exchange import Other
-from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.transformer import Transformer
 from interp.passes.memory import that_fit
 from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, NotFiniteError, Question, Values
 from interp.passes.schedule import Steps, recorded
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -45,12 +42,31 @@ _BOTH = " + number"
 
 @dataclass(frozen=True, eq=False)
 class ChangedTokens(Question):
-    """The divergence of two models token by token, and where it is largest; `changed_tokens` describes the result."""
+    """How far the next-token distributions of `tuned` are from those of `model`, token by token, and where most.
+
+    Returns Dataset. [score]: `value`, `low`, `high`, `n` of `kl`, KL(tuned || model) in nats after every token, and of
+    `loss`, `tuned_loss` and `loss_change` (tuned minus model) of every predicted token; means per token, 95 % over
+    texts (NaN below 256). [rank]: `peak`, the divergence there; `row` of the data and `pos` of the token after which
+    the models differ, counted in its text with BOS as 0 (-1 where there are fewer than `top`). [rank, offset]: `tokens`
+    (-1 beyond the ends of the text) and `piece`, their texts; `kl` after each, and `loss` and `tuned_loss` of the token
+    that follows it (NaN where there is none).
+    context: how many tokens before and after. once_per_row: a row is listed at its most changed token only. Ties go to
+    the smaller row, then to the smaller position.
+    Both models stand under their own edits, so that a model may be compared with itself, edited.
+    Errors: ValueError for models of another config or tokenizer, which names what differs, and for a model
+    without logits.
+
+    Example:
+        >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
+        >>> changed_tokens(model, [prompt], tuned, top=2).peak.sizes["rank"]
+        2
+    """
 
     of_layers: ClassVar[bool] = False
 
     tuned: Model
     """The other model, of the same config and tokenizer; taken in the dtype of this one."""
+    _: KW_ONLY
     top: Count = 10
     """How many places are listed."""
     context: Sequence[int] = (10, 3)
@@ -85,40 +101,7 @@ class ChangedTokens(Question):
         )
 
 
-@public()
-def changed_tokens(
-    model: Model,
-    data: DataSource | Data,
-    tuned: Model,
-    *,
-    top: Count = 10,
-    context: Sequence[int] = (10, 3),
-    once_per_row: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How far the next-token distributions of `tuned` are from those of `model`, token by token, and where most.
-
-    Returns Dataset. [score]: `value`, `low`, `high`, `n` of `kl`, KL(tuned || model) in nats after every token, and of
-    `loss`, `tuned_loss` and `loss_change` (tuned minus model) of every predicted token; means per token, 95 % over
-    texts (NaN below 256). [rank]: `peak`, the divergence there; `row` of the data and `pos` of the token after which
-    the models differ, counted in its text with BOS as 0 (-1 where there are fewer than `top`). [rank, offset]: `tokens`
-    (-1 beyond the ends of the text) and `piece`, their texts; `kl` after each, and `loss` and `tuned_loss` of the token
-    that follows it (NaN where there is none).
-    context: how many tokens before and after. once_per_row: a row is listed at its most changed token only. Ties go to
-    the smaller row, then to the smaller position.
-    edits: of `model` alone; `tuned` stands under its own, so that a model may be compared with itself, edited.
-    Errors: ValueError for models of another config or tokenizer, which names what differs, and for a model
-    without logits.
-
-    Example:
-        >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
-        >>> changed_tokens(model, [prompt], tuned, top=2).peak.sizes["rank"]
-        2
-    """
-    question = ChangedTokens(tuned, top, context, once_per_row)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+changed_tokens = of_data(ChangedTokens)
 
 
 @torch.no_grad()

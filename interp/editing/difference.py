@@ -9,7 +9,7 @@ What a part writes (its activations) carries besides all that changed before it:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from itertools import combinations
 from typing import TYPE_CHECKING, Literal, get_args
@@ -18,13 +18,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Moments, Partial, Rows, if_at_least, over, ratio
 from interp.core.transfers import check, sent
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.editing.exchange import (
     WITHIN_ATTENTION,
     Change,
@@ -51,7 +48,7 @@ from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
 from interp.passes.schedule import Recorded, Steps, recorded, swept
 from interp.passes.sweep import Judge
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -67,44 +64,6 @@ SIGN = "metric with the exchanged part minus metric of the same model without it
 
 @dataclass(frozen=True, eq=False)
 class Diff(Question):
-    """How much of the change between two models each part brings about; `diff` describes the result."""
-
-    tuned: Model
-    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
-    metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
-    """What is watched; one that compares is compared with the tuned model. None = the data's logit difference."""
-    parts: Grain | Sequence[Named | Sequence[Named]] = "sublayer"
-    """How finely the models are cut, or parts by name; those of an inner list are exchanged together."""
-    what: Sequence[What] = ("weights", "activations")
-    """What is exchanged: weights, activations, or each for itself."""
-    direction: Direction = "denoise"
-    """denoise: the tuned model's parts into the base; noise: the base's into the tuned model."""
-    each: bool = True
-    """Whether every prompt's effects are kept."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """A pass per exchanged part, from its block on, and one planned sweep."""
-        other, network = _compared(self.tuned, model), model.transformer
-        cells = Cells.of(self.parts, network, other.beside(network).unedited)
-        return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric), tuple(self.what),
-                                   self.direction, self.each), model)  # fmt: skip
-
-
-@public()
-def diff(
-    model: Model,
-    data: DataSource | Data,
-    tuned: Model,
-    *,
-    metric: Metric | LogitFunction | None = kl_divergence(),  # noqa: B008 - a frozen record
-    parts: Grain | Sequence[Named | Sequence[Named]] = "sublayer",
-    what: Sequence[What] = ("weights", "activations"),
-    direction: Direction = "denoise",
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """How much of the change from `model` (the base) to `tuned` each part brings about by itself, exactly.
 
     Returns Dataset[what, part, score] with `value`, `low`, `high`, `n` of `effect`, metric(with the part exchanged) -
@@ -140,18 +99,57 @@ def diff(
         >>> round(float(found.value.sel(what="weights", part="L1.mlp", score="share")), 3)
         1.0
     """
-    question = Diff(tuned, metric, parts, what, direction, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    tuned: Model
+    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
+    _: KW_ONLY
+    metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
+    """What is watched; one that compares is compared with the tuned model. None = the data's logit difference."""
+    parts: Grain | Sequence[Named | Sequence[Named]] = "sublayer"
+    """How finely the models are cut, or parts by name; those of an inner list are exchanged together."""
+    what: Sequence[What] = ("weights", "activations")
+    """What is exchanged: weights, activations, or each for itself."""
+    direction: Direction = "denoise"
+    """denoise: the tuned model's parts into the base; noise: the base's into the tuned model."""
+    each: bool = True
+    """Whether every prompt's effects are kept."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """A pass per exchanged part, from its block on, and one planned sweep."""
+        other, network = _compared(self.tuned, model), model.transformer
+        cells = Cells.of(self.parts, network, other.beside(network).unedited)
+        return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric), tuple(self.what),
+                                   self.direction, self.each), model)  # fmt: skip
+
+
+diff = of_data(Diff)
 
 
 @dataclass(frozen=True, eq=False)
 class DiffInteractions(Question):
-    """What two parts do together beyond what each does; `diff_interactions` describes the result."""
+    """What every pair of these parts does together beyond what each does alone: effect(both) - effect(a) - effect(b).
+
+    Returns Dataset[what, pair, score]; scores, `changed` and the metric of both models as in `diff`, `effect` being the
+    interaction. 0: the two add up. Of the sign of the effects: they need each other (each alone does little); of the
+    other: one does what the other would have done. A part whose weights are the same has no interaction.
+    parts: two parts or more, such as those of the largest shares in the result of `diff`. Others as in `diff`.
+    Errors: those of `diff`; ValueError for a single part, or one that is named twice.
+
+    Example:
+        >>> import copy
+        >>> tuned = interp.HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
+        >>> with torch.no_grad():
+        ...     for block in tuned.transformer.blocks:
+        ...         _ = block.mlp.out.weight.mul_(1.5)
+        >>> diff_interactions(model, [prompt], tuned, ["L0.mlp", "L1.mlp"]).pair.values.tolist()
+        ['L0.mlp+L1.mlp']
+    """
 
     tuned: Model
     """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     parts: Sequence[Named]
     """The parts of which every pair is exchanged."""
+    _: KW_ONLY
     metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
     """What is watched, as in `Diff`."""
     what: Sequence[What] = ("weights",)
@@ -174,40 +172,7 @@ class DiffInteractions(Question):
                                    self.direction, self.each), model)  # fmt: skip
 
 
-@public()
-def diff_interactions(
-    model: Model,
-    data: DataSource | Data,
-    tuned: Model,
-    parts: Sequence[Named],
-    *,
-    metric: Metric | LogitFunction | None = kl_divergence(),  # noqa: B008 - a frozen record
-    what: Sequence[What] = ("weights",),
-    direction: Direction = "denoise",
-    each: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What every pair of these parts does together beyond what each does alone: effect(both) - effect(a) - effect(b).
-
-    Returns Dataset[what, pair, score]; scores, `changed` and the metric of both models as in `diff`, `effect` being the
-    interaction. 0: the two add up. Of the sign of the effects: they need each other (each alone does little); of the
-    other: one does what the other would have done. A part whose weights are the same has no interaction.
-    parts: two parts or more, such as those of the largest shares in the result of `diff`. Others as in `diff`.
-    Errors: those of `diff`; ValueError for a single part, or one that is named twice.
-
-    Example:
-        >>> import copy
-        >>> tuned = interp.HookedTransformer(copy.deepcopy(model.transformer), model.text.tokenizer)
-        >>> with torch.no_grad():
-        ...     for block in tuned.transformer.blocks:
-        ...         _ = block.mlp.out.weight.mul_(1.5)
-        >>> diff_interactions(model, [prompt], tuned, ["L0.mlp", "L1.mlp"]).pair.values.tolist()
-        ['L0.mlp+L1.mlp']
-    """
-    question = DiffInteractions(tuned, parts, metric, what, direction, each)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+diff_interactions = of_data(DiffInteractions)
 
 
 # --- what is exchanged ----------------------------------------------------------------------------------------------

@@ -164,9 +164,7 @@ def edit_table(
             "at least one case, the same checks in all, and no editor called 'original' are required; got "
             f"{len(posed)} cases, checks {sorted({tuple(each.spans) for each in posed})}, editors {list(editors)}"
         )
-    source = (
-        None if text is None else prompt_source(text, subject.text, prepend_bos=True, batch_size=batch_size)
-    )
+    source = None if text is None else prompt_source(text, subject.text, batch_size=batch_size)
     names += ["n-gram"] * (continuation is not None) + ["perplexity"] * (text is not None)
     before = [] if source is None else [mean_loss(subject, source)]
 

@@ -33,7 +33,7 @@ Pair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
 
 @public()
 def shift_edit(
-    model: Model, data: Prompts, *, answer: Answers, layer: int, eta: float, prepend_bos: bool = True
+    model: Model, data: Prompts, *, answer: Answers, layer: int, eta: float, prepend_bos: bool | None = None
 ) -> WeightEdit:
     """The forward-only edit of W_out: W' = W + eta x_n^T u_t, no gradient.
 
@@ -76,7 +76,7 @@ def gradient_edit(
     layer: int,
     eta: float,
     matrix: str = "mlp.W_out",
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> WeightEdit:
     """One step of gradient descent on one matrix, as factors: W' = W - eta sum_i x_i^T delta_i.
 
@@ -132,7 +132,7 @@ def finetune_edit(
     layer: int,
     matrix: str = "mlp.W_out",
     tuning: FineTuning | None = None,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> WeightEdit:
     """Gradient descent on one matrix of a block, all else frozen, until the answer is the argmax: a dense change.
 
@@ -160,7 +160,7 @@ def finetune_edit(
     return WeightEdit(name, change.detach())
 
 
-def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool = True) -> Batch:
+def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool | None = None) -> Batch:
     """The prompts as a batch on the model's device, with their answers.
 
     Errors: ValueError for a model whose last position does not predict a next token, and for an answer that is not a

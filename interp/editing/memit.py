@@ -41,7 +41,7 @@ def memit_edit(
     *,
     weight: float = WEIGHT,
     search: Rome | None = None,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> list[WeightEdit]:
     """The changes of several `mlp.W_out` that make all these prompts give their answers; to be applied together.
 
@@ -105,7 +105,9 @@ class Asked:
     prompts: int
 
     @classmethod
-    def of(cls, model: Subject, fact: EditCase, layer: int, search: Rome, *, prepend_bos: bool) -> Asked:
+    def of(
+        cls, model: Subject, fact: EditCase, layer: int, search: Rome, *, prepend_bos: bool | None
+    ) -> Asked:
         """The fact to be stored up to a layer. Errors: as `rome_edit`."""
         texts = [f"{prefix}{fact.prompt}" for prefix in search.prefixes]
         extra = [] if search.essence is None else [search.essence.format(subject=fact.subject)]

@@ -208,7 +208,7 @@ class Mend(Brief):
 
 @public()
 def mend_edit(
-    model: Model, data: Prompts, *, answer: Answers, mend: Mend, prepend_bos: bool = True
+    model: Model, data: Prompts, *, answer: Answers, mend: Mend, prepend_bos: bool | None = None
 ) -> list[WeightEdit]:
     """The changes of the matrices of a trained `Mend` that make these prompts give their answers; applied together.
 
@@ -244,7 +244,7 @@ def train_mend(
     tuning: FineTuning | None = None,
     batch_size: Count = 4,
     seed: int = 0,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> Mend:
     """Train MEND's networks: minimise c_edit L_edit + L_loc, the mean over `batch_size` cases a step, each edit alone.
 
@@ -318,7 +318,7 @@ class _Posed:
     """Log-probabilities of the other prompts' next token without the edit."""
 
     @classmethod
-    def of(cls, model: Subject, case: EditCase, names: Sequence[str], prepend_bos: bool) -> _Posed:
+    def of(cls, model: Subject, case: EditCase, names: Sequence[str], prepend_bos: bool | None) -> _Posed:
         """Errors: as `train_mend`."""
         network = model.transformer
         prompts, tokens = zip((case.prompt, case.answer), *chain(*case.checks.values()), strict=True)

@@ -92,7 +92,7 @@ def key_moment(
     *,
     layer: int,
     edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
     batch_size: int = 32,
 ) -> Keys:
     """C of one layer's MLP over every real token of the data, accumulated in float64.
@@ -131,7 +131,7 @@ def rome_edit(
     subject: str,
     keys: Keys,
     rome: Rome | None = None,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> WeightEdit:
     """The rank-one change of `blocks.<keys.layer>.mlp.W_out` that makes the subject's value give the answer.
 

@@ -129,7 +129,7 @@ def train_z(
     *,
     rescale: bool = False,
     tuning: FineTuning | None = None,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
     """One vector z per matrix, trained from z = 1 by gradient descent on a loss; and the loss before every step.
 

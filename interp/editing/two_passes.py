@@ -69,7 +69,7 @@ class Dispatch(Brief):
         if not self.labels:
             raise ValueError("a dispatch requires a label for each kind of prompt, got none")
 
-    def asked(self, model: Model, prompts: Prompts, *, prepend_bos: bool = True) -> Batch:
+    def asked(self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None) -> Batch:
         """The prompts, padded on the left, each followed by the question.
 
         Example:
@@ -96,7 +96,7 @@ class Dispatch(Brief):
         )
 
     def probabilities(
-        self, model: Model, prompts: Prompts, *, prepend_bos: bool = True
+        self, model: Model, prompts: Prompts, *, prepend_bos: bool | None = None
     ) -> Float[Tensor, "b t"]:
         """The share of each label in the probability of all labels, after each prompt and the question."""
         network = as_network(model) if self.z is None else adapted(model, self.z, rescale=self.rescale)
@@ -124,7 +124,7 @@ def two_passes(
     dispatch: Dispatch,
     *,
     rescale: bool = False,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> TwoPasses:
     """Each prompt answered under the vectors of the kind that a first pass takes it for (Sun et al. 2025, section 3.2).
 
@@ -178,7 +178,7 @@ def reinforce_z(
     rescale: bool = False,
     tuning: FineTuning | None = None,
     seed: int = 0,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> tuple[dict[str, Float[Tensor, "r"]], list[float]]:
     """One vector z per matrix, trained from z = 1 by REINFORCE on a reward; and the mean reward of every step.
 

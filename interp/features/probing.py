@@ -8,7 +8,7 @@ does the statistics and the fits.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
@@ -21,19 +21,16 @@ from interp.core.results import Score, scored
 from interp.core.stats import Partial, Rows, upper_p, wilson
 from interp.core.transfers import sent
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.features.best_subset import CANDIDATES, best_subsets, check_sizes
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.parts import KINDS, Part, axis_size
 from interp.model.sites import find, full_name
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Values
 from interp.passes.schedule import Steps, recorded
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,10 +58,27 @@ DRAWS = 2000
 
 @dataclass(frozen=True, eq=False)
 class ProbeNeurons(Question):
-    """How well a few neurons of each layer tell prompts with a feature from those without; see `probe_neurons`."""
+    """How well a few neurons of each layer tell prompts with a feature from those without.
+
+    Returns Dataset[layer, n_neurons, score]: what `probe` gives, at every layer. The coordinate `part` names the
+    neurons chosen, where the site holds neurons.
+    labels: one per prompt, in the order of the data. site: one with a vector per position in every layer, the neurons
+    ("post") or a stream, whose dimensions then are the neurons. pos: the mean over the tokens suits features of a whole
+    text (its language), which is what Gurnee et al. do, and the BOS that a batch has does not count; or one token of
+    each prompt. For labels of single tokens write the activations to a store and `probe` them.
+    Errors: those of `probe`; KeyError for a site that the model lacks; IndexError for a position that a prompt lacks;
+    ValueError for packed rows and sites without one vector per position.
+
+    Example:
+        >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
+        >>> found = probe_neurons(model, texts, [True, False] * 8, sizes=(1, 2))
+        >>> found.value.dims
+        ('layer', 'n_neurons', 'score')
+    """
 
     labels: Labels
     """Whether each prompt has the feature."""
+    _: KW_ONLY
     site: str = "post"
     """The site in every layer, with one vector per position."""
     pos: Position = "mean"
@@ -103,42 +117,7 @@ class ProbeNeurons(Question):
         )  # fmt: skip
 
 
-@public()
-def probe_neurons(
-    model: Model,
-    data: DataSource | Data,
-    labels: Labels,
-    *,
-    site: str = "post",
-    pos: Position = "mean",
-    sizes: Sequence[int] = SIZES,
-    select: Selection = "mean_difference",
-    test_share: float = 0.3,
-    shuffles: Count = 5,
-    seed: Seed = 0,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How well a few neurons of each layer tell prompts with a feature from those without.
-
-    Returns Dataset[layer, n_neurons, score]: what `probe` gives, at every layer. The coordinate `part` names the
-    neurons chosen, where the site holds neurons.
-    labels: one per prompt, in the order of the data. site: one with a vector per position in every layer, the neurons
-    ("post") or a stream, whose dimensions then are the neurons. pos: the mean over the tokens suits features of a whole
-    text (its language), which is what Gurnee et al. do, and the BOS that a batch has does not count; or one token of
-    each prompt. For labels of single tokens write the activations to a store and `probe` them.
-    Errors: those of `probe`; KeyError for a site that the model lacks; IndexError for a position that a prompt lacks;
-    ValueError for packed rows and sites without one vector per position.
-
-    Example:
-        >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
-        >>> found = probe_neurons(model, texts, [True, False] * 8, sizes=(1, 2))
-        >>> found.value.dims
-        ('layer', 'n_neurons', 'score')
-    """
-    question = ProbeNeurons(labels, site, pos, sizes, select, test_share, shuffles, seed)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+probe_neurons = of_data(ProbeNeurons)
 
 
 @public()

@@ -146,7 +146,8 @@ class SAE(nn.Module):
         >>> sae.encode(torch.arange(24.0) - 21).count_nonzero().item()
         2
         >>> steer = interp.Edit("L1.resid", interp.edits.Add(sae.W_dec[7], scale=3.0))
-        >>> interp.logit_lens(model, prompt, edits=[steer, interp.Edit("L2.resid", sae.reconstruct)]).sizes["depth"]
+        >>> edits = [steer, interp.Edit("L2.resid", sae.reconstruct)]
+        >>> interp.logit_lens(model.edited(edits), prompt).sizes["depth"]
         4
     """
 
@@ -280,7 +281,7 @@ class SAE(nn.Module):
             >>> eye, zero = torch.eye(24), torch.zeros(24)
             >>> sae = SAE(ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
             >>> doubled = interp.Edit("L1.resid", sae.on_features(lambda features: 2 * features))
-            >>> interp.logit_lens(model, prompt, edits=[doubled]).sizes["prompt"]
+            >>> interp.logit_lens(model.edited(doubled), prompt).sizes["prompt"]
             1
         """
         return OnFeatures(self, change, error)

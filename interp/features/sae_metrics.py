@@ -7,7 +7,7 @@ whatever the batches.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -22,6 +22,7 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Partial, if_at_least, t95
 from interp.core.transfers import check, sent
 from interp.data.batch import Batch, Text
+from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
 from interp.features.sae import SAE
@@ -45,7 +46,7 @@ from interp.passes.question import (
 )
 from interp.passes.schedule import Steps, recorded, swept
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -61,7 +62,19 @@ NO_MEAN = "no reference data to take the mean of"
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction(Question):
-    """How sparse and how exact an autoencoder is at a site; `reconstruction` describes the result."""
+    """How sparse and how exact an autoencoder is at a site, over data of any size.
+
+    Returns what `reconstruction_quality` does of given activations, for those of the site at every token that counts
+    (see `sae_quality`). Several autoencoders share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
+    Errors: KeyError for an unknown site; ValueError where `sae` does not fit the site, and for no vectors.
+
+    Example:
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
+        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> found = reconstruction(model, [prompt, "The cat sat on the mat"], sae, "L1.resid")
+        >>> found.value.sel(score="l0").dims
+        ()
+    """
 
     of_layers: ClassVar[bool] = False
 
@@ -69,6 +82,7 @@ class Reconstruction(Question):
     """The autoencoder, on the device of the model."""
     site: str
     """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
+    _: KW_ONLY
     skip_bos: bool = True
     """Whether a BOS in front of a text does not count."""
 
@@ -80,7 +94,35 @@ class Reconstruction(Question):
 
 @dataclass(frozen=True, eq=False)
 class SaeQuality(Question):
-    """What an autoencoder is worth at a site, and what the model loses by it; `sae_quality` describes the result."""
+    """What an autoencoder is worth at a site: all of `reconstruction_quality`, and what the model loses by it.
+
+    Returns Dataset[score]: `value`, `low`, `high`, `null`, `n` and the coordinate `unit`. Besides those scores:
+    `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`, the next-token loss in nats per predicted token with the site as it is,
+    replaced by its reconstruction, by 0, or by its mean; `loss_recovered_zero` and `loss_recovered_mean`,
+    (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either ablation: 1 = nothing is lost, 0 (the null) = as bad as
+    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN below 128 texts).
+    Where an ablation lowers the loss there is nothing to recover: the share is NaN, and attrs such as
+    `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it costs holds 0.
+    metric: any other number per text in place of the loss, at the position of its own: `metric_clean`, ...,
+    `metric_recovered_zero`, ...; for a model that is right at one place only, such as `answer_loss`.
+    Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is the
+    stricter null. `density`[feature] and `mean`[coordinate] as there.
+    site: the full name of a site, or a part that is a whole one, such as "L1.resid".
+    reference: the data over which the mean is taken; None = the data themselves, which are read twice. (In
+    `interp.run`, without it, there is no mean and attrs["no_mean"] says so.)
+    Padding never counts. With `skip_bos` a BOS in front of a text keeps its value and does not count: its activations
+    are unlike all others. It is the first token of a text, where the batch says that one was prepended, or where it has
+    the tokenizer's BOS id; attrs["skipped"] says how many there were.
+    Errors: ValueError for a model that is not causal or has no unembedding, where `sae` does not fit the site, and for
+    an iterator without reference data; KeyError for an unknown site.
+
+    Example:
+        >>> eye, zero = torch.eye(24), torch.zeros(24)
+        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
+        >>> found = sae_quality(model, [prompt, "The cat sat on the mat"], sae, "blocks.1.hook_resid_pre")
+        >>> found.value.sel(score="loss_recovered_mean").dims
+        ()
+    """
 
     of_layers: ClassVar[bool] = False
 
@@ -88,12 +130,27 @@ class SaeQuality(Question):
     """The autoencoder, on the device of the model."""
     site: str
     """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
+    _: KW_ONLY
     reference: DataSource | Data | None = None
     """The data over which the mean is taken that stands at the site in `ce_mean`; None = no such run."""
     skip_bos: bool = True
     """Whether a BOS in front of a text keeps its value and does not count."""
     metric: Metric | LogitFunction | None = None
     """What the model loses; None = the next-token loss of every token."""
+
+    def with_data(
+        self, model: Model, data: DataSource | Data | Pairs
+    ) -> tuple[Question, DataSource | Data | Pairs]:
+        """With the data themselves as reference, where none is named: they are read twice."""
+        if self.reference is not None:
+            return self, data
+        source = prompt_source(data, text_of(model))
+        if source.windows is None:
+            raise ValueError(
+                "the mean over the data requires reading them twice, an iterator gives every row once: name reference "
+                "data"
+            )
+        return replace(self, reference=source), source
 
     def bind(self, model: Subject) -> ByRow | Staged:
         """The sums of `Reconstruction`, and a sweep of every batch with the site replaced; before them the mean."""
@@ -105,7 +162,7 @@ class SaeQuality(Question):
         bound = partial(self._bound, model.text, sums, metric)
         if self.reference is None:
             return bound(None)
-        source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=32)
+        source = prompt_source(self.reference, model.text)
         reference = ByRow("reference", Reading([Read(sums.site)], sums), Fit)
 
         def stages(has_data: bool) -> Stages[xr.Dataset]:
@@ -127,87 +184,10 @@ class SaeQuality(Question):
         )
 
 
-@public()
-def reconstruction(
-    model: Model,
-    data: DataSource | Data,
-    sae: SAE,
-    site: str,
-    *,
-    skip_bos: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How sparse and how exact an autoencoder is at a site, over data of any size.
-
-    Returns what `reconstruction_quality` does of given activations, for those of the site at every token that counts
-    (see `sae_quality`). Several autoencoders share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
-    Errors: KeyError for an unknown site; ValueError where `sae` does not fit the site, and for no vectors.
-
-    Example:
-        >>> eye, zero = torch.eye(24), torch.zeros(24)
-        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> found = reconstruction(model, [prompt, "The cat sat on the mat"], sae, "L1.resid")
-        >>> found.value.sel(score="l0").dims
-        ()
-    """
-    question = Reconstruction(sae, site, skip_bos)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+reconstruction = of_data(Reconstruction)
 
 
-@public()
-def sae_quality(
-    model: Model,
-    data: DataSource | Data,
-    sae: SAE,
-    site: str,
-    *,
-    reference: DataSource | Data | None = None,
-    skip_bos: bool = True,
-    metric: Metric | LogitFunction | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What an autoencoder is worth at a site: all of `reconstruction_quality`, and what the model loses by it.
-
-    Returns Dataset[score]: `value`, `low`, `high`, `null`, `n` and the coordinate `unit`. Besides those scores:
-    `ce_clean`, `ce_sae`, `ce_zero`, `ce_mean`, the next-token loss in nats per predicted token with the site as it is,
-    replaced by its reconstruction, by 0, or by its mean; `loss_recovered_zero` and `loss_recovered_mean`,
-    (CE_ablated - CE_sae) / (CE_ablated - CE_clean) for either ablation: 1 = nothing is lost, 0 (the null) = as bad as
-    the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN below 128 texts).
-    Where an ablation lowers the loss there is nothing to recover: the share is NaN, and attrs such as
-    `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it costs holds 0.
-    metric: any other number per text in place of the loss, at the position of its own: `metric_clean`, ...,
-    `metric_recovered_zero`, ...; for a model that is right at one place only, such as `answer_loss`.
-    Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is the
-    stricter null. `density`[feature] and `mean`[coordinate] as there.
-    site: the full name of a site, or a part that is a whole one, such as "L1.resid".
-    reference: the data over which the mean is taken; None = the data themselves, which are read twice. (The record
-    `SaeQuality` takes it as it is: without it, it has no mean and attrs["no_mean"] says so.)
-    Padding never counts. With `skip_bos` a BOS in front of a text keeps its value and does not count: its activations
-    are unlike all others. It is the first token of a text, where the batch says that one was prepended, or where it has
-    the tokenizer's BOS id; attrs["skipped"] says how many there were.
-    Errors: ValueError for a model that is not causal or has no unembedding, where `sae` does not fit the site, and for
-    an iterator without reference data; KeyError for an unknown site.
-
-    Example:
-        >>> eye, zero = torch.eye(24), torch.zeros(24)
-        >>> sae = SAE(interp.features.sae.ReLU(), {"W_enc": eye, "b_enc": zero, "W_dec": eye, "b_dec": zero})
-        >>> found = sae_quality(model, [prompt, "The cat sat on the mat"], sae, "blocks.1.hook_resid_pre")
-        >>> found.value.sel(score="loss_recovered_mean").dims
-        ()
-    """
-    text = text_of(model)
-    source = prompt_source(data, text, prepend_bos=prepend_bos, batch_size=batch_size)
-    if reference is None and source.windows is None:
-        raise ValueError(
-            "the mean over the data requires reading them twice, an iterator gives every row once: name reference data"
-        )
-    other = source if reference is None else reference
-    other = prompt_source(other, text, prepend_bos=prepend_bos, batch_size=batch_size)
-    return answered(SaeQuality(sae, site, other, skip_bos, metric), model, source, edits=edits)
+sae_quality = of_data(SaeQuality)
 
 
 @dataclass(frozen=True)

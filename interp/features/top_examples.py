@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -25,18 +25,15 @@ from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
 from interp.core.stats import ANYWHERE, Means, Partial, Reduction, if_at_least, ratio, wide
 from interp.data.batch import Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.features.sae import SAE
 from interp.features.sae_metrics import counted_tokens
-from interp.model.edits import Edit
 from interp.model.parts import Part, as_site
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, NotFiniteError, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,12 +54,43 @@ IN_CONTEXT = ("tokens", "activation")
 
 @dataclass(frozen=True)
 class TopExamples(Question):
-    """The places where each cell of a site is largest, with their contexts; `top_examples` describes the result."""
+    """The places where each cell of a site is largest, with their contexts, and the distribution they end.
+
+    What the value of a cell at a token is depends on the site. Neurons, coordinates of the stream, logits: the number
+    itself. Sites with a vector per head (`attn.hook_z`, `attn.hook_result`, ...): its norm; that of `hook_result`,
+    ||z W_O||, is how much the head writes. `attn.hook_pattern`: the largest attention that the query pays, and to which
+    `key`. With `sae`: its features of the site.
+    Returns Dataset; the dim of cells is `neuron`, `head`, `feature`, `coordinate`, ...
+    [neuron, rank]: `peak`, the value there; `row` of the data and `pos` of the token, counted in its text with BOS as 0
+    (-1 where there are fewer than `top`); `text`, the context with the token between «». [neuron, rank, offset]:
+    `tokens` (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count).
+    [neuron, score]: `value`, `low`, `high`, `n` of `density`, the share of tokens with a value above 0, of `mean` (95 %
+    over texts; NaN below 256 and 16 texts), and of `max` (`min` for the smallest), which has no interval. [neuron, q]:
+    `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
+    `examples_table` gives the tidy table of the lists, `interp.pages.top_examples.top_examples_page` a page.
+    cells: which neurons (heads, features), in this order; None = all. Only these leave their layer, so a few cells of a
+    wide site cost little. context: how many tokens before and after. once_per_row: a row is listed at its best token
+    only. largest=False lists the smallest. Ties go to the smaller row, then to the smaller position.
+    skip_bos: a BOS in front of a text, the first token if the batch says that it has one or if it is the tokenizer's,
+    does not count, as a query or as a key: attention and activations there are unlike all others.
+    Memory: what `TopRows` states, 12 bytes per token of context and entry, and 3 kB per cell for the quantiles.
+    Caveats: the top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
+    BERT"): look at the quantiles, and at texts in the middle, before naming a cell.
+    Errors: KeyError for an unknown site; ValueError for one that has no such cells, a cell twice or (when it runs) not
+    there, numbers that are not finite, and if no text has a token that counts.
+
+    Example:
+        >>> texts = [prompt, "The cat sat on the mat and the dog sat on the cat."]
+        >>> found = top_examples(model, texts, "blocks.1.mlp.hook_post", cells=[3, 17], top=2)
+        >>> found.peak.dims, found.activation.sizes["offset"]
+        (('neuron', 'rank'), 14)
+    """
 
     of_layers: ClassVar[bool] = False
 
     site: str
     """The full name of a site, or a part that is a whole one, such as `L1.post`."""
+    _: KW_ONLY
     cells: Sequence[int] | None = None
     """Which neurons (heads, features), in this order; None = all."""
     top: Count = 10
@@ -124,56 +152,7 @@ class TopExamples(Question):
         return Several(parts)
 
 
-@public()
-def top_examples(
-    model: Model,
-    data: DataSource | Data,
-    site: str,
-    *,
-    cells: Sequence[int] | None = None,
-    top: Count = 10,
-    context: Sequence[int] = (10, 3),
-    sae: SAE | None = None,
-    skip_bos: bool = True,
-    largest: bool = True,
-    once_per_row: bool = True,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """The places where each cell of a site is largest, with their contexts, and the distribution they end.
-
-    What the value of a cell at a token is depends on the site. Neurons, coordinates of the stream, logits: the number
-    itself. Sites with a vector per head (`attn.hook_z`, `attn.hook_result`, ...): its norm; that of `hook_result`,
-    ||z W_O||, is how much the head writes. `attn.hook_pattern`: the largest attention that the query pays, and to which
-    `key`. With `sae`: its features of the site.
-    Returns Dataset; the dim of cells is `neuron`, `head`, `feature`, `coordinate`, ...
-    [neuron, rank]: `peak`, the value there; `row` of the data and `pos` of the token, counted in its text with BOS as 0
-    (-1 where there are fewer than `top`); `text`, the context with the token between «». [neuron, rank, offset]:
-    `tokens` (-1 beyond the ends of the text), `piece`, and the `activation` at each (NaN where it does not count).
-    [neuron, score]: `value`, `low`, `high`, `n` of `density`, the share of tokens with a value above 0, of `mean` (95 %
-    over texts; NaN below 256 and 16 texts), and of `max` (`min` for the smallest), which has no interval. [neuron, q]:
-    `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
-    `examples_table` gives the tidy table of the lists, `interp.pages.top_examples.top_examples_page` a page.
-    cells: which neurons (heads, features), in this order; None = all. Only these leave their layer, so a few cells of a
-    wide site cost little. context: how many tokens before and after. once_per_row: a row is listed at its best token
-    only. largest=False lists the smallest. Ties go to the smaller row, then to the smaller position.
-    skip_bos: a BOS in front of a text, the first token if the batch says that it has one or if it is the tokenizer's,
-    does not count, as a query or as a key: attention and activations there are unlike all others.
-    Memory: what `TopRows` states, 12 bytes per token of context and entry, and 3 kB per cell for the quantiles.
-    Caveats: the top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
-    BERT"): look at the quantiles, and at texts in the middle, before naming a cell.
-    Errors: KeyError for an unknown site; ValueError for one that has no such cells, a cell twice or (when it runs) not
-    there, numbers that are not finite, and if no text has a token that counts.
-
-    Example:
-        >>> texts = [prompt, "The cat sat on the mat and the dog sat on the cat."]
-        >>> found = top_examples(model, texts, "blocks.1.mlp.hook_post", cells=[3, 17], top=2)
-        >>> found.peak.dims, found.activation.sizes["offset"]
-        (('neuron', 'rank'), 14)
-    """
-    question = TopExamples(site, cells, top, context, sae, skip_bos, largest, once_per_row)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+top_examples = of_data(TopExamples)
 
 
 @public()

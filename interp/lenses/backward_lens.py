@@ -10,7 +10,7 @@ gradient has, and how alike those of two layers are, comes from the same factors
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -19,14 +19,12 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from interp.core.boundary import listed, public
+from interp.core.boundary import listed
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, wide
 from interp.core.tiles import row_tiles
 from interp.data.batch import Answers, Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.lenses.factors import (
     WRITERS,
     GradientFactors,
@@ -39,14 +37,13 @@ from interp.lenses.factors import (
     present,
 )
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, ByRow, Question
 from interp.passes.rules import Rules, under_rules
 from interp.passes.schedule import Steps
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -68,6 +65,7 @@ class _OfGradients(Question):
     """The token trained towards, as text or id, one for all prompts or one for each; None = that of the data."""
     wrong: Answers | None = None
     """The token trained away from; with it the loss is the difference of both logits."""
+    _: KW_ONLY
     matrices: Sequence[Matrix] | None = None
     """Which matrices of each layer, of `interp.lenses.factors.MATRICES`; None = all that have factors."""
     layers: Sequence[int] | None = None
@@ -136,8 +134,45 @@ def _finish(merged: Partial, asked: _OfGradients, config: ModelConfig, text: Tex
 
 @dataclass(frozen=True, eq=False)
 class BackwardLens(_OfGradients):
-    """What one training step towards the answer would write, in words; `backward_lens` describes the result."""
+    """What a training step towards the answer at the last token would write into each matrix, in words.
 
+    Trained on this answer, each matrix would change: the change is read as tokens, position by position.
+
+    The gradient of -log p(answer) (with `wrong`: of logit(wrong) - logit(answer)) at a matrix is sum_i x_i^T delta_i
+    over tokens i, x_i what it reads and delta_i = d loss / d (x_i W); each prompt's loss is its own. One forward and
+    one backward pass per batch, no weight gradient (`gradient_factors` keeps the factors themselves).
+    Returns Dataset[prompt, matrix, layer, pos]: `x` and `delta`, the lengths of both; `relative_update`, that of their
+    outer product, 1 at the prompt's largest of this matrix over all layers and tokens; `target_rank` of the answer, 0 =
+    most probable, V - 1 = least (an unrelated vector gives (V - 1) / 2 on average over all answers, a level and not
+    chance: the answer is the least probable of the delta of W_out and W_O in a model that nobody trained too); `word`,
+    how the cell is read: the most probable token of x, or the least probable of delta, by the coordinate `side`; and
+    [.., rank] `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`,
+    `bottom_word`.
+    `part`[matrix, layer] names the sublayer of each matrix, `token` is the text of every token. Padding holds NaN, -1
+    and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix (in
+    half precision a quarter of eps, the rounding of a pass), ids and ranks are -1 and the word is "no update": even
+    zero projects to some tokens, those of the final norm's beta.
+    matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; in Macaron blocks also those of the MLP before attention,
+    "mlp_before.W_in" and so on; in the decoder of an encoder-decoder, asked on `model.given(source, target)`, also
+    "cross_attn.W_Q" and "cross_attn.W_O"; None = all that the model has (of a mixture of experts: attention only).
+    rules: backward rules under which gradients are taken, or a preset of them, as in `interp.attribution_patch`; they
+    are then no gradients of a loss, but what relevance propagation would send back.
+    projection: the vector v as the model would read it out, "final_norm" N_f(v) W_U + b_U with gamma and beta;
+    "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Vocabulary logits are
+    streamed.
+    Caveats: a first-order picture of one SGD step, no optimiser's statistics; it shows where the loss would change the
+    weights, not where the model keeps what it knows.
+    Errors: ValueError for answers that are not one token of the vocabulary, matrices the model does not have, W_K and
+    W_V of cross-attention (which read the encoder's stream, and that the unembedding does not), no logits, and edits
+    of what a matrix gives; IndexError for a layer that does not exist.
+
+    Example:
+        >>> found = backward_lens(model, prompt, " Mary", matrices=["W_in", "W_out"])
+        >>> found.word.sel(matrix="W_out", layer=1).values[0, -1]
+        >>> interp.frame(found).query("matrix == 'W_out'").nlargest(3, "relative_update")
+    """
+
+    _: KW_ONLY
     top: int | None = None
     """How many of the most and of the least probable tokens are listed; None = 5, or all of fewer."""
     projection: Projection = "normalised"
@@ -199,8 +234,22 @@ class BackwardLens(_OfGradients):
 
 @dataclass(frozen=True, eq=False)
 class GradientRank(_OfGradients):
-    """How many directions the gradient of each matrix has, prompt by prompt; `gradient_rank` describes the result."""
+    """How many singular values of each prompt's gradient X^T Delta are above the tolerance.
 
+    Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
+    upper bound. In the last block only the last token reaches the loss, so that the gradient of all but W_K and W_V has
+    rank 1 there. Of cross-attention's W_K and W_V the tokens of the source bound it.
+    answer, wrong, matrices, layers, rules: as in `backward_lens`.
+    tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
+    `torch.linalg.matrix_rank` of the gradient takes it.
+    Errors: those of `backward_lens`, and ValueError for a tolerance outside [0, 1].
+
+    Example:
+        >>> int(gradient_rank(model, prompt, " Mary", matrices=["W_out"]).value[0, 0, -1])
+        1
+    """
+
+    _: KW_ONLY
     tolerance: float | None = None
     """Share of the largest singular value above which one counts; None = by the dtype of the model."""
 
@@ -244,7 +293,19 @@ class GradientRank(_OfGradients):
 
 @dataclass(frozen=True, eq=False)
 class GradientCosines(_OfGradients):
-    """How alike the gradients of two layers are at the last token; `gradient_cosines` describes the result."""
+    """How alike what two layers' gradients hold at the last token is, as a cosine.
+
+    Returns Dataset[prompt, matrix, layer, other_layer] with `value`: of delta for W_out and W_O, of x for the others;
+    both live in the stream, where layers can be compared. NaN where a vector is zero. There is no null: unrelated
+    directions have 0 +- 1 / sqrt(d_model), but the stream carries a gradient past the layers, so that neighbours have
+    about .9 in a model that nobody trained.
+    answer, wrong, matrices, layers, rules: as in `backward_lens`.
+    Errors: those of `backward_lens`.
+
+    Example:
+        >>> found = gradient_cosines(model, prompt, " Mary", matrices=["W_out"])
+        >>> found.value.sel(matrix="W_out", layer=0, other_layer=1)
+    """
 
     def of_matrix(
         self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
@@ -268,126 +329,13 @@ class GradientCosines(_OfGradients):
         )
 
 
-@public()
-def backward_lens(
-    model: Model,
-    data: DataSource | Data,
-    answer: Answers | None = None,
-    wrong: Answers | None = None,
-    *,
-    matrices: Sequence[Matrix] | None = None,
-    layers: Sequence[int] | None = None,
-    top: int | None = None,
-    projection: Projection = "normalised",
-    threshold: float = THRESHOLD,
-    rules: Rules = (),
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What a training step towards the answer at the last token would write into each matrix, in words.
-
-    Trained on this answer, each matrix would change: the change is read as tokens, position by position.
-
-    The gradient of -log p(answer) (with `wrong`: of logit(wrong) - logit(answer)) at a matrix is sum_i x_i^T delta_i
-    over tokens i, x_i what it reads and delta_i = d loss / d (x_i W); each prompt's loss is its own. One forward and
-    one backward pass per batch, no weight gradient (`gradient_factors` keeps the factors themselves).
-    Returns Dataset[prompt, matrix, layer, pos]: `x` and `delta`, the lengths of both; `relative_update`, that of their
-    outer product, 1 at the prompt's largest of this matrix over all layers and tokens; `target_rank` of the answer, 0 =
-    most probable, V - 1 = least (an unrelated vector gives (V - 1) / 2 on average over all answers, a level and not
-    chance: the answer is the least probable of the delta of W_out and W_O in a model that nobody trained too); `word`,
-    how the cell is read: the most probable token of x, or the least probable of delta, by the coordinate `side`; and
-    [.., rank] `top_token`, `bottom_token`, the most and the least probable in order, with the texts `top_word`,
-    `bottom_word`.
-    `part`[matrix, layer] names the sublayer of each matrix, `token` is the text of every token. Padding holds NaN, -1
-    and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix (in
-    half precision a quarter of eps, the rounding of a pass), ids and ranks are -1 and the word is "no update": even
-    zero projects to some tokens, those of the final norm's beta.
-    matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; in Macaron blocks also those of the MLP before attention,
-    "mlp_before.W_in" and so on; in the decoder of an encoder-decoder, asked on `model.given(source, target)`, also
-    "cross_attn.W_Q" and "cross_attn.W_O"; None = all that the model has (of a mixture of experts: attention only).
-    rules: backward rules under which gradients are taken, or a preset of them, as in `interp.attribution_patch`; they
-    are then no gradients of a loss, but what relevance propagation would send back.
-    projection: the vector v as the model would read it out, "final_norm" N_f(v) W_U + b_U with gamma and beta;
-    "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Vocabulary logits are
-    streamed.
-    Caveats: a first-order picture of one SGD step, no optimiser's statistics; it shows where the loss would change the
-    weights, not where the model keeps what it knows.
-    Errors: ValueError for answers that are not one token of the vocabulary, matrices the model does not have, W_K and
-    W_V of cross-attention (which read the encoder's stream, and that the unembedding does not), no logits, and edits
-    of what a matrix gives; IndexError for a layer that does not exist.
-
-    Example:
-        >>> found = backward_lens(model, prompt, " Mary", matrices=["W_in", "W_out"])
-        >>> found.word.sel(matrix="W_out", layer=1).values[0, -1]
-        >>> interp.frame(found).query("matrix == 'W_out'").nlargest(3, "relative_update")
-    """
-    question = BackwardLens(answer, wrong, matrices, layers, top, projection, threshold, rules=rules)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+backward_lens = of_data(BackwardLens)
 
 
-@public()
-def gradient_rank(
-    model: Model,
-    data: DataSource | Data,
-    answer: Answers | None = None,
-    wrong: Answers | None = None,
-    *,
-    matrices: Sequence[Matrix] | None = None,
-    layers: Sequence[int] | None = None,
-    tolerance: float | None = None,
-    rules: Rules = (),
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How many singular values of each prompt's gradient X^T Delta are above the tolerance.
-
-    Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
-    upper bound. In the last block only the last token reaches the loss, so that the gradient of all but W_K and W_V has
-    rank 1 there. Of cross-attention's W_K and W_V the tokens of the source bound it.
-    answer, wrong, matrices, layers, rules: as in `backward_lens`.
-    tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
-    `torch.linalg.matrix_rank` of the gradient takes it.
-    Errors: those of `backward_lens`, and ValueError for a tolerance outside [0, 1].
-
-    Example:
-        >>> int(gradient_rank(model, prompt, " Mary", matrices=["W_out"]).value[0, 0, -1])
-        1
-    """
-    question = GradientRank(answer, wrong, matrices, layers, tolerance, rules=rules)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+gradient_rank = of_data(GradientRank)
 
 
-@public()
-def gradient_cosines(
-    model: Model,
-    data: DataSource | Data,
-    answer: Answers | None = None,
-    wrong: Answers | None = None,
-    *,
-    matrices: Sequence[Matrix] | None = None,
-    layers: Sequence[int] | None = None,
-    rules: Rules = (),
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How alike what two layers' gradients hold at the last token is, as a cosine.
-
-    Returns Dataset[prompt, matrix, layer, other_layer] with `value`: of delta for W_out and W_O, of x for the others;
-    both live in the stream, where layers can be compared. NaN where a vector is zero. There is no null: unrelated
-    directions have 0 +- 1 / sqrt(d_model), but the stream carries a gradient past the layers, so that neighbours have
-    about .9 in a model that nobody trained.
-    answer, wrong, matrices, layers, rules: as in `backward_lens`.
-    Errors: those of `backward_lens`.
-
-    Example:
-        >>> found = gradient_cosines(model, prompt, " Mary", matrices=["W_out"])
-        >>> found.value.sel(matrix="W_out", layer=0, other_layer=1)
-    """
-    question = GradientCosines(answer, wrong, matrices, layers, rules=rules)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+gradient_cosines = of_data(GradientCosines)
 
 
 def norms(found: GradientFactors, matrix: Matrix, layers: Sequence[int]) -> dict[str, Float[Tensor, "b l p"]]:

@@ -7,7 +7,7 @@ logit lens), a `TunedLens`, a `FittedJacobianLens`. Stability is asked of two fi
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,20 +15,16 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import FEWEST, POSITIVE, MaskedMeans, Means, Moments, Partial, if_at_least, over
 from interp.data.batch import Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.lenses.lens import LogitLens, Translators
-from interp.model.edits import Edit
 from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -45,53 +41,6 @@ FEWEST_DIVERGENCES = 16
 
 @dataclass(frozen=True, eq=False)
 class CompareLenses(Question):
-    """How far each of several lenses is from the model's answer; `compare_lenses` describes the result."""
-
-    of_layers: ClassVar[bool] = False
-
-    lenses: Mapping[str, Translators | None]
-    """What states go through, by name; None = nothing, the logit lens."""
-    others: Mapping[str, Translators] = field(default_factory=dict)
-    """Another fit of some of them, by the same names: on other prompts, or with another seed."""
-    sites: str | Sequence[str] = "resid_post"
-    """States to read, as in `logit_lens`."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """The states, and what every lens makes of them."""
-        if not self.lenses:
-            raise ValueError("lenses requires at least one, by name, got none")
-        if unknown := [name for name in self.others if name not in self.lenses]:
-            raise KeyError(
-                f"another fit of {unknown[0]!r} requires that lens; there are {', '.join(self.lenses)}"
-            )
-        fits, others = (
-            {
-                name: LogitLens(top=1, sites=self.sites, translators=lens).reading(model)
-                for name, lens in some.items()
-            }
-            for some in (self.lenses, self.others)
-        )
-        reads = next(iter(fits.values())).reads
-        return ByRow(
-            self.name,
-            Reading(reads, partial(_compute, fits=fits, others=others)),
-            MaskedMeans,
-            partial(_finish, name=self.name, names=tuple(self.lenses), sites=[read.site for read in reads]),
-        )
-
-
-@public()
-def compare_lenses(
-    model: Model,
-    data: DataSource | Data,
-    lenses: Mapping[str, Translators | None],
-    *,
-    others: Mapping[str, Translators] | None = None,
-    sites: str | Sequence[str] = "resid_post",
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """How far several lenses are from the model's own answer at every depth, on the same prompts.
 
     Returns Dataset[lens, depth, score]: `value`, the mean over each prompt's tokens and then over prompts, with the
@@ -109,8 +58,43 @@ def compare_lenses(
         >>> compare_lenses(model, prompt, {"logit lens": None, "Jacobian lens": fit}).value.dims
         ('lens', 'depth', 'score')
     """
-    question = CompareLenses(dict(lenses), dict(others or {}), sites)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    of_layers: ClassVar[bool] = False
+
+    lenses: Mapping[str, Translators | None]
+    """What states go through, by name; None = nothing, the logit lens."""
+    _: KW_ONLY
+    others: Mapping[str, Translators] | None = None
+    """Another fit of some of them, by the same names: on other prompts, or with another seed."""
+    sites: str | Sequence[str] = "resid_post"
+    """States to read, as in `logit_lens`."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """The states, and what every lens makes of them."""
+        if not self.lenses:
+            raise ValueError("lenses requires at least one, by name, got none")
+        given = self.others or {}
+        if unknown := [name for name in given if name not in self.lenses]:
+            raise KeyError(
+                f"another fit of {unknown[0]!r} requires that lens; there are {', '.join(self.lenses)}"
+            )
+        fits, others = (
+            {
+                name: LogitLens(top=1, sites=self.sites, translators=lens).reading(model)
+                for name, lens in some.items()
+            }
+            for some in (self.lenses, given)
+        )
+        reads = next(iter(fits.values())).reads
+        return ByRow(
+            self.name,
+            Reading(reads, partial(_compute, fits=fits, others=others)),
+            MaskedMeans,
+            partial(_finish, name=self.name, names=tuple(self.lenses), sites=[read.site for read in reads]),
+        )
+
+
+compare_lenses = of_data(CompareLenses)
 
 
 @torch.no_grad()

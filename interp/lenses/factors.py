@@ -154,7 +154,7 @@ def gradient_factors(
     layers: Sequence[int] | None = None,
     rules: Rules = (),
     edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
     batch_size: int = 32,
 ) -> GradientFactors:
     """The two factors x and delta of each weight gradient of -log p(answer) at the last token, of prompts in memory.

@@ -142,8 +142,6 @@ class FittedJacobianLens:
         pos: Places | None = None,
         resamples: Count = 100,
         seed: int = 0,
-        prepend_bos: bool = True,
-        batch_size: int = 32,
     ) -> xr.Dataset:
         """What the lens reads after each of its layers, at every position, and how sure that is.
 
@@ -166,13 +164,13 @@ class FittedJacobianLens:
             raise ValueError(f"at least one resample is required, got {resamples}")
         subject = as_model(self.model)
         sites = [stream_after(subject.transformer.config, layer) for layer in self.layers]
-        asked = LogitLens(answer, top, sites, pos, self)
+        asked = LogitLens(answer=answer, top=top, sites=sites, pos=pos, translators=self)
         reading = asked.reading(subject)
         names = tuple(read.site for read in reading.reads)
         weights = self.draws(resamples, seed)
         inner = partial(_with_ranks, inner=reading, lens=self, sites=names, pos=pos, weights=weights)
         bound = replace(asked.bind(subject), rows=replace(reading, compute=inner))
-        found = answered(bound, subject, data, prepend_bos=prepend_bos, batch_size=batch_size)
+        found = answered(bound, subject, data)
         for name in ("low", "high"):
             found[name].attrs["unit"] = "rank"
         found["stays"].attrs["unit"] = "share of resamples"

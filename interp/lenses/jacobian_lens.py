@@ -29,7 +29,6 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource, PromptBatches, Stream, prompt_source
 from interp.lenses.fitted_jacobian_lens import FittedJacobianLens, token_directions
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.kv_cache import KVCache, Prefix
 from interp.model.sites import stream_after
 from interp.model.tap import Read, Tap
@@ -55,6 +54,8 @@ second number, for accelerators, is not measured."""
 @dataclass(frozen=True)
 class JacobianLens(Question):
     """How a change of the stream after each block arrives at the final one; `jacobian_lens` describes the result."""
+
+    rows_together: ClassVar[int] = 8
 
     layers: Sequence[int] | None = None
     """The blocks after which the stream is read; None = all but the last, whose J is the identity."""
@@ -103,9 +104,6 @@ def jacobian_lens(
     skip: Count = 16,
     groups: Count = 16,
     rules: Rules = (),
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 8,
 ) -> FittedJacobianLens:
     """Fit the Jacobian lens: the mean Jacobian from the stream after each block to the final stream.
 
@@ -117,14 +115,14 @@ def jacobian_lens(
     tokens: one vector-Jacobian product for each of these tokens, the gradient of its logit at final norm scale 1,
     instead of one for each dimension: enough for `directions`, `steer` and `swap`.
     precision: no more prompts are asked for once the standard error over prompts, sqrt(sum of squares), is this share
-    of J's norm in every layer, looked at after every `batch_size` prompts and from 16 on (in a stream after each of its
+    of J's norm in every layer, looked at after every 8 prompts and from 16 on (in a stream after each of its
     windows); None = all prompts are used. Where the data end before, `about["ended"]` says so, and `error` how precise
     it is.
     rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`.
     groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws.
     Cost: a backward pass over the positions that count for each row of J, d_model of them or one for each of `tokens`,
     for every prompt: a fit of more than about a minute says before it begins how many.
-    Memory: 8 layers d^2 bytes for each group, and 4 to 8 for each of `batch_size` prompts.
+    Memory: 8 layers d^2 bytes for each group, and 4 to 8 for each of 8 prompts.
     Caveats: a mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts
     like those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
     prompt's own if it had.
@@ -136,10 +134,10 @@ def jacobian_lens(
         >>> lens.read("The cat sat on").top_token.dims
         ('prompt', 'depth', 'pos', 'rank')
     """
-    subject, question = as_model(model, edits), JacobianLens(layers, tokens, precision, skip, groups, rules)
-    source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    subject, question = as_model(model), JacobianLens(layers, tokens, precision, skip, groups, rules)
+    source = prompt_source(data, subject.text, batch_size=question.rows_together)
     if isinstance(source, Stream) and source is not data:
-        source = replace(source, rows_per_window=batch_size)
+        source = replace(source, rows_per_window=question.rows_together)
     if isinstance(source, PromptBatches):
         _announce(question, subject, source.prompts)
     return FittedJacobianLens.of_result(answered(question, subject, source), subject)

@@ -8,7 +8,7 @@ token, sum_t p(t) of the token's direction.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from interp.attention.sentences import last_attention
 from interp.attention.shares import without_shares
-from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import (
     ANYWHERE,
@@ -43,13 +42,13 @@ from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, Ask, ByRow, Question, Reading, Staged, Stages
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
 from interp.residual.written import check_arrives, reads_of, written_by
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -64,8 +63,6 @@ SCORES = {
     "rank_change": RANKS, "first_attention": "attention mass", "log_prob": "nats", "rank": RANKS,
 }  # fmt: skip
 """What is measured, each with its unit."""
-ROWS = 32
-"""Reference prompts that share a pass."""
 FEWEST_PROMPTS = {
     "attribution": 32, "log_prob_change": FEWEST_LOSSES, "log_prob": FEWEST_PROBABILITIES,
 }  # fmt: skip
@@ -74,72 +71,6 @@ FEWEST_PROMPTS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LateLayers(Brief, Question):
-    """What the last layer does to the right answer; `late_layers` describes the result."""
-
-    answer: Answers | None = None
-    """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
-    frequencies: Float[Tensor, "v"] | None = None
-    """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
-    reference: DataSource | Data | None = None
-    """The prompts over whose tokens the mean prediction is taken, where no frequencies are given; None = the data."""
-    words: Literal["unembedding", "embedding"] = "unembedding"
-    """Whose directions of the words the average token is made of: W_U or W_E."""
-
-    def __post_init__(self) -> None:
-        """ValueError for a field of the wrong kind, and two sources of one prediction."""
-        super().__post_init__()
-        if self.frequencies is not None and self.reference is not None:
-            raise ValueError(
-                "frequencies, or the reference prompts that they are taken from, are required, got both"
-            )
-
-    def bind(self, model: Subject) -> ByRow | Staged:
-        """The last layer's parts, and one planned sweep without each; before them the mean prediction, where needed."""
-        network = model.transformer
-        config = network.config
-        _check(config)
-        for group in _groups(config).values():
-            for part in group:
-                check_arrives(part, network)
-        answers = AnswerTokens.of(model.text, self.answer)
-        if self.frequencies is not None:
-            return self._bound(config, answers, _normalised(self.frequencies, config.n_outputs))
-        predicted = _mean_prediction(config)
-        source = None
-        if self.reference is not None:
-            source = prompt_source(self.reference, model.text, prepend_bos=True, batch_size=ROWS)
-
-        def stages(has_data: bool) -> Stages[xr.Dataset]:
-            (kept,) = yield [Ask(predicted, source)]
-            return (yield from self._bound(config, answers, _mean_of(kept)).stages(has_data))
-
-        return Staged(self.name, stages, again="" if source is not None else "frequencies")
-
-    def _bound(self, config: ModelConfig, answers: AnswerTokens | None, share: Float[Tensor, "v"]) -> ByRow:
-        """The question with p(t) of every token."""
-        given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
-        return ByRow(
-            self.name,
-            Reading(_reads(config), partial(_compute, share=share, words=self.words), ends_aligned=True),
-            Means,
-            partial(_finish, name=self.name, config=config, frequencies=given, words=self.words),
-            answers,
-        )
-
-
-@public()
-def late_layers(
-    model: Model,
-    data: DataSource | Data,
-    answer: Answers | None = None,
-    *,
-    frequencies: Float[Tensor, "v"] | None = None,
-    reference: DataSource | Data | None = None,
-    words: Literal["unembedding", "embedding"] = "unembedding",
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """What the last layer does to the right answer at the last token of each prompt, part by part.
 
     Returns Dataset[part, score]: `value` (the mean over prompts), `low` and `high` (95 %), `null`, `null_sd`, `p` and
@@ -169,8 +100,60 @@ def late_layers(
         >>> found.value.sel(score="log_prob_change").dropna("part").part.values[-3:].tolist()
         ['L2.attn', 'L2.mlp', 'L2']
     """
-    question = LateLayers(answer, frequencies, reference, words)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    answer: Answers | None = None
+    """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
+    _: KW_ONLY
+    frequencies: Float[Tensor, "v"] | None = None
+    """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
+    reference: DataSource | Data | None = None
+    """The prompts over whose tokens the mean prediction is taken, where no frequencies are given; None = the data."""
+    words: Literal["unembedding", "embedding"] = "unembedding"
+    """Whose directions of the words the average token is made of: W_U or W_E."""
+
+    def __post_init__(self) -> None:
+        """ValueError for a field of the wrong kind, and two sources of one prediction."""
+        super().__post_init__()
+        if self.frequencies is not None and self.reference is not None:
+            raise ValueError(
+                "frequencies, or the reference prompts that they are taken from, are required, got both"
+            )
+
+    def bind(self, model: Subject) -> ByRow | Staged:
+        """The last layer's parts, and one planned sweep without each; before them the mean prediction, where needed."""
+        network = model.transformer
+        config = network.config
+        _check(config)
+        for group in _groups(config).values():
+            for part in group:
+                check_arrives(part, network)
+        answers = AnswerTokens.of(model.text, self.answer)
+        if self.frequencies is not None:
+            return self._bound(config, answers, _normalised(self.frequencies, config.n_outputs))
+        predicted = _mean_prediction(config)
+        source = None
+        if self.reference is not None:
+            source = prompt_source(self.reference, model.text)
+
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
+            (kept,) = yield [Ask(predicted, source)]
+            return (yield from self._bound(config, answers, _mean_of(kept)).stages(has_data))
+
+        return Staged(self.name, stages, again="" if source is not None else "frequencies")
+
+    def _bound(self, config: ModelConfig, answers: AnswerTokens | None, share: Float[Tensor, "v"]) -> ByRow:
+        """The question with p(t) of every token."""
+        given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
+        return ByRow(
+            self.name,
+            Reading(_reads(config), partial(_compute, share=share, words=self.words), ends_aligned=True),
+            Means,
+            partial(_finish, name=self.name, config=config, frequencies=given, words=self.words),
+            answers,
+        )
+
+
+late_layers = of_data(LateLayers)
 
 
 def _mean_prediction(config: ModelConfig) -> ByRow:

@@ -12,7 +12,7 @@ the vocabulary, faster than as a whole; every further question about them costs 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
@@ -25,19 +25,16 @@ from interp.core.results import Score, check_result, labelled, scored
 from interp.core.stats import POSITIVE, Moments, Partial, Rows, finite, wide
 from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.layout import PerRow, Places, several
 from interp.model.loss import predicted
 from interp.model.parts import Part
 from interp.model.sites import final_stream, find, full_name, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer, called, unembedded
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -202,10 +199,35 @@ class Translators(Protocol):
 
 @dataclass(frozen=True)
 class LogitLens(Question):
-    """What the model would answer at every depth and position; `logit_lens` describes the result."""
+    """What the model would answer if it stopped at each depth, at every position.
+
+    Each layer's state is read as if it were the last one: where does the answer first appear?
+
+    Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
+    KL(final || depth) in nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every
+    position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded
+    positions hold NaN. Depths are parts: `L0.resid` is the stream that enters layer 0, and the last one the model's own
+    answer. `token` is the text of every token read.
+    sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
+    their norm), or full names such as `blocks.3.hook_resid_mid`.
+    pos: which of each prompt's tokens, negative from its end; None = all. Several are several of every prompt, and
+    their numbers become the coordinate; `PerRow([3, 4])` is one for each prompt, numbered by the coordinate `position`.
+    translators: a `TunedLens`, and the result is that of the tuned lens; or a `FittedJacobianLens`, with
+    `sites="resid_post"`.
+    No more than 128 rows of logits, and as many of the last depth's, exist at a time. Caveat: in float32 `kl` is exact
+    to about 1e-6 nats.
+    Errors: ValueError for a site that does not hold the stream, translators of another model, or a model without an
+    unembedding; KeyError for a site that the model lacks; IndexError for a position that a prompt lacks.
+
+    Example:
+        >>> interp.logit_lens(model, "The capital of France is", answer=" Paris")
+        >>> interp.logit_lens(model, prompt, sites=("resid_pre", "resid_mid"), pos=-1).depth.values[1]
+        'L0.resid_mid'
+    """
 
     of_layers: ClassVar[bool] = False
 
+    _: KW_ONLY
     answer: Answers | None = None
     """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
     token."""
@@ -247,47 +269,7 @@ class LogitLens(Question):
         return Reading([Read(site) for site in states], compute)
 
 
-@public()
-def logit_lens(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    answer: Answers | None = None,
-    top: int | None = None,
-    sites: str | Sequence[str] = "resid_pre",
-    pos: Places | None = None,
-    translators: Translators | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What the model would answer if it stopped at each depth, at every position.
-
-    Each layer's state is read as if it were the last one: where does the answer first appear?
-
-    Returns Dataset[prompt, depth, pos]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy` and `kl` =
-    KL(final || depth) in nats, `target_rank` (0 = most probable) and `target_prob`. The target is `answer` at every
-    position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded
-    positions hold NaN. Depths are parts: `L0.resid` is the stream that enters layer 0, and the last one the model's own
-    answer. `token` is the text of every token read.
-    sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
-    their norm), or full names such as `blocks.3.hook_resid_mid`.
-    pos: which of each prompt's tokens, negative from its end; None = all. Several are several of every prompt, and
-    their numbers become the coordinate; `PerRow([3, 4])` is one for each prompt, numbered by the coordinate `position`.
-    translators: a `TunedLens`, and the result is that of the tuned lens; or a `FittedJacobianLens`, with
-    `sites="resid_post"`.
-    No more than 128 rows of logits, and as many of the last depth's, exist at a time. Caveat: in float32 `kl` is exact
-    to about 1e-6 nats.
-    Errors: ValueError for a site that does not hold the stream, translators of another model, or a model without an
-    unembedding; KeyError for a site that the model lacks; IndexError for a position that a prompt lacks.
-
-    Example:
-        >>> interp.logit_lens(model, "The capital of France is", answer=" Paris")
-        >>> interp.logit_lens(model, prompt, sites=("resid_pre", "resid_mid"), pos=-1).depth.values[1]
-        'L0.resid_mid'
-    """
-    question = LogitLens(answer, top, sites, pos, translators)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+logit_lens = of_data(LogitLens)
 
 
 def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ...]:

@@ -8,8 +8,8 @@ to the model's: it is direct logit attribution to every word of the vocabulary a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -17,27 +17,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import listed, public
+from interp.core.boundary import listed
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
 from interp.core.transfers import sent
 from interp.data.batch import Answers, Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.lenses.lens import targets
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.parts import Named, Part
 from interp.model.records import require
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.residual.decomposition import not_linear
 from interp.residual.written import as_writer, check_arrives, reads_of, written_by
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -45,12 +42,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class OutputLens(Question):
-    """What one part of the model says at every position; `output_lens` describes the result."""
+    """What one part of the model says at each position, in logits relative to their mean over the vocabulary.
+
+    Returns Dataset[prompt, pos]: `norm` of the write as the unembedding reads it, `target_logit` (of `answer`, else of
+    the next token; NaN where there is none), `vocabulary_mean` (what was subtracted), and [.., rank] `top_token`,
+    `top_logit`, `bottom_token`, `bottom_logit` (what it promotes and what it suppresses, strongest first) with the
+    texts `top_word`, `bottom_word`. `token` is the text of every token. Padded positions hold NaN and token -1.
+    part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases); of the MLP before
+    attention in Macaron blocks `L3B17`, `L3.mlp_before`; of cross-attention `L3X2`, `L3.cross_attn`.
+    answer: one token for all prompts or one each; None = the data's answers, else the next tokens.
+    source: of a head, one token of each prompt (0 the first, negative from the end): only what the head moved from
+    there, a_qs v_s W_O; the writes from all tokens sum to the head's. Nothing (norm 0) where it does not look there.
+    target_logit + vocabulary_mean at the last position is the part's number in `attribute`. Logits are those before a
+    soft cap, norms frozen at their real scale.
+    Errors: KeyError or IndexError for a part that the model lacks, and a source that a prompt lacks; ValueError for a
+    part that does not write on its own, without logits linear in the stream, under edits that change what the part
+    wrote on its way, and for a source of anything but a head whose z is pattern @ values.
+
+    Example:
+        >>> found = output_lens(model, "When Mary and John went to the shop, John gave a drink to", "L2H3")
+        >>> words = found.top_word.values[0, -1]
+    """
 
     of_layers: ClassVar[bool] = False
 
     part: Named
     """A head, a neuron or a whole sublayer."""
+    _: KW_ONLY
     answer: Answers | None = None
     """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
     token."""
@@ -84,42 +102,7 @@ class OutputLens(Question):
         )
 
 
-@public()
-def output_lens(
-    model: Model,
-    data: DataSource | Data,
-    part: Named,
-    *,
-    answer: Answers | None = None,
-    top: int | None = None,
-    source: int | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What one part of the model says at each position, in logits relative to their mean over the vocabulary.
-
-    Returns Dataset[prompt, pos]: `norm` of the write as the unembedding reads it, `target_logit` (of `answer`, else of
-    the next token; NaN where there is none), `vocabulary_mean` (what was subtracted), and [.., rank] `top_token`,
-    `top_logit`, `bottom_token`, `bottom_logit` (what it promotes and what it suppresses, strongest first) with the
-    texts `top_word`, `bottom_word`. `token` is the text of every token. Padded positions hold NaN and token -1.
-    part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases); of the MLP before
-    attention in Macaron blocks `L3B17`, `L3.mlp_before`; of cross-attention `L3X2`, `L3.cross_attn`.
-    answer: one token for all prompts or one each; None = the data's answers, else the next tokens.
-    source: of a head, one token of each prompt (0 the first, negative from the end): only what the head moved from
-    there, a_qs v_s W_O; the writes from all tokens sum to the head's. Nothing (norm 0) where it does not look there.
-    target_logit + vocabulary_mean at the last position is the part's number in `attribute`. Logits are those before a
-    soft cap, norms frozen at their real scale.
-    Errors: KeyError or IndexError for a part that the model lacks, and a source that a prompt lacks; ValueError for a
-    part that does not write on its own, without logits linear in the stream, under edits that change what the part
-    wrote on its way, and for a source of anything but a head whose z is pattern @ values.
-
-    Example:
-        >>> found = output_lens(model, "When Mary and John went to the shop, John gave a drink to", "L2H3")
-        >>> words = found.top_word.values[0, -1]
-    """
-    question = OutputLens(part, answer, top, source)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+output_lens = of_data(OutputLens)
 
 
 @torch.no_grad()

@@ -8,8 +8,8 @@ for. At the deepest target there is nothing left to run: that column is the logi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,13 +17,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import listed, public, shape_text, shown
+from interp.core.boundary import listed, shape_text, shown
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, finite, share_interval
 from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.lenses.lens import CHUNK, LogitTiles, Reference, columns_of, lens_sites, not_finite, statistics
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
@@ -33,7 +31,7 @@ from interp.passes.observe import Model, Subject, as_model
 from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -45,10 +43,32 @@ Mapped = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Patchscope(Question):
-    """What a target prompt makes of the states of other prompts; `patchscope` describes the result."""
+    """What a target prompt makes of a state of each prompt, for every depth that it is taken at and put at.
+
+    The stream at token `pos` of the source run, as it enters a block, takes the place of the stream at `target_pos` of
+    the target run, as it enters another, and the target run goes on from there. Its next token is read.
+    Returns Dataset[prompt, depth, target_depth]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy`
+    and `kl` = KL(the source run's own next token || these) in nats, `target_rank` (0 = most probable) and
+    `target_prob` of `answer`, by default of the token that the source run finds most probable itself; and over prompts
+    `value` [depth, target_depth], the share of prompts whose answer comes first, with the ends `low` and `high` of its
+    95 % interval and `n`. The last target depth is the final stream: the logit lens of the state, with no
+    target prompt in it.
+    Two baselines belong beside it: that last column, and what `unpatched_prob` says: the probability of the answer in
+    the target run as it is.
+    into: the model of the target prompt, with the same output tokens; mapping: from states of the source model to
+    states of that one, where their widths or their meanings differ.
+    Errors: ValueError for models of other output tokens, or states of another width than the target's model has;
+    IndexError for a position that a prompt lacks.
+
+    Example:
+        >>> found = interp.lenses.patchscope(model, [prompt], prompt, top=3)
+        >>> found.value.dims
+        ('depth', 'target_depth')
+    """
 
     target: str | Int[Tensor, "p"] = IDENTITY
     """The prompt that a state is put into, and at whose last token the answer is read."""
+    _: KW_ONLY
     pos: int = -1
     """Which token of the source prompts the state is taken at."""
     target_pos: int = -1
@@ -93,46 +113,7 @@ class Patchscope(Question):
         return ByRow(self.name, rows, Rows, finish, answers)
 
 
-@public()
-def patchscope(
-    model: Model,
-    data: DataSource | Data,
-    target: str | Int[Tensor, "p"] = IDENTITY,
-    *,
-    pos: int = -1,
-    target_pos: int = -1,
-    answer: Answers | None = None,
-    into: Model | None = None,
-    mapping: Mapped | None = None,
-    top: int | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What a target prompt makes of a state of each prompt, for every depth that it is taken at and put at.
-
-    The stream at token `pos` of the source run, as it enters a block, takes the place of the stream at `target_pos` of
-    the target run, as it enters another, and the target run goes on from there. Its next token is read.
-    Returns Dataset[prompt, depth, target_depth]: `top_token`, its text `word` and `top_prob` [.., rank], `entropy`
-    and `kl` = KL(the source run's own next token || these) in nats, `target_rank` (0 = most probable) and
-    `target_prob` of `answer`, by default of the token that the source run finds most probable itself; and over prompts
-    `value` [depth, target_depth], the share of prompts whose answer comes first, with the ends `low` and `high` of its
-    95 % interval and `n`. The last target depth is the final stream: the logit lens of the state, with no
-    target prompt in it.
-    Two baselines belong beside it: that last column, and what `unpatched_prob` says: the probability of the answer in
-    the target run as it is.
-    into: the model of the target prompt, with the same output tokens; mapping: from states of the source model to
-    states of that one, where their widths or their meanings differ.
-    Errors: ValueError for models of other output tokens, or states of another width than the target's model has;
-    IndexError for a position that a prompt lacks.
-
-    Example:
-        >>> found = interp.lenses.patchscope(model, [prompt], prompt, top=3)
-        >>> found.value.dims
-        ('depth', 'target_depth')
-    """
-    question = Patchscope(target, pos, target_pos, answer, into, mapping, top)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+patchscope = of_data(Patchscope)
 
 
 @torch.no_grad()

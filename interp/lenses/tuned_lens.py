@@ -123,7 +123,7 @@ def train_tuned_lens(
     optimiser: MakeOptimiser | None = None,
     seed: int = 0,
     edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
     batch_size: int = 16,
 ) -> TunedLens:
     """Train a tuned lens: minimise KL(final || lens), each state's mean over the tokens of a batch, summed over states.

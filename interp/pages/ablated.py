@@ -23,7 +23,9 @@ def ablations(config: ModelConfig, metric: Metric, *, corrupt: bool) -> dict[str
     changes: dict[str, StandIn] = {"zero": Zero(), **({"resample": Resample()} if corrupt else {})}
     kinds: tuple[Kind, ...] = ("head", *(kind for kind in ("mlp_before", "mlp") if kind in config.mlps))
     return {
-        f"{name} {kind}": Ablate(kind, change, metric) for name, change in changes.items() for kind in kinds
+        f"{name} {kind}": Ablate(kind, change=change, metric=metric)
+        for name, change in changes.items()
+        for kind in kinds
     }
 
 

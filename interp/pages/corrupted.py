@@ -6,10 +6,11 @@ from itertools import product
 from typing import TYPE_CHECKING, get_args
 
 from interp.causal import EdgeGraph, Patch
-from interp.causal.contrast import Direction, paired
+from interp.causal.contrast import Direction
 from interp.circuits import circuit_curve
 from interp.circuits.edge_attribution import Method
 from interp.data.batch import Prompts
+from interp.data.pairs import paired
 from interp.model.config import MLPS, ModelConfig
 from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
@@ -30,7 +31,7 @@ def patches(config: ModelConfig, metric: Metric) -> dict[str, Patch]:
     absent = {*MLPS}.difference(config.sublayers)
     sites = [site for site in SITES if site not in absent]
     return {
-        f"{direction} {site}": Patch(site, metric, direction=direction)
+        f"{direction} {site}": Patch(site, metric=metric, direction=direction)
         for direction, site in product(get_args(Direction), sites)
     }
 

@@ -18,7 +18,6 @@ from tqdm import tqdm
 from interp.attention import heads
 from interp.attention.score_parts import score_reads
 from interp.attention.shares import with_pattern
-from interp.causal.contrast import paired
 from interp.circuits import EdgeAttribution
 from interp.core.boundary import public
 from interp.core.results import frame
@@ -26,7 +25,7 @@ from interp.core.transfers import fetched
 from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts, Text
 from interp.data.ids import check_contrast
-from interp.data.pairs import Pairs
+from interp.data.pairs import Pairs, paired
 from interp.data.stream import DataSource, prompt_source
 from interp.lenses import BackwardLens, FittedJacobianLens, LogitLens, TunedLens, logit_lens
 from interp.lenses.factors import Matrix, present
@@ -382,15 +381,15 @@ def _asked(config: ModelConfig, question: Question, answered: _Answered) -> dict
     metric, compares = logit_difference(answer, wrong), question.corrupt is not None
     parts: Grain = "source" if any(mixer.traits.additive for mixer in config.mixers) else "head"
     asked: dict[str, dict[str, Askable]] = {
-        "attribution": {"attribution": Attribute(answer, wrong, parts)},
-        "logit_lens": {"next": LogitLens(), "answer": LogitLens(answer)},
+        "attribution": {"attribution": Attribute(answer, wrong, parts=parts)},
+        "logit_lens": {"next": LogitLens(), "answer": LogitLens(answer=answer)},
         "flow_routes": {"flow_routes": FlowRoutes()},
         "backward_lens": {"backward_lens": BackwardLens(answer, matrices=_shown(config))},
         "ablation": {**ablations(config, metric, corrupt=compares)} if config.n_layers else {},
     }
     if compares:
         asked["patching"] = {**patches(config, metric)}
-        asked["edges"] = {"edges": EdgeAttribution(metric, METHOD)}
+        asked["edges"] = {"edges": EdgeAttribution(metric=metric, method=METHOD)}
     return asked
 
 
@@ -560,9 +559,9 @@ def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> 
     return answer, wrong
 
 
-def _source(model: Subject, data: Batch | Pairs) -> DataSource:
+def _source(model: Subject, data: Batch | list[Batch] | Pairs) -> DataSource:
     """The prompt, or it and its corrupted one, as data of a run."""
-    return prompt_source(data, model.text, prepend_bos=True, batch_size=1)
+    return prompt_source(data, model.text, batch_size=1)
 
 
 def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:

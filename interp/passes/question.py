@@ -20,14 +20,16 @@ from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction, Rows
 from interp.core.transfers import Checks, fetched
 from interp.data.batch import Answers, Batch, Text
+from interp.data.pairs import Pairs
+from interp.data.sources import Data
 from interp.data.spellings import Spellings
-from interp.data.stream import DataSource
+from interp.data.stream import ROWS, DataSource
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import check_tokens, of_columns
-from interp.passes.observe import Subject
+from interp.passes.observe import Model, Subject
 from interp.passes.schedule import Steps, answer_together, recorded
 
 if TYPE_CHECKING:
@@ -154,6 +156,8 @@ class Question:
     """Whether it asks about the weights alone, which edits of activations do not concern."""
     of_layers: ClassVar[bool] = True
     """Whether it asks about layers, so that a model without any is refused."""
+    rows_together: ClassVar[int] = ROWS
+    """The most prompts of a pass, where its function is given prompts in memory."""
 
     def __post_init__(self) -> None:
         """ValueError, by its name, for a field of the wrong kind."""
@@ -163,6 +167,15 @@ class Question:
     def name(self) -> str:
         """The name of its result: that of the record, in the spelling of functions."""
         return function_name(type(self))
+
+    def with_data(
+        self, model: Model, data: DataSource | Data | Pairs
+    ) -> tuple[Question, DataSource | Data | Pairs]:
+        """The question and the data as the function of its name asks them.
+
+        Themselves, unless prompts in memory say more than a stream could, such as what means are taken over.
+        """
+        return self, data
 
     def bind(self, model: Subject) -> ByRow | Staged | Alone:
         """How it is answered for this model. Errors: everything that the fields may have wrong for this model."""

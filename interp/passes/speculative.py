@@ -80,7 +80,7 @@ def speculate(
     lookahead: int = 4,
     sampling: Sampling | None = None,
     stop_tokens: Collection[int] = (),
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
 ) -> Speculated:
     """Prompts continued as `model` would continue them, most of the work done by `draft`, a smaller model.
 

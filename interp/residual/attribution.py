@@ -9,7 +9,7 @@ Elhage et al. 2021; Ferrando et al. 2024, section 4.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
@@ -18,15 +18,12 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.boundary import shape_text
 from interp.core.results import labelled
 from interp.core.stats import WIDE, Partial, Rows, wide
 from interp.core.transfers import check, sent
 from interp.data.batch import Answers, Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.config import MLP, MLPS, WITH_HEADS, LayerNorm, ModelConfig
-from interp.model.edits import Edit
 from interp.model.layout import PerRow, one_position
 from interp.model.parts import Part
 from interp.model.records import require
@@ -44,7 +41,7 @@ from interp.passes.frozen import (
     sum_norm,
     sum_scale,
 )
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, ByRow, Question, Reading, Values
 from interp.passes.schedule import Steps, recorded
 from interp.residual.decomposition import (
@@ -59,7 +56,7 @@ from interp.residual.decomposition import (
     rounded_off,
 )
 from interp.residual.edited_sums import head_shares
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -75,7 +72,38 @@ _NEURONS = {"mlp_before_out": "neuron_before", "mlp_out": "neuron"}
 
 @dataclass(frozen=True, eq=False)
 class Attribute(Question):
-    """How much each part adds to the answer's logit at one token of each prompt; `attribute` describes the result."""
+    """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
+
+    The answer's logit is a sum over everything that was added to the stream; this is the sum, written out.
+
+    Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
+    the last part, `rounding`, is what the pass rounded off where it added the others up, so `value` over `part` sums to
+    `total`; it is checked to be rounding, and `attrs["completeness_error"]` is the largest, relative to the largest
+    part. With
+    `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the token it moved
+    from, numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN in layers that keep a
+    state of the past instead of moving tokens.
+    Parts: `embed`, `pos_embed`, heads `L0H3` (of cross-attention `L0X3`), neurons `L0N17` (of the MLP before attention
+    in Macaron blocks `L0B17`), sublayers `L0.attn` and `L0.mlp`, layers `L0`, output biases `L0.attn_bias`, betas of
+    norms that stand in the stream (`L0.ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
+    answer: one token for all prompts or one each, as text or id (None: those of the data); or a direction u at the
+    output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then
+    the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
+    pos: which token of each prompt, one for all or `PerRow([3, 4])` with one for each, negative from its end; BOS
+    counts. The prompt is cut after it, and its sources number the tokens that are left.
+    top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the
+    others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`).
+    Several grains share one pass as `interp.run({"head": Attribute(parts="head"), "neuron": Attribute(parts="neuron")},
+    model, data)` (1.09 times one of them).
+    Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
+    Errors: ValueError for answers that are not one token, directions of another shape, a `pos` in a model that sees
+    both ways, and models without logits linear in the normed stream; IndexError for a position that a prompt lacks;
+    IncompleteSumError if the parts do not sum, as under edits that add to the stream what no part wrote.
+
+    Example:
+        >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
+        >>> interp.attribute(model, prompt, model.W_U[:, 5] - model.W_U.mean(1), parts="neuron", top=10, pos=3)
+    """
 
     of_layers: ClassVar[bool] = False
 
@@ -84,6 +112,7 @@ class Attribute(Question):
     final norm; None = the answer that the data bring."""
     wrong: Answers | None = None
     """The token that the answer is contrasted with."""
+    _: KW_ONLY
     parts: Grain = "sublayer"
     """Which parts: layers, sublayers, heads, heads by source position, or neurons."""
     pos: int | PerRow = -1
@@ -143,54 +172,7 @@ def attribution(
     return Reading(_reads(config, parts), compute, last_only=True, ends_aligned=True)
 
 
-@public(renamed={"by": "parts"})
-def attribute(
-    model: Model,
-    data: DataSource | Data,
-    answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None,
-    wrong: Answers | None = None,
-    *,
-    parts: Grain = "sublayer",
-    pos: int | PerRow = -1,
-    top: int | None = None,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How much each part adds to the answer's logit (minus the wrong answer's) at one token of each prompt.
-
-    The answer's logit is a sum over everything that was added to the stream; this is the sum, written out.
-
-    Returns Dataset[prompt, part] with `value`, in logits, and `total`[prompt], the model's own number;
-    the last part, `rounding`, is what the pass rounded off where it added the others up, so `value` over `part` sums to
-    `total`; it is checked to be rounding, and `attrs["completeness_error"]` is the largest, relative to the largest
-    part. With
-    `parts="source"` there is also `by_source[prompt, layer, head, source]`, each head split by the token it moved
-    from, numbered from the prompt's first (`by_memory` for the heads of cross-attention); NaN in layers that keep a
-    state of the past instead of moving tokens.
-    Parts: `embed`, `pos_embed`, heads `L0H3` (of cross-attention `L0X3`), neurons `L0N17` (of the MLP before attention
-    in Macaron blocks `L0B17`), sublayers `L0.attn` and `L0.mlp`, layers `L0`, output biases `L0.attn_bias`, betas of
-    norms that stand in the stream (`L0.ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
-    answer: one token for all prompts or one each, as text or id (None: those of the data); or a direction u at the
-    output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then
-    the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
-    pos: which token of each prompt, one for all or `PerRow([3, 4])` with one for each, negative from its end; BOS
-    counts. The prompt is cut after it, and its sources number the tokens that are left.
-    top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the
-    others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`).
-    Several grains share one pass as `interp.run({"head": Attribute(parts="head"), "neuron": Attribute(parts="neuron")},
-    model, data)` (1.09 times one of them).
-    Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
-    Errors: ValueError for answers that are not one token, directions of another shape, a `pos` in a model that sees
-    both ways, and models without logits linear in the normed stream; IndexError for a position that a prompt lacks;
-    IncompleteSumError if the parts do not sum, as under edits that add to the stream what no part wrote.
-
-    Example:
-        >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
-        >>> interp.attribute(model, prompt, model.W_U[:, 5] - model.W_U.mean(1), parts="neuron", top=10, pos=3)
-    """
-    question = Attribute(answer, wrong, parts, pos, top)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+attribute = of_data(Attribute, renamed={"by": "parts"})
 
 
 def _check_parts(config: ModelConfig, parts: Grain) -> None:

@@ -13,7 +13,7 @@ heads' previous outputs would meet them: a head acts with its constants on order
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import pairwise
@@ -31,11 +31,9 @@ from interp.core.factored import FactoredMatrix
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import WIDE, Means, Partial, Rows, wide
 from interp.data.batch import Answers, Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.cells import Span, edited
 from interp.model.config import FullSoftmax, ModelConfig
-from interp.model.edits import Edit, Scale, Zero
+from interp.model.edits import Scale, Zero
 from interp.model.layout import Layout
 from interp.model.loss import next_token_loss, predicted
 from interp.model.parts import Named, Part, as_part
@@ -56,7 +54,7 @@ from interp.residual.decomposition import (
     logit_direction,
     sum_error,
 )
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 from interp.weights.head_circuits import HeadCircuits, as_circuits
 
 if TYPE_CHECKING:
@@ -75,7 +73,24 @@ _RECORDED = (
 
 @dataclass(frozen=True, eq=False)
 class Paths(Question):
-    """How much every path through the heads adds to the answer's logit; `paths` describes the result."""
+    """How much every path adds to the answer's logit (minus the wrong answer's) at the last token of each prompt.
+
+    Returns Dataset[prompt, path] with `value` in logits (before a soft cap), and `total`[prompt], the model's own.
+    Paths: `direct` (the embeddings), `constant` (beta W_U + b_U; post-norm: also the betas in the stream), single heads
+    `L0H3` on the direct stream with their constants (b_V, the beta they read), `L0.attn_bias` (b_O), virtual heads
+    `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. Models of more than
+    two layers end in one `remainder`, all longer paths. The coordinate `order` counts heads (-1: the remainder).
+    `attrs["completeness_error"]`: the largest relative difference between the sum and the model's own logits.
+    answer, wrong: one token for all prompts or one each, as text or id (None: those of the data).
+    Elhage et al. 2021, path expansion. Caveat: patterns are frozen, so Q- and K-composition is credited to nobody.
+    Errors: as `orders`, and ValueError for answers that are not one token.
+
+    Example:
+        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
+        >>> table = paths(small, "abcdefabc", "d", "e")
+        >>> str(table.path.values[table.value.values.argmax()])
+        'L1H2'
+    """
 
     of_layers: ClassVar[bool] = False
 
@@ -99,74 +114,6 @@ class Paths(Question):
 
 @dataclass(frozen=True)
 class Orders(Question):
-    """The logits by the number of heads that they passed; `orders` describes the result."""
-
-    of_layers: ClassVar[bool] = False
-
-    def bind(self, model: Subject) -> ByRow:
-        """The patterns and scales of a pass."""
-        check_expandable(model.transformer)
-        config = model.transformer.config
-        finish = partial(_finish_orders, name=self.name, config=config, text=model.text)
-        return ByRow(self.name, Reading(frozen_reads(config), _by_order), Rows, finish)
-
-
-@dataclass(frozen=True)
-class TermImportance(Question):
-    """What the terms of each order are worth in loss; `term_importance` describes the result."""
-
-    of_layers: ClassVar[bool] = False
-
-    def bind(self, model: Subject) -> ByRow:
-        """The patterns and scales of a pass."""
-        check_expandable(model.transformer)
-        config = model.transformer.config
-        finish = partial(_finish_losses, name=self.name, config=config)
-        return ByRow(self.name, Reading(frozen_reads(config), _losses), Means, finish)
-
-
-@public()
-def paths(
-    model: Model,
-    data: DataSource | Data,
-    answer: Answers | None = None,
-    wrong: Answers | None = None,
-    *,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How much every path adds to the answer's logit (minus the wrong answer's) at the last token of each prompt.
-
-    Returns Dataset[prompt, path] with `value` in logits (before a soft cap), and `total`[prompt], the model's own.
-    Paths: `direct` (the embeddings), `constant` (beta W_U + b_U; post-norm: also the betas in the stream), single heads
-    `L0H3` on the direct stream with their constants (b_V, the beta they read), `L0.attn_bias` (b_O), virtual heads
-    `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. Models of more than
-    two layers end in one `remainder`, all longer paths. The coordinate `order` counts heads (-1: the remainder).
-    `attrs["completeness_error"]`: the largest relative difference between the sum and the model's own logits.
-    answer, wrong: one token for all prompts or one each, as text or id (None: those of the data).
-    Elhage et al. 2021, path expansion. Caveat: patterns are frozen, so Q- and K-composition is credited to nobody.
-    Errors: as `orders`, and ValueError for answers that are not one token.
-
-    Example:
-        >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
-        >>> table = paths(small, "abcdefabc", "d", "e")
-        >>> str(table.path.values[table.value.values.argmax()])
-        'L1H2'
-    """
-    question = Paths(answer, wrong)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
-
-
-@public()
-def orders(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """Logits by order of V-composition, with patterns and norm scales frozen at those of the pass.
 
     Returns Dataset[prompt, order, pos, vocab] with `value`, in logits; order k is what passed exactly k heads, 0 to
@@ -185,18 +132,19 @@ def orders(
         >>> dict(orders(small, "abcabc").sizes)
         {'prompt': 1, 'order': 3, 'pos': 7, 'vocab': 64}
     """
-    return answered(Orders(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    of_layers: ClassVar[bool] = False
+
+    def bind(self, model: Subject) -> ByRow:
+        """The patterns and scales of a pass."""
+        check_expandable(model.transformer)
+        config = model.transformer.config
+        finish = partial(_finish_orders, name=self.name, config=config, text=model.text)
+        return ByRow(self.name, Reading(frozen_reads(config), _by_order), Rows, finish)
 
 
-@public()
-def term_importance(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
+@dataclass(frozen=True)
+class TermImportance(Question):
     """By how much each order of terms, and each layer's heads alone, lower the loss of an attention-only model.
 
     Returns Dataset[term, score] in nats per token: `value` with `low` and `high` (95 % over rows), `null` and `n`; each
@@ -216,9 +164,24 @@ def term_importance(
         >>> dict(zip(found.term.values.tolist(), found.terms.values.tolist(), strict=True))
         {'order 0': 1.0, 'order 1': 8.0, 'order 2': 16.0, 'L0.attn': 4.0, 'L1.attn': 4.0}
     """
-    return answered(
-        TermImportance(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size
-    )
+
+    of_layers: ClassVar[bool] = False
+
+    def bind(self, model: Subject) -> ByRow:
+        """The patterns and scales of a pass."""
+        check_expandable(model.transformer)
+        config = model.transformer.config
+        finish = partial(_finish_losses, name=self.name, config=config)
+        return ByRow(self.name, Reading(frozen_reads(config), _losses), Means, finish)
+
+
+paths = of_data(Paths)
+
+
+orders = of_data(Orders)
+
+
+term_importance = of_data(TermImportance)
 
 
 @public()

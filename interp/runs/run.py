@@ -24,7 +24,7 @@ from interp.core.stats import Bootstrap, Means
 from interp.core.viewer import Shown, notes_of
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Rejected
-from interp.data.stream import DataSource, GivenBatches, prompt_source
+from interp.data.stream import ROWS, DataSource, GivenBatches, prompt_source
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Studied, Subject, as_model, as_network, text_of
@@ -241,22 +241,20 @@ def answered(
     question: Askable,
     model: Model,
     data: DataSource | Data | Pairs | None = None,
-    *,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
 ) -> xr.Dataset:
     """The answer to one question: what the function of the same name returns.
 
     data: as `run` takes them (None: a question that needs none), with the difference that prompts (texts, ids, a batch)
-    must all be usable. Rows of like lengths share a pass of at most `batch_size` of them; results have the order given.
+    must all be usable. Rows of like lengths share a pass of at most `Question.rows_together` of them (32 for most) and
+    4 096 tokens; results have the order given. Batches as they are (`model.to_batch(texts).split(8)`) stay as they are.
     Errors: those of the question; NotFiniteError (a ValueError) for prompts on which the model gives NaN or infinity.
     """
-    subject = _subject([question], model, edits)
+    subject = _subject([question], model, ())
     here = Place()
     if data is None:
         return _found([question], subject, None, here)[question.name]
-    source = prompt_source(data, subject.text, prepend_bos=prepend_bos, batch_size=batch_size)
+    rows = getattr(question, "rows_together", ROWS)
+    source = prompt_source(data, subject.text, batch_size=rows)
     found = _found([question], subject, source, here)
     if isinstance(source, GivenBatches) and len(found.rejected):
         bad = found.rejected.iloc[0]

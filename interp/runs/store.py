@@ -292,7 +292,7 @@ def store_activations(
     skip_bos: bool = True,
     shard_entries: int = 16_384,
     source: str | None = None,
-    prepend_bos: bool = True,
+    prepend_bos: bool | None = None,
     batch_size: int = 32,
 ) -> ActivationStore:
     """The store of what these sites hold at every token of the data, one forward pass per batch, in constant memory.

@@ -8,7 +8,7 @@ it falls when only they are kept (low is good). Both as AOPC, the mean over k (D
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Literal, get_args
@@ -19,21 +19,19 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Count, nearest, public
+from interp.core.boundary import Count, nearest
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
 from interp.core.transfers import check, fetched, sent
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.passes.schedule import Steps, recorded, run_steps
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.tokens.mixing import check_tokens
 from interp.tokens.token_attribution import METHODS, Method, TokenAttribution, columns
@@ -84,112 +82,6 @@ class Removal:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Erasure(Brief, Question):
-    """Whether the tokens that an attribution names matter to the answer; `erasure` describes the result."""
-
-    attribution: xr.Dataset
-    """`value[prompt, pos]` of the same prompts, as `token_attribution` returns it."""
-    answer: Answers | None = None
-    """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
-    wrong: Answers | None = None
-    """The token that the answer is contrasted with, with `measure="logits"`."""
-    shares: Sequence[float] = SHARES
-    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
-    replacement: Baseline = "mean"
-    """What stands in for a removed token."""
-    measure: Measure = "probability"
-    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
-    pos: int = -1
-    """At which token of each prompt the answer is watched, negative from its end."""
-    batch_size: int = 32
-    """Rows of one pass; every set of removed tokens is a row."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """Passes with tokens removed, for every batch."""
-        how = Removal(tuple(self.shares), self.replacement, self.measure)
-        how.check(model.transformer)
-        check_result("attribution", self.attribution, ("prompt", "pos", "value"), "token_attribution")
-        value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
-        each = [torch.tensor(row[~np.isnan(row)]) for row in value]
-        answers = AnswerTokens.of(model.text, self.answer, self.wrong)
-        if answers is not None and answers.prompts not in (None, len(each)):
-            raise ValueError(
-                f"answer and wrong are for all {len(each)} prompts of the attribution, or one for each: "
-                f"got {answers.prompts}"
-            )
-        return ByRow(
-            self.name,
-            partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.batch_size),
-            Rows,
-            partial(_finish, name=self.name, how=how, contrasted=self.wrong is not None),
-            answers,
-            prompts=len(each),
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class CompareMethods(Question):
-    """Which attribution names the tokens that matter to an answer; `compare_methods` describes the result."""
-
-    answer: Answers | None = None
-    """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
-    wrong: Answers | None = None
-    """The token that the answer is contrasted with."""
-    methods: Sequence[str] | Mapping[str, Method] = tuple(METHODS)
-    """Names of `METHODS`, or records under names of your own."""
-    shares: Sequence[float] = SHARES
-    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
-    replacement: Baseline = "mean"
-    """What stands in for a removed token."""
-    measure: Measure = "probability"
-    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
-    pos: int = -1
-    """At which token of each prompt the answer is watched, negative from its end."""
-    draws: Count = 5
-    """Random orders of each prompt's tokens, the chance level."""
-    seed: int = 0
-    """Of the random orders."""
-    batch_size: int = 32
-    """Rows of one pass; every set of removed tokens is a row."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """Every method's own reads and passes, and passes with tokens removed."""
-        if self.draws < 1:
-            raise ValueError(f"at least one random order is required, got draws={self.draws}")
-        how = Removal(tuple(self.shares), self.replacement, self.measure)
-        how.check(model.transformer)
-        each = {
-            name: TokenAttribution(method=method, pos=self.pos, batch_size=self.batch_size).reading(
-                model.transformer
-            )[0]
-            for name, method in _named(self.methods).items()
-        }
-        reads = dict.fromkeys(read for method in each.values() for read in method.reads)
-        attrs = {**_attrs(how), "draws": self.draws, "seed": self.seed}
-        return ByRow(
-            self.name,
-            Reading(list(reads), partial(_of_every, each=each, how=how, asked=self)),
-            Rows,
-            partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
-            AnswerTokens.of(model.text, self.answer, self.wrong),
-        )
-
-
-@public()
-def erasure(
-    model: Model,
-    data: DataSource | Data,
-    attribution: xr.Dataset,
-    answer: Answers | None = None,
-    wrong: Answers | None = None,
-    *,
-    shares: Sequence[float] = SHARES,
-    replacement: Baseline = "mean",
-    measure: Measure = "probability",
-    pos: int = -1,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """Comprehensiveness and sufficiency of one attribution: how far the answer falls as the tokens it names are erased.
 
     Returns Dataset[score] in the unit of `measure`: `value`, the mean over prompts with the ends `low` and `high` of
@@ -207,28 +99,48 @@ def erasure(
         >>> interp.tokens.erasure(model, prompt, found, " Mary").each.dims
         ('prompt', 'score')
     """
-    question = Erasure(attribution, answer, wrong, shares, replacement, measure, pos, batch_size)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    attribution: xr.Dataset
+    """`value[prompt, pos]` of the same prompts, as `token_attribution` returns it."""
+    answer: Answers | None = None
+    """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with, with `measure="logits"`."""
+    _: KW_ONLY
+    shares: Sequence[float] = SHARES
+    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
+    replacement: Baseline = "mean"
+    """What stands in for a removed token."""
+    measure: Measure = "probability"
+    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
+    pos: int = -1
+    """At which token of each prompt the answer is watched, negative from its end."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """Passes with tokens removed, for every batch."""
+        how = Removal(tuple(self.shares), self.replacement, self.measure)
+        how.check(model.transformer)
+        check_result("attribution", self.attribution, ("prompt", "pos", "value"), "token_attribution")
+        value = self.attribution["value"].transpose("prompt", "pos").to_numpy()
+        each = [torch.tensor(row[~np.isnan(row)]) for row in value]
+        answers = AnswerTokens.of(model.text, self.answer, self.wrong)
+        if answers is not None and answers.prompts not in (None, len(each)):
+            raise ValueError(
+                f"answer and wrong are for all {len(each)} prompts of the attribution, or one for each: "
+                f"got {answers.prompts}"
+            )
+        return ByRow(
+            self.name,
+            partial(_of_one, each=each, how=how, pos=self.pos, batch_size=self.rows_together),
+            Rows,
+            partial(_finish, name=self.name, how=how, contrasted=self.wrong is not None),
+            answers,
+            prompts=len(each),
+        )
 
 
-@public(renamed={"erasure": "shares, replacement and measure"})
-def compare_methods(
-    model: Model,
-    data: DataSource | Data,
-    answer: Answers | None = None,
-    wrong: Answers | None = None,
-    *,
-    methods: Sequence[str] | Mapping[str, Method] = tuple(METHODS),
-    shares: Sequence[float] = SHARES,
-    replacement: Baseline = "mean",
-    measure: Measure = "probability",
-    pos: int = -1,
-    draws: Count = 5,
-    seed: int = 0,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
+@dataclass(frozen=True, eq=False)
+class CompareMethods(Question):
     """Which attribution names the tokens that matter: comprehensiveness (high) and sufficiency (low) of each method.
 
     Returns Dataset[attribution, score] in the unit of `measure`: `value`, the mean over prompts with the ends `low` and
@@ -246,10 +158,52 @@ def compare_methods(
         >>> list(found.attribution.values)
         ['attention', 'alti', 'random']
     """
-    question = CompareMethods(
-        answer, wrong, methods, shares, replacement, measure, pos, draws, seed, batch_size
-    )  # fmt: skip
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    answer: Answers | None = None
+    """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
+    wrong: Answers | None = None
+    """The token that the answer is contrasted with."""
+    _: KW_ONLY
+    methods: Sequence[str] | Mapping[str, Method] = tuple(METHODS)
+    """Names of `METHODS`, or records under names of your own."""
+    shares: Sequence[float] = SHARES
+    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
+    replacement: Baseline = "mean"
+    """What stands in for a removed token."""
+    measure: Measure = "probability"
+    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
+    pos: int = -1
+    """At which token of each prompt the answer is watched, negative from its end."""
+    draws: Count = 5
+    """Random orders of each prompt's tokens, the chance level."""
+    seed: int = 0
+    """Of the random orders."""
+
+    def bind(self, model: Subject) -> ByRow:
+        """Every method's own reads and passes, and passes with tokens removed."""
+        if self.draws < 1:
+            raise ValueError(f"at least one random order is required, got draws={self.draws}")
+        how = Removal(tuple(self.shares), self.replacement, self.measure)
+        how.check(model.transformer)
+        each = {
+            name: TokenAttribution(method=method, pos=self.pos).reading(model.transformer)[0]
+            for name, method in _named(self.methods).items()
+        }
+        reads = dict.fromkeys(read for method in each.values() for read in method.reads)
+        attrs = {**_attrs(how), "draws": self.draws, "seed": self.seed}
+        return ByRow(
+            self.name,
+            Reading(list(reads), partial(_of_every, each=each, how=how, asked=self)),
+            Rows,
+            partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
+            AnswerTokens.of(model.text, self.answer, self.wrong),
+        )
+
+
+erasure = of_data(Erasure)
+
+
+compare_methods = of_data(CompareMethods, renamed={"erasure": "shares, replacement and measure"})
 
 
 NO_SCORE = "a score for every removable token is required, got NaN"
@@ -351,7 +305,7 @@ def _of_every(
     values = [sent(method.compute(trace, batch, model)["value"], device) for method in each.values()]
     chance = random_values(batch, asked.draws, asked.seed)
     ranked = torch.stack([*(value.double() for value in values), *sent(chance.double(), device)])
-    found = run_steps(model, erased(model, batch, ranked, at, how, batch_size=asked.batch_size))
+    found = run_steps(model, erased(model, batch, ranked, at, how, batch_size=asked.rows_together))
     return {"each": torch.cat((found[: len(values)], found[len(values) :].mean(0)[None])).transpose(0, 1)}
 
 

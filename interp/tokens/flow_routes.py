@@ -8,7 +8,7 @@ Interpreting Language Models at Scale" (2403.00824); the proximity is that of AL
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -22,17 +22,14 @@ from interp.core.boundary import public
 from interp.core.results import check_result, labelled
 from interp.core.stats import Partial, Rows, wide
 from interp.data.batch import Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit
 from interp.model.parts import Part
 from interp.model.records import require
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 from interp.tokens.mixing import SourceSplit, check_stream, closer_, split_reads
 
 if TYPE_CHECKING:
@@ -48,30 +45,6 @@ OWN = ("mlp", "resid_mid", "resid", "attn_bias")
 
 @dataclass(frozen=True)
 class FlowRoutes(Question):
-    """Which parts every sum of the residual stream comes from; `flow_routes` describes the result."""
-
-    def bind(self, model: Subject) -> ByRow:
-        """What heads move at every layer, and what its MLP adds."""
-        network = model.transformer
-        if (problem := why_no_routes(network.config)) is not None:
-            raise ValueError(
-                f"flow routes require blocks that are plain sums of what attention and one MLP add; {problem}"
-            )
-        check_stream(network, "a split of the stream into routes")
-        reads = [read for layer in range(network.config.n_layers) for read in _reads(network, layer)]
-        finish = partial(_finish, name=self.name, config=network.config, text=model.text)
-        return ByRow(self.name, Reading(reads, _compute), Rows, finish)
-
-
-@public()
-def flow_routes(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
     """The share of every part in every sum of the residual stream, block by block and position by position.
 
     Returns Dataset of shares in [0, 1], named by the kinds of parts:
@@ -95,7 +68,21 @@ def flow_routes(
         >>> found.value.dims
         ('prompt', 'layer', 'head', 'query', 'key')
     """
-    return answered(FlowRoutes(), model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+
+    def bind(self, model: Subject) -> ByRow:
+        """What heads move at every layer, and what its MLP adds."""
+        network = model.transformer
+        if (problem := why_no_routes(network.config)) is not None:
+            raise ValueError(
+                f"flow routes require blocks that are plain sums of what attention and one MLP add; {problem}"
+            )
+        check_stream(network, "a split of the stream into routes")
+        reads = [read for layer in range(network.config.n_layers) for read in _reads(network, layer)]
+        finish = partial(_finish, name=self.name, config=network.config, text=model.text)
+        return ByRow(self.name, Reading(reads, _compute), Rows, finish)
+
+
+flow_routes = of_data(FlowRoutes)
 
 
 def why_no_routes(config: ModelConfig) -> str | None:

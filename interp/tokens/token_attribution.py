@@ -8,7 +8,7 @@ to trust is measured by removing tokens: `compare_methods`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -21,16 +21,14 @@ from interp.core.results import labelled
 from interp.core.stats import ACCEPTED_MISS, Partial, Rows
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.config import ModelConfig
-from interp.model.edits import Add, Detach, Edit, Project, Scale
+from interp.model.edits import Add, Detach, Project, Scale
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, ByRow, Question, Reading
 from interp.passes.rules import promises, under_rules
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
 from interp.tokens.input_gradients import (
     GradientTimesInput,
@@ -106,19 +104,46 @@ METHODS: dict[str, Method] = {
 
 @dataclass(frozen=True, eq=False)
 class TokenAttribution(Question):
-    """How much each token has to do with a position, or with its answer; `token_attribution` describes the result."""
+    """How much each token of each prompt has to do with position `pos` (or with the answer predicted there).
+
+    Which words of the prompt the answer rests on, by one of ten methods.
+
+    Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
+    method: a name of `METHODS` or a record with settings of its own. What the values sum to is in `attrs["sums_to"]`:
+    - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, whatever the answer
+      (Abnar & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022);
+    - alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's); with
+      `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it misses, relative;
+    - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the baseline, up to `error`,
+      relative to it, which is below .05, or a note says that it is not;
+    - gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in particular;
+    - relp (the rules of Jafari et al. 2025): with `bias`, the share of biases and positions, `total`, the logit
+      (difference).
+    Logits are those before a soft cap. pos: of each prompt, BOS counted; negative from its end.
+    Under edits, patterns and values count as the edited pass has them; one that is zeroed or scaled counts by
+    what is left of it. Edits that make the stream something else than what the model's parts wrote are refused by the
+    methods that follow it through the layers.
+    Caveats: attention to BOS is mostly a way to do nothing, and shares count it (a note says where it takes more than
+    0.9 of them); mixing says nothing about the MLPs.
+    Errors: ValueError for a method without the answer it needs, for cross-attention, packed rows, ALTI-Logit before
+    the last token of a bidirectional model, and edits that a method cannot see; IndexError for a position or layer that
+    does not exist; IncompleteSumError where ALTI-Logit does not sum.
+
+    Example:
+        >>> token_attribution(model, prompt, " Mary", " John", method="alti_logit").value.dims
+        ('prompt', 'pos')
+    """
 
     answer: Answers | None = None
     """The next token that is attributed, one for all prompts or one for each; None = the answer that the data bring.
     Methods that mix tokens (`Mixing`) have no use for one, and a note says so."""
     wrong: Answers | None = None
     """The token that the answer is contrasted with."""
+    _: KW_ONLY
     method: str | Method = "alti"
     """A name of `METHODS`, or a record with settings of its own."""
     pos: int = -1
     """Which token of each prompt, negative from its end."""
-    batch_size: int = 32
-    """Rows of one pass, where a method runs passes of its own."""
 
     def bind(self, model: Subject) -> ByRow:
         """What the mixing methods read in the shared pass; passes of its own for the others."""
@@ -153,7 +178,7 @@ class TokenAttribution(Question):
         """What is read of a pass with the values of every token, and what these sum to."""
         how = as_method(self.method)
         check_tokens(network.config)
-        reads, inner, sums_to = _computed(network, how, self.batch_size)
+        reads, inner, sums_to = _computed(network, how, self.rows_together)
         method = None if isinstance(how, Mixing) else self._method_name
         return Reading(reads, partial(_compute, inner=inner, pos=self.pos, method=method)), sums_to
 
@@ -174,8 +199,19 @@ class TokenAttribution(Question):
 
 @dataclass(frozen=True)
 class LayerMixing(Question):
-    """What each position took from each other one in every block; `layer_mixing` describes the result."""
+    """What each position took from each other one in every block, by one kernel.
 
+    Returns Dataset[prompt, layer, query, key]: `value`, rows sum to 1 (attention with a sink: to less), and
+    `mixing_ratio[prompt, layer, query]`, in [0, 1]: how much of it came from elsewhere. For norms that is
+    ||sum of the others|| / (||sum of the others|| + ||own||) (Kobayashi et al. 2021), else the others' share.
+    Padding is NaN; `token` is the text of every position. Edits and errors: as in `token_attribution`.
+
+    Example:
+        >>> layer_mixing(model, prompt, kernel="attn_res_norms").mixing_ratio.mean("query").dims
+        ('prompt', 'layer')
+    """
+
+    _: KW_ONLY
     kernel: Kernel = "alti"
     """How a block becomes a matrix."""
 
@@ -193,75 +229,10 @@ class LayerMixing(Question):
         )
 
 
-@public()
-def token_attribution(
-    model: Model,
-    data: DataSource | Data,
-    answer: Answers | None = None,
-    wrong: Answers | None = None,
-    *,
-    method: str | Method = "alti",
-    pos: int = -1,
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How much each token of each prompt has to do with position `pos` (or with the answer predicted there).
-
-    Which words of the prompt the answer rests on, by one of ten methods.
-
-    Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
-    method: a name of `METHODS` or a record with settings of its own. What the values sum to is in `attrs["sums_to"]`:
-    - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, whatever the answer
-      (Abnar & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022);
-    - alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's); with
-      `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it misses, relative;
-    - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the baseline, up to `error`,
-      relative to it, which is below .05, or a note says that it is not;
-    - gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in particular;
-    - relp (the rules of Jafari et al. 2025): with `bias`, the share of biases and positions, `total`, the logit
-      (difference).
-    Logits are those before a soft cap. pos: of each prompt, BOS counted; negative from its end.
-    edits: patterns and values count as the edited pass has them; a head or attention that is zeroed or scaled counts by
-    what is left of it. Edits that make the stream something else than what the model's parts wrote are refused by the
-    methods that follow it through the layers.
-    Caveats: attention to BOS is mostly a way to do nothing, and shares count it (a note says where it takes more than
-    0.9 of them); mixing says nothing about the MLPs.
-    Errors: ValueError for a method without the answer it needs, for cross-attention, packed rows, ALTI-Logit before
-    the last token of a bidirectional model, and edits that a method cannot see; IndexError for a position or layer that
-    does not exist; IncompleteSumError where ALTI-Logit does not sum.
-
-    Example:
-        >>> token_attribution(model, prompt, " Mary", " John", method="alti_logit").value.dims
-        ('prompt', 'pos')
-    """
-    question = TokenAttribution(answer, wrong, method, pos, batch_size)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+token_attribution = of_data(TokenAttribution)
 
 
-@public()
-def layer_mixing(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    kernel: Kernel = "alti",
-    edits: Sequence[Edit] = (),
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """What each position took from each other one in every block, by one kernel.
-
-    Returns Dataset[prompt, layer, query, key]: `value`, rows sum to 1 (attention with a sink: to less), and
-    `mixing_ratio[prompt, layer, query]`, in [0, 1]: how much of it came from elsewhere. For norms that is
-    ||sum of the others|| / (||sum of the others|| + ||own||) (Kobayashi et al. 2021), else the others' share.
-    Padding is NaN; `token` is the text of every position. edits and errors: as in `token_attribution`.
-
-    Example:
-        >>> layer_mixing(model, prompt, kernel="attn_res_norms").mixing_ratio.mean("query").dims
-        ('prompt', 'layer')
-    """
-    question = LayerMixing(kernel)
-    return answered(question, model, data, edits=edits, prepend_bos=prepend_bos, batch_size=batch_size)
+layer_mixing = of_data(LayerMixing)
 
 
 def as_method(method: str | Method) -> Method:

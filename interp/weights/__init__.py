@@ -1,7 +1,7 @@
 """What the weights say: QK and OV circuits of heads, composition, copying, directions, spectra.
 
-All of it is about the weights as they are: edits and hooks of activations do not concern it, so these functions take no
-`edits`, and inside `with model.hooks(...)` they give the same numbers.
+All of it is about the weights as they are: edits and hooks of activations do not concern it, so that of an edited
+model, and inside `with model.hooks(...)`, they give the same numbers.
 """
 
 from interp.weights.bigrams import BigramTable, bigram_table

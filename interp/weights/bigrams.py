@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,20 +11,17 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import Partial, wide
 from interp.core.tiles import row_tiles
 from interp.data.batch import Batch, Text
-from interp.data.sources import Data
-from interp.data.stream import DataSource
 from interp.model.loss import predicted
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.frozen import final_norm
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Reading
-from interp.runs.run import answered
+from interp.runs.functions import of_data
 from interp.weights.head_circuits import Embedding, HeadCircuits
 from interp.weights.token_pairs import worded
 
@@ -34,10 +31,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BigramTable(Question):
-    """How well the direct path tells the next token of a corpus; `bigram_table` describes the result."""
+    """How well the direct path E W_U tells the next token of a corpus, token by token.
+
+    Returns Dataset[token, score] for every token a that something follows: `value`, `null`, the same of the corpus'
+    unigram frequencies, and `n`, how often a is followed. Scores: `kl` = KL(p(. | a) || softmax(E_a W_U)) in nats,
+    p the corpus' frequencies; `correlation`, Pearson's over the vocabulary (NaN for uniform ones). `overall`
+    and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information
+    of neighbours. The coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer
+    Transformers": kl = 0 is the best one can do.
+    data: texts or ids, of any size; prompts and packed texts are not joined.
+    folded: the final norm is at each row's own scale (a softmax has a temperature); beta and b_U are left out.
+    Caveat: rare tokens make the corpus' own frequencies too sharp, so that kl has a floor above 0.
+    Errors: ValueError for no two neighbours, or a model without logits that are linear in the stream.
+
+    Example:
+        >>> found = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
+        >>> found.sizes["token"], found.score.values.tolist()
+        (2, ['kl', 'correlation'])
+    """
 
     of_layers: ClassVar[bool] = False
 
+    _: KW_ONLY
     folded: bool = True
     """Whether the final norm is part of the path, at each row's own scale."""
     embedding: Embedding = "token"
@@ -57,36 +72,7 @@ class BigramTable(Question):
         )
 
 
-@public(renamed={"circuits": "model", "tokens": "data"})
-def bigram_table(
-    model: Model,
-    data: DataSource | Data,
-    *,
-    folded: bool = True,
-    embedding: Embedding = "token",
-    prepend_bos: bool = True,
-    batch_size: int = 32,
-) -> xr.Dataset:
-    """How well the direct path E W_U tells the next token of a corpus, token by token.
-
-    Returns Dataset[token, score] for every token a that something follows: `value`, `null`, the same of the corpus'
-    unigram frequencies, and `n`, how often a is followed. Scores: `kl` = KL(p(. | a) || softmax(E_a W_U)) in nats,
-    p the corpus' frequencies; `correlation`, Pearson's over the vocabulary (NaN for uniform ones). `overall`
-    and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information
-    of neighbours. The coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer
-    Transformers": kl = 0 is the best one can do.
-    data: texts or ids, of any size; prompts and packed texts are not joined.
-    folded: the final norm is at each row's own scale (a softmax has a temperature); beta and b_U are left out.
-    Caveat: rare tokens make the corpus' own frequencies too sharp, so that kl has a floor above 0.
-    Errors: ValueError for no two neighbours, or a model without logits that are linear in the stream.
-
-    Example:
-        >>> found = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
-        >>> found.sizes["token"], found.score.values.tolist()
-        (2, ['kl', 'correlation'])
-    """
-    question = BigramTable(folded, embedding)
-    return answered(question, model, data, prepend_bos=prepend_bos, batch_size=batch_size)
+bigram_table = of_data(BigramTable, renamed={"circuits": "model", "tokens": "data"})
 
 
 @dataclass(frozen=True, eq=False)

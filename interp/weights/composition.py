@@ -12,7 +12,7 @@ in scale.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
@@ -30,7 +30,7 @@ from interp.model.config import Rotary
 from interp.model.parts import Named, Part, as_part
 from interp.passes.observe import Model, Subject
 from interp.passes.question import Alone, Question
-from interp.runs.run import answered
+from interp.runs.functions import of_weights
 from interp.weights.head_circuits import HeadCircuits, as_circuits, head_names
 
 if TYPE_CHECKING:
@@ -45,33 +45,6 @@ FACTOR = "times the medians of the two layers"
 
 @dataclass(frozen=True)
 class Composition(Question):
-    """How strongly every head composes with every head of a later layer; `composition` describes the result."""
-
-    kind: Kind = "K"
-    """What the destination reads the source with: its queries, keys or values."""
-    folded: bool = True
-    """Whether norms are part of the heads, as in `HeadCircuits`."""
-    offset: int | None = None
-    """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
-    of_weights: ClassVar[bool] = True
-
-    def bind(self, model: Subject) -> Alone:
-        """Products of thin matrices, no pass."""
-        circuits = HeadCircuits(model, folded=self.folded)
-        if circuits.config.n_layers < 2:
-            raise ValueError(f"composition requires at least two layers, got {circuits.config.n_layers}")
-        _check(circuits, self.kind, self.offset)
-        return Alone(self.name, partial(_pairs, circuits, self))
-
-
-@public()
-def composition(
-    model: Model,
-    kind: Kind = "K",
-    *,
-    folded: bool = True,
-    offset: int | None = None,
-) -> xr.Dataset:
     """How strongly every head composes with every head of a later layer, beside other heads of the same two layers.
 
     Two heads compose if one reads what the other writes; the weights alone say how well that fits.
@@ -107,7 +80,26 @@ def composition(
         True
         >>> interp.frame(scores).nlargest(3, "excess")[["src", "dst", "value", "relative"]]
     """
-    return answered(Composition(kind, folded, offset), model)
+
+    kind: Kind = "K"
+    """What the destination reads the source with: its queries, keys or values."""
+    _: KW_ONLY
+    folded: bool = True
+    """Whether norms are part of the heads, as in `HeadCircuits`."""
+    offset: int | None = None
+    """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
+    of_weights: ClassVar[bool] = True
+
+    def bind(self, model: Subject) -> Alone:
+        """Products of thin matrices, no pass."""
+        circuits = HeadCircuits(model, folded=self.folded)
+        if circuits.config.n_layers < 2:
+            raise ValueError(f"composition requires at least two layers, got {circuits.config.n_layers}")
+        _check(circuits, self.kind, self.offset)
+        return Alone(self.name, partial(_pairs, circuits, self))
+
+
+composition = of_weights(Composition)
 
 
 @public()

@@ -14,7 +14,7 @@ import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -39,7 +39,7 @@ from interp.model.weights import Weights
 from interp.passes.frozen import final_norm
 from interp.passes.observe import Model, Subject
 from interp.passes.question import Alone, Question
-from interp.runs.run import answered
+from interp.runs.functions import of_weights
 from interp.weights.head_circuits import (
     Embedding,
     HeadCircuits,
@@ -128,8 +128,36 @@ POSITIVITY = "sum of eigenvalues over sum of their moduli"
 
 @dataclass(frozen=True, eq=False)
 class Copying(Question):
-    """How far every head copies the token it attends to; `copying` describes the result."""
+    """How far every head copies the token it attends to, from the weights alone.
 
+    A head copies if looking at a token makes that very token more probable as the next one.
+
+    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
+    `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
+    `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
+    none exceeds in their row of the full OV circuit (with its interval); `mean_rank`, how many exceed it (0 =
+    copies; no interval: a few tokens far down decide such a mean).
+    `previous` adds `matching` (see `matching_scores`; exact).
+    NaN: the circuit is zero.
+    folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
+    sample: rank so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary, or "all".
+    None ranks all where that takes at most 4e11 FLOPs, else as many as do, at least 128; a note says how many. Of a
+    sample, `top1` is exact, and `mean_rank` is estimated without bias from 2 048 outputs.
+    previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
+    random: `p` of `top1` and `mean_rank` is how often a random head of the same layer is as far out, among so many per
+    head (`interp.weights.random_heads`), each as much work as the head's own ranks; without, it is NaN. Ranks of a
+    random head are not uniform where the embeddings are trained or tied, so that no interval over tokens tells.
+    Errors: ValueError for a sample that is not 2 to V tokens, or weights that are not one per head; ValueError and
+    AttributeError where no circuit ends in the logits (masked-LM head, no unembedding).
+
+    Example:
+        >>> previous = interp.heads(model).value.sel(score="previous_token")
+        >>> table = copying(model, previous=previous)
+        >>> table.value.dims
+        ('layer', 'head', 'score')
+    """
+
+    _: KW_ONLY
     folded: bool = True
     """Whether norms are part of the circuits, as in `HeadCircuits`."""
     embedding: Embedding = "effective"
@@ -165,46 +193,7 @@ class Copying(Question):
         return Alone(self.name, partial(_copying, circuits, self))
 
 
-@public()
-def copying(
-    model: Model,
-    *,
-    folded: bool = True,
-    embedding: Embedding = "effective",
-    ranks: bool = True,
-    sample: int | Literal["all"] | None = None,
-    previous: xr.DataArray | None = None,
-    random: int = 0,
-) -> xr.Dataset:
-    """How far every head copies the token it attends to, from the weights alone.
-
-    A head copies if looking at a token makes that very token more probable as the next one.
-
-    Returns Dataset[layer, head, score]: `value`, `low` and `high` (95 % over the vocabulary's tokens), `null` (chance),
-    `p` (two-sided, against random heads), `n`, and the coordinates `unit` and `part`. Scores: `eigenvalue` (see
-    `eigenvalue_scores`, -1 to 1; exact: its interval is itself, n = 0); `top1`, the share of tokens whose own logit
-    none exceeds in their row of the full OV circuit (with its interval); `mean_rank`, how many exceed it (0 =
-    copies; no interval: a few tokens far down decide such a mean).
-    `previous` adds `matching` (see `matching_scores`; exact).
-    NaN: the circuit is zero.
-    folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
-    sample: rank so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary, or "all".
-    None ranks all where that takes at most 4e11 FLOPs, else as many as do, at least 128; a note says how many. Of a
-    sample, `top1` is exact, and `mean_rank` is estimated without bias from 2 048 outputs.
-    previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
-    random: `p` of `top1` and `mean_rank` is how often a random head of the same layer is as far out, among so many per
-    head (`interp.weights.random_heads`), each as much work as the head's own ranks; without, it is NaN. Ranks of a
-    random head are not uniform where the embeddings are trained or tied, so that no interval over tokens tells.
-    Errors: ValueError for a sample that is not 2 to V tokens, or weights that are not one per head; ValueError and
-    AttributeError where no circuit ends in the logits (masked-LM head, no unembedding).
-
-    Example:
-        >>> previous = interp.heads(model).value.sel(score="previous_token")
-        >>> table = copying(model, previous=previous)
-        >>> table.value.dims
-        ('layer', 'head', 'score')
-    """
-    return answered(Copying(folded, embedding, ranks, sample, previous, random), model)
+copying = of_weights(Copying)
 
 
 @public()

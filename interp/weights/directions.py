@@ -13,7 +13,7 @@ embeddings, and writes to be read by later ones: these lists see neither.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -21,7 +21,7 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from interp.core.boundary import listed, public, shape_text
+from interp.core.boundary import listed, shape_text
 from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.viewer import Brief
@@ -30,9 +30,9 @@ from interp.model.config import MLP, ModelConfig
 from interp.model.parts import Named, Part, as_part, as_parts
 from interp.model.weights import Weights
 from interp.passes.frozen import input_norm, output_norm
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import Alone, Question
-from interp.runs.run import answered
+from interp.runs.functions import of_weights
 from interp.weights.head_circuits import HeadCircuits
 from interp.weights.token_pairs import worded
 from interp.weights.typical_scales import ABOUT, logits_unit, typical_factors
@@ -56,12 +56,28 @@ _CONVENTIONS = {
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Directions(Brief, Question):
-    """Vectors of the residual stream as lists of tokens; `directions` describes the result."""
+    """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
+
+    side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the vocabulary
+    (`model.b_out`, `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of `model.W_out[2]`); "read", every
+    token's embedding along it, W_E v (a column of `model.W_Q[0, 1].mT`, a probe). Returns Dataset[direction, end,
+    rank]: `value`, the token's number; `token`, its text, and `token_id`; `norm`[direction], the vector's length.
+    `end`: top and bottom, rank 0 the most extreme.
+    Caveat: vectors are taken as they stand in the stream. The norm that a matrix reads through, or that its output
+    passes (sandwich norms), is not folded in; `neurons` and `singular_directions` do that.
+    Errors: ValueError for vectors that are not of floating type, finite and as wide as the stream, or more tokens than
+    the vocabulary has.
+
+    Example:
+        >>> directions(model, model.b_out, top=5).token.sel(direction=0, end="top").shape
+        (5,)
+    """
 
     of_layers: ClassVar[bool] = False
 
     vectors: Shaped[Tensor, "*n d"]
     """One vector, or one per row."""
+    _: KW_ONLY
     side: Side = "written"
     """written: what a vector adds to the logits; read: every token's embedding along it."""
     top: int | None = None
@@ -86,12 +102,33 @@ class Directions(Brief, Question):
 
 @dataclass(frozen=True)
 class SingularDirections(Question):
-    """The strongest singular directions of a matrix as lists of tokens; `singular_directions` describes the result."""
+    """The strongest singular directions of a head's OV or QK or of an MLP's matrix, each as a list of tokens.
+
+    M = sum_i s_i u_i v_i^T in row convention: along u_i the matrix reads, along v_i it writes, s_i times as much. QK
+    writes nothing: a query along u_i looks for keys along v_i. With norms folded in (`HeadCircuits(folded=True)`).
+    Returns Dataset[direction, side, end, rank]: `value`, the token's number, in the `unit` of its side; `token`, its
+    text, and `token_id`; `singular_value`[direction]. `side`: read and written for OV, query and key for QK, read for
+    W_in and W_gate (a gated MLP's), written for W_out; `end`: top and bottom, rank 0 the most extreme.
+    part: the head (`"L1H2"`) or the MLP (`"L1.mlp"`) that has the matrix. count: how many directions. top: how many
+    tokens of each end.
+    offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in `HeadCircuits.qk`.
+    u_i and v_i have one common sign, which is arbitrary; here the token of the largest absolute score on the last side
+    is positive. Directions of equal singular values are arbitrary up to rotation. Invariant to W_V -> W_V M, W_O ->
+    M^-1 W_O.
+    Errors: IndexError for a layer or head that does not exist; ValueError for a part that has no such matrix, an offset
+    without rotary QK, more directions than the rank's bound, or more tokens than the vocabulary has.
+
+    Example:
+        >>> found = singular_directions(model, "OV", "L1H2", count=3, top=5)
+        >>> found.token.sel(side="written", end="top").shape
+        (3, 5)
+    """
 
     matrix: Matrix
     """OV or QK of a head, or W_in, W_gate or W_out of an MLP."""
     part: Named
     """The head or the MLP that has it."""
+    _: KW_ONLY
     offset: int | None = None
     """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
     count: int = 10
@@ -118,84 +155,6 @@ class SingularDirections(Question):
 
 @dataclass(frozen=True)
 class Neurons(Question):
-    """What MLP neurons read and write, as lists of tokens; `neurons` describes the result."""
-
-    parts: Named | Sequence[Named]
-    """The neuron, or several."""
-    top: int | None = None
-    """How many tokens are listed at each end."""
-    of_weights: ClassVar[bool] = True
-
-    def bind(self, model: Subject) -> Alone:
-        """Products with the embedding and the unembedding, no pass."""
-        circuits = HeadCircuits(model, folded=True)
-        config = circuits.config
-        _check_mlp(config)
-        chosen = as_parts(self.parts, config, ("neuron",), "a neuron, such as L0N17,")
-        config.require_tokens("what neurons read and write as tokens, side by side,")
-        asked = replace(self, top=listed(self.top, 10, config.d_vocab))
-        return Alone(self.name, partial(_neurons, circuits, model.text, chosen, asked))
-
-
-@public()
-def directions(
-    model: Model, vectors: Shaped[Tensor, "*n d"], *, side: Side = "written", top: int | None = None
-) -> xr.Dataset:
-    """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
-
-    side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the vocabulary
-    (`model.b_out`, `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of `model.W_out[2]`); "read", every
-    token's embedding along it, W_E v (a column of `model.W_Q[0, 1].mT`, a probe). Returns Dataset[direction, end,
-    rank]: `value`, the token's number; `token`, its text, and `token_id`; `norm`[direction], the vector's length.
-    `end`: top and bottom, rank 0 the most extreme.
-    Caveat: vectors are taken as they stand in the stream. The norm that a matrix reads through, or that its output
-    passes (sandwich norms), is not folded in; `neurons` and `singular_directions` do that.
-    Errors: ValueError for vectors that are not of floating type, finite and as wide as the stream, or more tokens than
-    the vocabulary has.
-
-    Example:
-        >>> directions(model, model.b_out, top=5).token.sel(direction=0, end="top").shape
-        (5,)
-    """
-    return answered(Directions(vectors, side, top), model)
-
-
-@public(renamed={"k": "count", "layer": "part, such as 'L3H5'", "head": "part, such as 'L3H5'"})
-def singular_directions(
-    model: Model,
-    matrix: Matrix,
-    part: Named,
-    *,
-    offset: int | None = None,
-    count: int = 10,
-    top: int | None = None,
-) -> xr.Dataset:
-    """The strongest singular directions of a head's OV or QK or of an MLP's matrix, each as a list of tokens.
-
-    M = sum_i s_i u_i v_i^T in row convention: along u_i the matrix reads, along v_i it writes, s_i times as much. QK
-    writes nothing: a query along u_i looks for keys along v_i. With norms folded in (`HeadCircuits(folded=True)`).
-    Returns Dataset[direction, side, end, rank]: `value`, the token's number, in the `unit` of its side; `token`, its
-    text, and `token_id`; `singular_value`[direction]. `side`: read and written for OV, query and key for QK, read for
-    W_in and W_gate (a gated MLP's), written for W_out; `end`: top and bottom, rank 0 the most extreme.
-    part: the head (`"L1H2"`) or the MLP (`"L1.mlp"`) that has the matrix. count: how many directions. top: how many
-    tokens of each end.
-    offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in `HeadCircuits.qk`.
-    u_i and v_i have one common sign, which is arbitrary; here the token of the largest absolute score on the last side
-    is positive. Directions of equal singular values are arbitrary up to rotation. Invariant to W_V -> W_V M, W_O ->
-    M^-1 W_O.
-    Errors: IndexError for a layer or head that does not exist; ValueError for a part that has no such matrix, an offset
-    without rotary QK, more directions than the rank's bound, or more tokens than the vocabulary has.
-
-    Example:
-        >>> found = singular_directions(model, "OV", "L1H2", count=3, top=5)
-        >>> found.token.sel(side="written", end="top").shape
-        (3, 5)
-    """
-    return answered(SingularDirections(matrix, part, offset, count, top), model)
-
-
-@public(renamed={"layer": "parts, such as 'L3N17'", "index": "parts, such as 'L3N17'"})
-def neurons(model: Model, parts: Named | Sequence[Named], *, top: int | None = None) -> xr.Dataset:
     """What MLP neurons read and write, as lists of tokens.
 
     Neuron i reads the stream along column i of W_in (and of W_gate, if the MLP is gated) and writes n_i times row i of
@@ -212,7 +171,35 @@ def neurons(model: Model, parts: Named | Sequence[Named], *, top: int | None = N
         >>> found.token.sel(part="L0N17", matrix="W_out", end="bottom").shape
         (5,)
     """
-    return answered(Neurons(parts, top), model)
+
+    parts: Named | Sequence[Named]
+    """The neuron, or several."""
+    _: KW_ONLY
+    top: int | None = None
+    """How many tokens are listed at each end."""
+    of_weights: ClassVar[bool] = True
+
+    def bind(self, model: Subject) -> Alone:
+        """Products with the embedding and the unembedding, no pass."""
+        circuits = HeadCircuits(model, folded=True)
+        config = circuits.config
+        _check_mlp(config)
+        chosen = as_parts(self.parts, config, ("neuron",), "a neuron, such as L0N17,")
+        config.require_tokens("what neurons read and write as tokens, side by side,")
+        asked = replace(self, top=listed(self.top, 10, config.d_vocab))
+        return Alone(self.name, partial(_neurons, circuits, model.text, chosen, asked))
+
+
+directions = of_weights(Directions)
+
+
+singular_directions = of_weights(
+    SingularDirections,
+    renamed={"k": "count", "layer": "part, such as 'L3H5'", "head": "part, such as 'L3H5'"},
+)
+
+
+neurons = of_weights(Neurons, renamed={"layer": "parts, such as 'L3N17'", "index": "parts, such as 'L3N17'"})
 
 
 @torch.no_grad()

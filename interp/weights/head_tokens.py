@@ -6,7 +6,7 @@ rows stay among the given tokens, which needs no product over the vocabulary. El
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,16 +16,16 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import listed, public
+from interp.core.boundary import listed
 from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.tiles import row_tiles
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Text
 from interp.model.parts import Part
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import Alone, Question
-from interp.runs.run import answered
+from interp.runs.functions import of_weights
 from interp.weights.head_circuits import Embedding, HeadCircuits, by_layer
 from interp.weights.token_pairs import worded
 from interp.weights.typical_scales import ABOUT, typical_factors, units
@@ -40,38 +40,6 @@ _CELL = ("layer", "head", "token", "list", "rank")
 
 @dataclass(frozen=True, eq=False)
 class HeadTokens(Question):
-    """What every head writes about given tokens, and which of them it looks for; `head_tokens` describes the result."""
-
-    tokens: Answers
-    """Different single tokens, as text or ids."""
-    top: int | None = None
-    """How many tokens each list has."""
-    folded: bool = True
-    """Whether norms are part of the circuits, as in `HeadCircuits`."""
-    scaled: bool = True
-    """Whether QK carries the factor between q . k and the attention score."""
-    embedding: Embedding = "effective"
-    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
-    of_weights: ClassVar[bool] = True
-
-    def bind(self, model: Subject) -> Alone:
-        """Products with some rows of the embedding, and one pass over a few random tokens for the scales of norms."""
-        circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
-        ids = _distinct(model.text, self.tokens)
-        asked = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
-        return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, asked))
-
-
-@public(renamed={"circuits": "folded, scaled and embedding"})
-def head_tokens(
-    model: Model,
-    tokens: Answers,
-    *,
-    top: int | None = None,
-    folded: bool = True,
-    scaled: bool = True,
-    embedding: Embedding = "effective",
-) -> xr.Dataset:
     """For every head and token: the logits it raises and lowers most if it attends to it, and the tokens it looks for.
 
     Returns Dataset[layer, head, token, list, rank]: `value`, and `word` and `word_id`, the text and id of the token
@@ -95,7 +63,29 @@ def head_tokens(
         >>> found.word.isel(token=1).sel(layer=1, head=0, list="raises").shape
         (3,)
     """
-    return answered(HeadTokens(tokens, top, folded, scaled, embedding), model)
+
+    tokens: Answers
+    """Different single tokens, as text or ids."""
+    _: KW_ONLY
+    top: int | None = None
+    """How many tokens each list has."""
+    folded: bool = True
+    """Whether norms are part of the circuits, as in `HeadCircuits`."""
+    scaled: bool = True
+    """Whether QK carries the factor between q . k and the attention score."""
+    embedding: Embedding = "effective"
+    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
+    of_weights: ClassVar[bool] = True
+
+    def bind(self, model: Subject) -> Alone:
+        """Products with some rows of the embedding, and one pass over a few random tokens for the scales of norms."""
+        circuits = HeadCircuits(model, self.folded, scaled=self.scaled, embedding=self.embedding)
+        ids = _distinct(model.text, self.tokens)
+        asked = replace(self, top=listed(self.top, 5, circuits.config.n_outputs, " tokens per list"))
+        return Alone(self.name, partial(_head_tokens, circuits, model.text, ids, asked))
+
+
+head_tokens = of_weights(HeadTokens, renamed={"circuits": "folded, scaled and embedding"})
 
 
 @torch.no_grad()

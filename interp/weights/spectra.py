@@ -7,7 +7,7 @@ signal is another question.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
@@ -17,7 +17,6 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.core.stats import wide
@@ -26,9 +25,9 @@ from interp.model.experts import Experts
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import Alone, Question
-from interp.runs.run import answered
+from interp.runs.functions import of_weights
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -57,23 +56,6 @@ class _Named:
 
 @dataclass(frozen=True)
 class Spectra(Question):
-    """The singular values of every matrix of a model; `spectra` describes the result."""
-
-    of_layers: ClassVar[bool] = False
-
-    top: int = 10
-    """Of how many of the largest the share is given."""
-    of_weights: ClassVar[bool] = True
-
-    def bind(self, model: Subject) -> Alone:
-        """Decompositions, no pass."""
-        if self.top < 1:
-            raise ValueError(f"top >= 1 is required, got {self.top}")
-        return Alone(self.name, partial(_spectra, model.transformer.unedited, self))
-
-
-@public()
-def spectra(model: Model, *, top: int = 10) -> xr.Dataset:
     """The singular values of every matrix of a model, and what they say: Dataset[matrix, index].
 
     By matrix, with p_i = sigma_i / sum sigma: `norm` (Frobenius), `stable_rank` = sum sigma^2 / sigma_1^2,
@@ -95,7 +77,22 @@ def spectra(model: Model, *, top: int = 10) -> xr.Dataset:
         True
         >>> interp.frame(table).groupby("kind").stable_rank.mean()
     """
-    return answered(Spectra(top), model)
+
+    of_layers: ClassVar[bool] = False
+
+    _: KW_ONLY
+    top: int = 10
+    """Of how many of the largest the share is given."""
+    of_weights: ClassVar[bool] = True
+
+    def bind(self, model: Subject) -> Alone:
+        """Decompositions, no pass."""
+        if self.top < 1:
+            raise ValueError(f"top >= 1 is required, got {self.top}")
+        return Alone(self.name, partial(_spectra, model.transformer.unedited, self))
+
+
+spectra = of_weights(Spectra)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ look for that in Pythia's first layers: the norm of a neuron's input weights aga
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar
 
@@ -15,16 +15,15 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import public
 from interp.core.results import Score, scored
 from interp.core.stats import wide
 from interp.model.config import MLP
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import input_norm
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import Alone, Question
-from interp.runs.run import answered
+from interp.runs.functions import of_weights
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -38,25 +37,6 @@ SCORES = {
 
 @dataclass(frozen=True)
 class Superposition(Question):
-    """Input weights against biases of the neurons of every layer; `superposition` describes the result."""
-
-    folded: bool = True
-    """Whether the gain and the bias of the norm before the MLP count as parts of its weights."""
-    of_weights: ClassVar[bool] = True
-
-    def bind(self, model: Subject) -> Alone:
-        """Norms of the columns of W_in, no pass."""
-        mlp = model.transformer.config.mlp
-        if not isinstance(mlp, MLP) or mlp.gated or not mlp.bias:
-            raise ValueError(
-                "superposition is read off a plain MLP with biases, act(x W_in + b_in); got "
-                f"{model.transformer.config.mlp_in_words}"
-            )
-        return Alone(self.name, partial(_superposition, model.transformer.unedited, self))
-
-
-@public()
-def superposition(model: Model, *, folded: bool = True) -> xr.Dataset:
     """Signs of superposition in the weights of every layer's neurons.
 
     Returns Dataset[layer, score]: `value`, over the layer's neurons u with w_u = W_in[:, u], of `norm`, the mean |w_u|;
@@ -74,7 +54,24 @@ def superposition(model: Model, *, folded: bool = True) -> xr.Dataset:
         >>> superposition(model).value.sel(score="negative_bias").sizes["layer"]
         3
     """
-    return answered(Superposition(folded), model)
+
+    _: KW_ONLY
+    folded: bool = True
+    """Whether the gain and the bias of the norm before the MLP count as parts of its weights."""
+    of_weights: ClassVar[bool] = True
+
+    def bind(self, model: Subject) -> Alone:
+        """Norms of the columns of W_in, no pass."""
+        mlp = model.transformer.config.mlp
+        if not isinstance(mlp, MLP) or mlp.gated or not mlp.bias:
+            raise ValueError(
+                "superposition is read off a plain MLP with biases, act(x W_in + b_in); got "
+                f"{model.transformer.config.mlp_in_words}"
+            )
+        return Alone(self.name, partial(_superposition, model.transformer.unedited, self))
+
+
+superposition = of_weights(Superposition)
 
 
 @torch.no_grad()

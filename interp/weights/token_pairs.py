@@ -8,7 +8,7 @@ Circuits"; Dar et al. 2022 (entries of both forms).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -16,14 +16,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import listed, public
+from interp.core.boundary import listed
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.data.batch import Answers, Text
 from interp.model.parts import Named, Part, as_parts
-from interp.passes.observe import Model, Subject
+from interp.passes.observe import Subject
 from interp.passes.question import Alone, Question
-from interp.runs.run import answered
+from interp.runs.functions import of_weights
 from interp.weights.head_circuits import Embedding, HeadCircuits
 from interp.weights.typical_scales import ABOUT, typical_factors, units
 
@@ -37,12 +37,28 @@ SIDES: Mapping[str, tuple[str, str]] = {"OV": ("source", "output"), "QK": ("quer
 
 @dataclass(frozen=True)
 class TopPairs(Question):
-    """The largest entries of some heads' full circuits; `top_pairs` describes the result."""
+    """The largest (or smallest) entries of heads' full circuits: source -> output (OV) or query -> key (QK).
+
+    Returns Dataset[part, rank]: `value`, the entry minus the mean of its row, since a softmax over the columns does not
+    see a constant; the coordinate `factor`[part], what such an entry is multiplied by in a typical pass, for all norms
+    have the scale 1 here, so that entries of a real model are hundreds. The coordinates `source` and `output` (or
+    `query` and `key`) are the tokens' text, `source_id` and so on their ids. Rank 0 is the most extreme.
+    Dar et al. 2022 read the uncentred forms. Caveat: QK entries of different queries have no common scale.
+    head: by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
+    folded, scaled, embedding: the conventions, as in `HeadCircuits`.
+    Errors: IndexError for a head that does not exist, ValueError for another kind or more than V^2 entries; ValueError
+    and AttributeError where no circuit ends in the logits.
+
+    Example:
+        >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)[4:]
+        ['rank', 'factor', 'source', 'source_id', 'output', 'output_id', 'value']
+    """
 
     head: Named | Sequence[Named]
     """The head, or several."""
     kind: Kind = "OV"
     """OV: what a source token makes likely; QK: which key a query token attends to."""
+    _: KW_ONLY
     top: int | None = None
     """How many pairs are listed."""
     largest: bool = True
@@ -68,10 +84,27 @@ class TopPairs(Question):
 
 @dataclass(frozen=True)
 class SkipTrigrams(Question):
-    """What some heads do as skip-trigrams, source ... destination -> output; `skip_trigrams` describes the result."""
+    """Skip-trigrams of heads, "source ... destination -> output".
+
+    Which destination attends to a source is read off QK, what the source then makes likely off OV (Elhage et al. 2021,
+    "Interpretation as Skip-Trigrams"): the (destination, source) pairs with the largest QK entries, and for each its
+    source's largest OV entries, in that order. With `sources` (single tokens) the destinations of each of them instead.
+    Returns Dataset[part, pair, rank]: `ov`[part, pair, rank] and `qk`[part, pair], each minus the mean of its row, and
+    `ov_factor`[part], as in `top_pairs`, whose caveat holds here too; the coordinates `source`, `destination`
+    and `output` are the tokens' text, `source_id` and so on their ids. Every pair of a source is combined with all its
+    outputs: the form cannot do otherwise (their "bugs").
+    head, folded, scaled, embedding: as in `top_pairs`. top: how many pairs, with `sources` how many of each.
+    Errors: as in `top_pairs`, and ValueError for sources that are not single tokens, or more than the vocabulary has.
+
+    Example:
+        >>> found = skip_trigrams(model, "L0H1", top=4, outputs=2)
+        >>> len(interp.frame(found))
+        8
+    """
 
     head: Named | Sequence[Named]
     """The head, or several."""
+    _: KW_ONLY
     sources: Answers | None = None
     """The source tokens asked about, as text or ids; None = those of the largest QK entries."""
     top: int | None = None
@@ -99,67 +132,14 @@ class SkipTrigrams(Question):
         return Alone(self.name, partial(_skip_trigrams, circuits, model.text, heads, sources, asked))
 
 
-@public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
-def top_pairs(
-    model: Model,
-    head: Named | Sequence[Named],
-    kind: Kind = "OV",
-    *,
-    top: int | None = None,
-    largest: bool = True,
-    folded: bool = True,
-    scaled: bool = True,
-    embedding: Embedding = "effective",
-) -> xr.Dataset:
-    """The largest (or smallest) entries of heads' full circuits: source -> output (OV) or query -> key (QK).
-
-    Returns Dataset[part, rank]: `value`, the entry minus the mean of its row, since a softmax over the columns does not
-    see a constant; the coordinate `factor`[part], what such an entry is multiplied by in a typical pass, for all norms
-    have the scale 1 here, so that entries of a real model are hundreds. The coordinates `source` and `output` (or
-    `query` and `key`) are the tokens' text, `source_id` and so on their ids. Rank 0 is the most extreme.
-    Dar et al. 2022 read the uncentred forms. Caveat: QK entries of different queries have no common scale.
-    head: by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
-    folded, scaled, embedding: the conventions, as in `HeadCircuits`.
-    Errors: IndexError for a head that does not exist, ValueError for another kind or more than V^2 entries; ValueError
-    and AttributeError where no circuit ends in the logits.
-
-    Example:
-        >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)[4:]
-        ['rank', 'factor', 'source', 'source_id', 'output', 'output_id', 'value']
-    """
-    return answered(TopPairs(head, kind, top, largest, folded, scaled, embedding), model)
+top_pairs = of_weights(
+    TopPairs, renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"}
+)
 
 
-@public(renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"})
-def skip_trigrams(
-    model: Model,
-    head: Named | Sequence[Named],
-    *,
-    sources: Answers | None = None,
-    top: int | None = None,
-    outputs: int = 5,
-    folded: bool = True,
-    scaled: bool = True,
-    embedding: Embedding = "effective",
-) -> xr.Dataset:
-    """Skip-trigrams of heads, "source ... destination -> output".
-
-    Which destination attends to a source is read off QK, what the source then makes likely off OV (Elhage et al. 2021,
-    "Interpretation as Skip-Trigrams"): the (destination, source) pairs with the largest QK entries, and for each its
-    source's largest OV entries, in that order. With `sources` (single tokens) the destinations of each of them instead.
-    Returns Dataset[part, pair, rank]: `ov`[part, pair, rank] and `qk`[part, pair], each minus the mean of its row, and
-    `ov_factor`[part], as in `top_pairs`, whose caveat holds here too; the coordinates `source`, `destination`
-    and `output` are the tokens' text, `source_id` and so on their ids. Every pair of a source is combined with all its
-    outputs: the form cannot do otherwise (their "bugs").
-    head, folded, scaled, embedding: as in `top_pairs`. top: how many pairs, with `sources` how many of each.
-    Errors: as in `top_pairs`, and ValueError for sources that are not single tokens, or more than the vocabulary has.
-
-    Example:
-        >>> found = skip_trigrams(model, "L0H1", top=4, outputs=2)
-        >>> len(interp.frame(found))
-        8
-    """
-    return answered(SkipTrigrams(head, sources, top, outputs, folded, scaled, embedding), model)
+skip_trigrams = of_weights(
+    SkipTrigrams, renamed={"circuits": "folded, scaled and embedding", "layer": "head, such as 'L3H5'"}
+)
 
 
 def _heads(given: Named | Sequence[Named], circuits: HeadCircuits) -> list[Part]:

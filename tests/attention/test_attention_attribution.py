@@ -296,7 +296,7 @@ def test_an_edit_of_an_earlier_head_is_in_its_parts(by: Split) -> None:
     network, tokens = build("gpt2"), some_tokens(2)
     for change, site, factor in ((Zero(), "L0H2", 0.0), (Scale(0.5), "L0H2", 0.5)):
         edits = [Edit(site, change)]
-        found = attention_attribution(network, tokens, "L1H1", key=3, by=by, edits=edits)
+        found = attention_attribution(network.edited(edits), tokens, "L1H1", key=3, by=by)
         (scores,) = recorded(network.edited(edits), tokens, "blocks.1.attn.hook_attn_scores")
         assert_close(torch.tensor(found.total.values), scores[:, 1, -1, 3])
         if by == "part":
@@ -315,7 +315,7 @@ def test_an_edit_of_an_earlier_head_is_in_its_parts(by: Split) -> None:
 def test_a_score_that_is_not_what_the_stream_makes_of_it_is_refused(site: str) -> None:
     edits = [Edit(site, Scale(1.5))]
     with pytest.raises(IncompleteSumError, match="parts"):
-        attention_attribution(build("gpt2"), some_tokens(2), "L1H1", key=3, edits=edits)
+        attention_attribution(build("gpt2").edited(edits), some_tokens(2), "L1H1", key=3)
 
 
 @over("side", ["left", "right"])
@@ -424,7 +424,9 @@ def test_what_cannot_be_split_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="holds query or key positions for 3 prompts, got 2 rows"):
         attention_attribution(network, tokens, "L1H0", key=PerRow([0, 1, 2]))
     with pytest.raises(ValueError, match="2 queries and 3 keys"):
-        AttentionAttribution("L1H0", PerRow([0, 1, 2]), PerRow([5, 6])).bind(HookedTransformer(network))
+        AttentionAttribution("L1H0", key=PerRow([0, 1, 2]), query=PerRow([5, 6])).bind(
+            HookedTransformer(network)
+        )
     with pytest.raises(ValueError, match="by must be one of 'part', 'head', 'source'"):
         attention_attribution(network, tokens, "L1H0", key=0, by="neuron")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="at least one pair"):

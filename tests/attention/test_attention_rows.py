@@ -181,16 +181,16 @@ def test_what_has_no_meaning_is_refused() -> None:
         with pytest.raises(ValueError, match="train_length of at least 2 is required, got 1"):
             function(model, some_tokens(), train_length=1)
         with pytest.raises(ValueError, match=r"which the edit of blocks\.1\.attn\.hook_pattern comes"):
-            function(model, some_tokens(), edits=[Edit("blocks.1.attn.hook_pattern", Zero())])
+            function(model.edited(Edit("blocks.1.attn.hook_pattern", Zero())), some_tokens())
 
 
 @pytest.mark.parametrize("m", [None, 5])
 def test_the_functions_are_their_questions_in_a_run(m: int | None) -> None:
     model = HookedTransformer(build("llama-gqa"))
-    batches = prompt_source(Batch.of(ROWS), model.text, prepend_bos=True, batch_size=2)
-    both = interp.run([AttentionEntropy(m), Dispersion(m)], model, batches)
+    batches = prompt_source(Batch.of(ROWS), model.text)
+    both = interp.run([AttentionEntropy(train_length=m), Dispersion(train_length=m)], model, batches)
     for function in (attention_entropy, dispersion):
-        found = function(model, Batch.of(ROWS), train_length=m, batch_size=2)
+        found = function(model, Batch.of(ROWS), train_length=m)
         assert found.identical(both[function.__name__])
         assert len(interp.frame(found).columns.difference(PART_COLUMNS)) <= 12
 
@@ -201,7 +201,7 @@ def test_an_edited_model_is_the_model_with_those_weights() -> None:
     other.block(0).mlp.out.weight.zero_()
     other.block(0).mlp.out.bias.zero_()
     for function in (attention_entropy, dispersion):
-        edited = function(network, some_tokens(), edits=[Edit("L0.mlp", Zero())])
+        edited = function(network.edited([Edit("L0.mlp", Zero())]), some_tokens())
         expected, plain = function(other, some_tokens()), function(network, some_tokens())
         np.testing.assert_allclose(edited.value, expected.value, rtol=1e-12)
         assert float(abs(edited.value - plain.value).max()) > 1e-3
@@ -272,7 +272,7 @@ def test_weights_without_scores_are_read_as_shares_of_their_sizes(name: str) -> 
 
 def test_linear_attention_of_equal_keys_is_even() -> None:
     edit = Edit("blocks.0.attn.hook_k", Set(1.0))
-    found = attention_entropy(HookedTransformer(build_mixed("linear")), Batch.of(ROWS), edits=[edit])
+    found = attention_entropy(HookedTransformer(build_mixed("linear")).edited(edit), Batch.of(ROWS))
     np.testing.assert_allclose(found.value.sel(layer=0, score="relative"), 1.0, rtol=1e-5)
 
 
@@ -296,7 +296,7 @@ def test_an_edited_pattern_counts_where_the_numbers_are_of_the_pattern() -> None
         HookedTransformer(build_mixed("linear")),
         Edit("blocks.0.attn.hook_pattern", torch.ones_like),
     )
-    found = attention_entropy(model, torch.tensor([ROWS[0]]), edits=[edit])
+    found = attention_entropy(model.edited(edit), torch.tensor([ROWS[0]]))
     np.testing.assert_allclose(found.value.sel(layer=0, score="max_weight"), 1 / 9, rtol=1e-9)
 
 

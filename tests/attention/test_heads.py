@@ -248,7 +248,7 @@ def test_random_heads_are_as_rare_as_p_says() -> None:
 
 def test_the_functions_are_their_questions_in_a_run() -> None:
     model = HookedTransformer(build("llama-gqa"))
-    found = interp.run([Heads(SMALL, None), AttentionKernel(SMALL)], model)
+    found = interp.run([Heads(repeats=SMALL, sentences=None), AttentionKernel(SMALL)], model)
     assert interp.heads(model, repeats=SMALL, sentences=None).identical(found["heads"])
     assert attention_kernel(model, SMALL).identical(found["attention_kernel"])
 
@@ -352,9 +352,9 @@ def test_no_more_than_a_part_of_the_patterns_is_held_at_once(
                 square.append(out.numel() if out.shape[1] == model.cfg.n_heads else 0)
             return out
 
-    rows = Batch(tokens, bos=True) if data == "own" else SMALL
+    rows = Batch(tokens, bos=True) if data == "own" else None
     with Squares():
-        interp.heads(model, rows, sentences=None)
+        interp.heads(model, rows, repeats=None if data == "own" else SMALL, sentences=None)
     assert max(square) == 2 * size < len(tokens) * size
 
 
@@ -398,7 +398,7 @@ def same_token_ids(batch: Batch) -> Tensor:
 
 def ways(model: HookedTransformer, edits: list[Edit], *data: object) -> Iterator[xr.Dataset]:
     """The table of an edited model in the three ways to ask for it."""
-    yield interp.heads(model, *data, edits=edits)  # type: ignore[arg-type]
+    yield interp.heads(model.edited(edits), *data)  # type: ignore[arg-type]
     with model.hooks(edits=edits):
         yield interp.heads(model, *data)  # type: ignore[arg-type]
     yield interp.heads(model.edited(edits), *data)  # type: ignore[arg-type]
@@ -423,10 +423,10 @@ def test_without_its_previous_token_head_a_planted_induction_head_is_at_its_null
 
 def test_without_its_previous_token_heads_no_head_of_a_trained_model_does_induction() -> None:
     model, rows = HookedTransformer.from_pretrained("demo-attn-2l"), RepeatedTokens(rows=4)
-    plain = interp.heads(model, rows, sentences=None)
+    plain = interp.heads(model, repeats=rows, sentences=None)
     previous = plain.value.sel(layer=0, score="previous_token").values
     edits = [Edit((0, int(head)), Zero()) for head in np.flatnonzero(previous > 0.15)]
-    found = interp.heads(model, rows, sentences=None, edits=edits).sel(layer=1, score="induction")
+    found = interp.heads(model.edited(edits), repeats=rows, sentences=None).sel(layer=1, score="induction")
     assert (plain.value.sel(layer=1, score="induction") > 0.5).sum() >= 4
     assert float(abs(found.value - found.null).max()) < 0.01
 
@@ -448,7 +448,7 @@ def zeroed(name: str, edit: str) -> Transformer:
 @over("edit", ["L0.mlp", "L0H1"])
 def test_an_edited_model_is_the_model_with_those_weights(name: str, edit: str) -> None:
     model = speaker(name)
-    found = interp.heads(model, repeats=SMALL, edits=[Edit(edit, Zero())], sentences=DATA)
+    found = interp.heads(model.edited(Edit(edit, Zero())), repeats=SMALL, sentences=DATA)
     expected = interp.heads(
         HookedTransformer(zeroed(name, edit), model.text.tokenizer), repeats=SMALL, sentences=DATA
     )
@@ -468,19 +468,19 @@ def test_an_edited_model_is_the_model_with_those_weights(name: str, edit: str) -
 def test_what_edits_make_unlike_the_weights_is_left_out_and_the_rest_is_told() -> None:
     model = speaker()
     vector = torch.arange(model.cfg.d_model).double()
-    found = interp.heads(model, repeats=SMALL, sentences=DATA, edits=[Edit("L1.attn", Scale(2.0))])
+    found = interp.heads(model.edited(Edit("L1.attn", Scale(2.0))), repeats=SMALL, sentences=DATA)
     assert found.value.sel(layer=1, score=["copying", "copying_weights"]).isnull().all()
     assert found.value.sel(layer=0).notnull().all()
     assert "name_mover" not in found.score and "not all that writes" in found.attrs["no_name_mover"]
     assert "to_receiver" in found.score
-    steered = interp.heads(model, repeats=SMALL, sentences=DATA, edits=[Edit("L1.resid", Add(vector))])
+    steered = interp.heads(model.edited(Edit("L1.resid", Add(vector))), repeats=SMALL, sentences=DATA)
     assert "copying_weights" in steered.score and steered.value.notnull().all()
     assert "name_mover" not in steered.score
-    values = interp.heads(model, repeats=SMALL, sentences=None, edits=[Edit("blocks.1.attn.hook_v", Zero())])
+    values = interp.heads(model.edited(Edit("blocks.1.attn.hook_v", Zero())), repeats=SMALL, sentences=None)
     assert values.value.sel(layer=1, score="copying_weights").isnull().all()
     copying = values.value.sel(layer=1, score="copying").values
     assert copying == pytest.approx(chance_copying(SMALL.sample)), "it raises nothing"
-    embedded = interp.heads(model, repeats=SMALL, sentences=None, edits=[Edit("embed", Scale(2.0))])
+    embedded = interp.heads(model.edited(Edit("embed", Scale(2.0))), repeats=SMALL, sentences=None)
     assert "copying_weights" not in embedded.score and "embed is edited" in embedded.attrs["no_successor"]
 
 
@@ -488,7 +488,7 @@ def test_a_pattern_that_is_edited_is_the_one_that_is_scored() -> None:
     n = SMALL.length
     back = torch.eye(n, dtype=torch.float64)[[max(i - 1, 0) for i in range(n)]].expand(1, 4, n, n)
     edit = Edit("blocks.1.attn.hook_pattern", Set(back))
-    found = interp.heads(speaker(), repeats=SMALL, sentences=None, edits=[edit]).value
+    found = interp.heads(speaker().edited(edit), repeats=SMALL, sentences=None).value
     np.testing.assert_allclose(found.sel(layer=1, score="previous_token"), 1.0)
     assert (found.sel(layer=0, score="previous_token") < 0.9).all()
 

@@ -12,7 +12,7 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.causal import ablate
-from interp.causal.stand_ins import StandIn, other_rows
+from interp.causal.stand_ins import StandIn, completed, other_rows
 from interp.data.batch import Batch
 from interp.model.edits import Mean, Resample, Zero
 from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss
@@ -225,8 +225,12 @@ def test_sets_by_position() -> None:
 )
 def test_splitting_the_prompts_changes_no_number(case: str) -> None:
     change, given, _ = CASES[case]
+    model, prompts = subject("gpt2"), Batch(TOKENS).numbered()
+    other = model.to_batch(given["reference"]) if "reference" in given else None
+    whole, reference = completed(change, prompts, other, given.get("groups"))
+    groups = {"groups": given["groups"]} if "groups" in given and isinstance(change, Mean) else {}
     joined, split = (
-        ablate(subject("gpt2"), TOKENS, change=change, metric=METRIC, batch_size=n, **given)  # type: ignore[arg-type]
+        ablate(model, list(whole.split(n)), change=change, metric=METRIC, reference=reference, **groups)
         for n in (32, 3)
     )
     np.testing.assert_allclose(split["each"].values, joined["each"].values, rtol=1e-9, atol=1e-9)

@@ -19,6 +19,7 @@ from interp.data.batch import Batch
 from interp.model import Tap, Transformer
 from interp.model.sites import DIMS, EMBEDDING_SITES, block_rows, names
 from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss, of_logits
+from tests.batches import in_batches
 from tests.causal.slow_edges import ANSWER, WRONG, difference
 from tests.circuits.test_edge_attribution import CLEAN, CORRUPT, linear, padded
 from tests.configs import CONFIGS, build, some_tokens
@@ -167,7 +168,9 @@ def test_splitting_and_padding_change_no_number(side: str) -> None:
     model = HookedTransformer(build("llama-gqa"))
     ask: Callable[..., xr.Dataset] = partial(attribution_patch, model, metric=METRIC)
     plain = ask(CLEAN, CORRUPT)
-    np.testing.assert_allclose(ask(CLEAN, CORRUPT, batch_size=2)["each"], plain["each"], atol=1e-11)
+    np.testing.assert_allclose(
+        ask(in_batches(model, CLEAN, 2), in_batches(model, CORRUPT, 2))["each"], plain["each"], atol=1e-11
+    )
     wide = ask(padded(CLEAN, side), padded(CORRUPT, side))["each"]
     np.testing.assert_allclose(wide[:, :, :7], plain["each"], atol=1e-9)
     assert bool(wide[:, :, 7:].isnull().all()), "nothing at the padding"
@@ -302,15 +305,19 @@ def test_cells_are_drawn_alike_whatever_the_batch_is(prompts: int | None) -> Non
         some_tokens(9, 6),
         some_tokens(9, 6, seed=1),
     )
-    ask = partial(attribution_patch, model, clean, corrupt, metric=METRIC, agreement_prompts=prompts)
-    one, other, kept = (
-        ask(agreement=5, batch_size=size, each=each) for size, each in ((9, False), (2, False), (4, True))
-    )
+
+    def ask(agreement: int, size: int, each: bool) -> xr.Dataset:
+        pair = in_batches(model, clean, size), in_batches(model, corrupt, size)
+        return attribution_patch(
+            model, *pair, metric=METRIC, agreement=agreement, agreement_prompts=prompts, each=each
+        )
+
+    one, other, kept = (ask(5, size, each) for size, each in ((9, False), (2, False), (4, True)))
     first, *others = (found.agreement.sel(estimate="value") for found in (one, other, kept))
     for each in others:
         np.testing.assert_allclose(first, each, rtol=1e-6)  # float32, in passes of other shapes
     assert bool(one.agreement.sel(estimate=["low", "high"]).isnull().all()), "9 prompts are too few"
-    assert not np.allclose(first, ask(agreement=6 * 8, each=False).agreement.sel(estimate="value"), rtol=1e-3)
+    assert not np.allclose(first, ask(6 * 8, 9, False).agreement.sel(estimate="value"), rtol=1e-3)
 
 
 def test_half_of_the_cells_are_those_of_the_largest_estimates() -> None:

@@ -25,6 +25,7 @@ from interp.passes.observe import observe
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.zoo.planted import PLANTED
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, some_tokens
 from tests.tiny import hooked
 from tests.tolerances import assert_close, student95
@@ -46,9 +47,10 @@ class Asked:
     def batch(self, side: Side = "right") -> Batch:
         return Batch.of([row.tolist() for row in self.rows], side=side)
 
-    def trace(self, side: Side = "right", **how: object) -> xr.Dataset:
+    def trace(self, side: Side = "right", size: int = 3, **how: object) -> xr.Dataset:
         given: dict = {"samples": SAMPLES, "noise": NOISE} | how
-        return causal_trace(self.model, self.batch(side), SUBJECTS, self.answers, **given)
+        data = in_batches(self.model, self.batch(side), size)
+        return causal_trace(self.model, data, SUBJECTS, self.answers, **given)
 
 
 FROM_THREE = replace(answer_probability(), fewest=3)
@@ -126,14 +128,17 @@ CASES: dict[str, tuple[CausalTrace, dict[int, list[int]]]] = {
     "state": (Tracing(samples=SAMPLES), ALONE),
     "state without MLPs": (Tracing(samples=SAMPLES, severed="mlp"), ALONE),
     "state without attention": (Tracing(samples=SAMPLES, severed="attn"), ALONE),
-    "one MLP": (Tracing("mlp", 1, samples=SAMPLES), ALONE),
-    "one MLP without attention": (Tracing("mlp", 1, samples=SAMPLES, severed="attn"), ALONE),
-    "one MLP without MLPs": (Tracing("mlp", 1, samples=SAMPLES, severed="mlp"), ALONE),
-    "one attention without MLPs": (Tracing("attn", 1, samples=SAMPLES, severed="mlp"), ALONE),
-    "two MLPs without attention": (Tracing("mlp", 2, samples=SAMPLES, severed="attn"), {0: [0], 1: [0, 1]}),
-    "two MLPs": (Tracing("mlp", 2, samples=SAMPLES), {0: [0], 1: [0, 1]}),
-    "three attentions": (Tracing("attn", 3, samples=SAMPLES), BOTH),
-    "all attentions": (Tracing("attn", 10, samples=SAMPLES), BOTH),
+    "one MLP": (Tracing(kind="mlp", window=1, samples=SAMPLES), ALONE),
+    "one MLP without attention": (Tracing(kind="mlp", window=1, samples=SAMPLES, severed="attn"), ALONE),
+    "one MLP without MLPs": (Tracing(kind="mlp", window=1, samples=SAMPLES, severed="mlp"), ALONE),
+    "one attention without MLPs": (Tracing(kind="attn", window=1, samples=SAMPLES, severed="mlp"), ALONE),
+    "two MLPs without attention": (
+        Tracing(kind="mlp", window=2, samples=SAMPLES, severed="attn"),
+        {0: [0], 1: [0, 1]},
+    ),
+    "two MLPs": (Tracing(kind="mlp", window=2, samples=SAMPLES), {0: [0], 1: [0, 1]}),
+    "three attentions": (Tracing(kind="attn", window=3, samples=SAMPLES), BOTH),
+    "all attentions": (Tracing(kind="attn", window=10, samples=SAMPLES), BOTH),
 }
 
 
@@ -165,11 +170,11 @@ def test_other_families_and_left_padding(name: str) -> None:
 
 def test_the_layers_of_a_window_are_those_of_the_paper() -> None:
     """max(0, l - 5) .. min(L, l + 5) - 1 for a window of 10."""
-    wide = Tracing("mlp", 10)
+    wide = Tracing(kind="mlp", window=10)
     for layer in range(48):
         assert wide.layers(layer, 48) == range(max(0, layer - 5), min(48, layer + 5))
-    assert Tracing("attn", 1).layers(7, 48) == range(7, 8)
-    assert Tracing("state", 10).layers(7, 48) == range(7, 8)
+    assert Tracing(kind="attn", window=1).layers(7, 48) == range(7, 8)
+    assert Tracing(kind="state", window=10).layers(7, 48) == range(7, 8)
 
 
 def test_the_usual_window_is_a_fifth_of_the_layers_as_in_the_paper() -> None:
@@ -274,7 +279,7 @@ def test_noise_is_normal_on_the_subjects_alone_and_hangs_on_the_tokens_and_the_s
 def test_sigma_is_that_of_all_entries_of_the_subjects() -> None:
     a = asked("gemma2")
     span = spans(a.model.text, a.batch(), SUBJECTS)
-    found = subject_spread(a.model, a.batch(), SUBJECTS, batch_size=2)
+    found = subject_spread(a.model, in_batches(a.model, a.batch(), 2), SUBJECTS)
     assert int(within(a.batch(), span).sum()) == 6
     weights = a.model.transformer.embed.weight * 24**0.5
     parts = [weights[row[sub.start : sub.stop]] for row, sub in zip(a.rows, SUBJECTS, strict=True)]
@@ -286,7 +291,7 @@ def test_sigma_is_that_of_all_entries_of_the_subjects() -> None:
 def test_neither_the_split_nor_the_order_of_the_prompts_changes_a_number(kind: str) -> None:
     a = asked("llama-gqa")
     whole = a.trace(kind=kind, window=1)
-    split = a.trace(kind=kind, window=1, batch_size=1)
+    split = a.trace(kind=kind, window=1, size=1)
     xr.testing.assert_allclose(split, whole, rtol=1e-9, atol=1e-12)
     order = [2, 0, 1]
     batch = Batch.of([a.rows[i].tolist() for i in order])
@@ -364,8 +369,7 @@ def test_an_edited_model_has_its_own_facts_and_its_own_sigma() -> None:
     a, edits = asked("gpt2"), [Edit("embed", Scale(2.0)), Edit("L0.mlp", Zero())]
     network = a.model.transformer.edited(edits)
     answers = [int(network(row[None])[0, -1].argmax()) for row in a.rows]
-    given = {"samples": SAMPLES, "edits": edits}
-    found = causal_trace(a.model, a.batch(), SUBJECTS, answers, **given)  # type: ignore[arg-type]
+    found = causal_trace(a.model.edited(edits), a.batch(), SUBJECTS, answers, samples=SAMPLES)
     assert found.attrs["sigma"] == pytest.approx(2 * a.trace().attrs["sigma"], rel=1e-12)
     xr.testing.assert_identical(found, causal_trace(network, a.batch(), SUBJECTS, answers, samples=SAMPLES))
     assert abs(found["each"] - a.trace(noise=3.0)["each"]).max() > 1e-6

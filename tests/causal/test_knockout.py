@@ -23,6 +23,7 @@ from interp.passes.observe import observe
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.zoo.planted import PLANTED
+from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
@@ -126,7 +127,7 @@ def test_masks_say_which_columns_in_each_prompt() -> None:
     for row, (q, ks) in enumerate(columns):
         queries[row, q] = True
         keys[row, list(ks)] = True
-    found = knock_out(model, batch, queries, keys, metric=METRIC, by=("head",), batch_size=1)
+    found = knock_out(model, in_batches(model, batch, 1), queries, keys, metric=METRIC, by=("head",))
     for row, (q, ks) in enumerate(columns):
         alone = batch.tokens[row : row + 1, : int(batch.lengths[row])].expand(3, -1)
         expected = by_hand(model, [(q, k) for k in ks], [0, 1], [3], alone)[row]
@@ -223,7 +224,7 @@ def test_masks_find_their_prompts_in_a_stream() -> None:
     queries, keys = torch.zeros(2, 4, 9, dtype=torch.bool)
     for row, n in enumerate(lengths):
         queries[row, n - 1], keys[row, 1 + row % 2] = True, True
-    asked = KnockOut(queries, keys, logit_difference([3, 4, 5, 6], [6, 7, 8, 9]), by=("layer",))
+    asked = KnockOut(queries, keys, metric=logit_difference([3, 4, 5, 6], [6, 7, 8, 9]), by=("layer",))
     stream = Stream(open_source(rows), model.text, tokens_per_batch=16)
     found = interp.run([asked], model, stream)["knock_out"].sortby("prompt")
     whole = knock_out(model, Batch.of(rows), queries, keys, metric=asked.metric)

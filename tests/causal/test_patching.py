@@ -8,6 +8,7 @@ import interp
 from interp import HookedTransformer
 from interp.causal import PRESETS, patch, patch_preset
 from interp.passes.metrics import Metric, choice_difference, kl_divergence, logit_difference
+from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
@@ -106,7 +107,14 @@ def test_divergences_are_from_the_clean_run(direction: str) -> None:
 
 def test_the_batch_size_changes_nothing() -> None:
     one, all_of_them = (
-        patch(subject("gpt2"), CLEAN, CORRUPT, "z", metric=METRIC, batch_size=size) for size in (1, 32)
+        patch(
+            subject("gpt2"),
+            in_batches(subject("gpt2"), CLEAN, size),
+            in_batches(subject("gpt2"), CORRUPT, size),
+            "z",
+            metric=METRIC,
+        )
+        for size in (1, 32)
     )
     assert_close(torch.from_numpy(one.each.values), torch.from_numpy(all_of_them.each.values))
 
@@ -168,7 +176,14 @@ def test_a_metric_with_data_by_prompt_finds_its_prompt_whatever_the_batches() ->
         [row[mine].sum() - row[~mine].sum() for row, mine in zip(share, right, strict=True)]
     )
     for size in (1, 2, 32):
-        found = patch(model, CLEAN, CORRUPT, "resid_pre", metric=metric, by=("layer",), batch_size=size)
+        found = patch(
+            model,
+            in_batches(model, CLEAN, size),
+            in_batches(model, CORRUPT, size),
+            "resid_pre",
+            metric=metric,
+            by=("layer",),
+        )
         assert_close(torch.from_numpy(found.clean.values), by_hand)
         assert_close(
             torch.from_numpy(found.each.values)[:, 0], torch.from_numpy((found.clean - found.corrupt).values)

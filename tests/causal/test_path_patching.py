@@ -19,6 +19,7 @@ from interp.model.config import ModelConfig
 from interp.model.tap import Edit
 from interp.passes.metrics import kl_divergence, logit_difference, of_logits
 from interp.zoo.planted import PLANTED
+from tests.batches import in_batches
 from tests.causal.slow_edges import ANSWER, WRONG, difference, exact, writes
 from tests.configs import CONFIGS, perturbed, some_tokens
 from tests.tiny import hooked
@@ -47,7 +48,9 @@ def deep(name: str) -> Transformer:
 
 def patched(name: str, receivers: str | Sequence[str], direction: str = "noise", **how: object) -> xr.Dataset:
     given: dict = {"metric": METRIC, "direction": direction} | how
-    return path_patch(HookedTransformer(deep(name)), CLEAN, CORRUPT, receivers, **given)
+    model, size = HookedTransformer(deep(name)), given.pop("size", 32)
+    pair = in_batches(model, CLEAN, size), in_batches(model, CORRUPT, size)
+    return path_patch(model, *pair, receivers, **given)
 
 
 def by_sender(table: xr.Dataset, name: str = "each") -> dict[str, Tensor]:
@@ -221,8 +224,8 @@ def test_exactly_the_planted_senders_come_out(circuit: str, receiver: str, sende
     planted = PLANTED[circuit]()
     metric = logit_difference(planted.answer, planted.wrong)
     table = path_patch(
-        HookedTransformer(planted.model), planted.clean, planted.corrupt, receiver, metric=metric,
-        direction="noise", prepend_bos=False, freeze_mlps=True,
+        HookedTransformer(planted.model), planted.clean, planted.corrupt, receiver, metric=metric, direction="noise",
+        freeze_mlps=True,
     )  # fmt: skip
     total = float((table.clean - table.corrupt).mean())
     found = {name: abs(float(each.mean())) / total for name, each in by_sender(table).items()}
@@ -285,7 +288,7 @@ def test_only_the_senders_asked_for_in_their_order() -> None:
 
 def test_the_batch_size_changes_nothing() -> None:
     for receiver in ("logits", ["L2H0.k", "L1.mlp"]):
-        xr.testing.assert_allclose(patched("gpt2", receiver, batch_size=2), patched("gpt2", receiver))
+        xr.testing.assert_allclose(patched("gpt2", receiver, size=2), patched("gpt2", receiver))
 
 
 def test_padded_pairs_have_the_numbers_of_each_alone() -> None:

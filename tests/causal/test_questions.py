@@ -26,6 +26,7 @@ from interp.data.batch import Batch
 from interp.edits import Zero
 from interp.model.edits import Edit, Scale
 from interp.passes.question import Question
+from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.tables import PART_COLUMNS
 
@@ -48,11 +49,12 @@ class Asked:
     def pairs(self) -> bool:
         return isinstance(self.question, Patch | AttributionPatch | PathPatch)
 
-    def called(self, **how: object) -> xr.Dataset:
+    def called(self, size: int, *edits: Edit) -> xr.Dataset:
         given: dict[str, Any] = {f.name: getattr(self.question, f.name) for f in fields(self.question)}
         first = [given.pop(name) for name in self.required]
         prompts = (CLEAN, CORRUPT) if self.pairs else (CLEAN,)
-        return self.function(model(), *prompts, *first, **(given | how))
+        data = (in_batches(model(), each, size) for each in prompts)
+        return self.function(model().edited(edits), *data, *first, **given)
 
     def run(self, batches: list[Batch], **how: object) -> xr.Dataset:
         (found,) = interp.run([self.question], model(), batches, **how).values()  # type: ignore[arg-type]
@@ -70,16 +72,20 @@ def trace() -> CausalTrace:
 
 
 QUESTIONS: dict[str, Asked] = {
-    "ablate": Asked(Ablate("head", Zero(), METRIC), causal.ablate),
-    "ablate by pos": Asked(Ablate(["L0H1", "L1.mlp"], Zero(), METRIC, by=("part", "pos")), causal.ablate),
-    "patch": Asked(Patch("z", METRIC), causal.patch),
-    "patch by pos": Asked(Patch("resid_pre", METRIC, direction="noise"), causal.patch),
-    "attribution_patch": Asked(AttributionPatch("z", METRIC), causal.attribution_patch),
+    "ablate": Asked(Ablate("head", change=Zero(), metric=METRIC), causal.ablate),
+    "ablate by pos": Asked(Ablate(["L0H1", "L1.mlp"], change=Zero(), metric=METRIC, by=("part", "pos")), causal.ablate),
+    "patch": Asked(Patch("z", metric=METRIC), causal.patch),
+    "patch by pos": Asked(Patch("resid_pre", metric=METRIC, direction="noise"), causal.patch),
+    "attribution_patch": Asked(AttributionPatch("z", metric=METRIC), causal.attribution_patch),
     "path_patch": Asked(PathPatch("L1G0.k", metric=METRIC), causal.path_patch),
     "path_patch by pos": Asked(PathPatch(metric=METRIC, by=("part", "pos")), causal.path_patch),
-    "knock_out": Asked(KnockOut([-1], [1, 2], METRIC, ("layer", "head")), causal.knock_out, ("queries", "keys")),
-    "knock_out by key": Asked(KnockOut([-1], [1, 2], METRIC, ("key",)), causal.knock_out, ("queries", "keys")),
-    "short_circuit": Asked(ShortCircuit([0, range(2)], METRIC), causal.short_circuit),
+    "knock_out": Asked(
+        KnockOut([-1], [1, 2], metric=METRIC, by=("layer", "head")), causal.knock_out, ("queries", "keys")
+    ),
+    "knock_out by key": Asked(
+        KnockOut([-1], [1, 2], metric=METRIC, by=("key",)), causal.knock_out, ("queries", "keys")
+    ),
+    "short_circuit": Asked(ShortCircuit([0, range(2)], metric=METRIC), causal.short_circuit),
     "recall": Asked(Recall(SPAN, [1]), causal.recall, ("span",)),
     "causal_trace": Asked(trace(), causal.causal_trace, ("subject", "answer")),
 }  # fmt: skip
@@ -93,12 +99,12 @@ def batches(size: int) -> list[Batch]:
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_function_is_the_record_applied_bit_for_bit(name: str) -> None:
     asked = QUESTIONS[name]
-    found = asked.called(batch_size=3)
+    found = asked.called(3)
     xr.testing.assert_identical(found, asked.run(batches(3)))
     assert found.attrs["interp_analysis"] == asked.question.name == asked.function.__name__
     edits = [Edit("L0.mlp", Scale(0.5))]
     if name != "causal_trace":  # the edited model has other facts
-        edited = asked.called(batch_size=4, edits=edits)
+        edited = asked.called(4, *edits)
         xr.testing.assert_identical(edited, asked.run(batches(4), edits=edits))
         assert float(abs(edited["each"] - found["each"]).max()) > 1e-9
 
@@ -134,7 +140,7 @@ def test_parts_have_their_one_name() -> None:
         causal.patch(network, CLEAN, CORRUPT, "z", metric=METRIC, by=("layer", "pos", "head")),
         causal.attribution_patch(network, CLEAN, CORRUPT, "z", metric=METRIC),
         causal.ablate(network, CLEAN, "head", change=Zero(), metric=METRIC),
-        QUESTIONS["knock_out"].called(),
+        QUESTIONS["knock_out"].called(4),
     ):
         assert found.part.dims == ("layer", "head") and found.part.values.tolist() == heads
     for site, names in {

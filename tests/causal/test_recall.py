@@ -11,6 +11,7 @@ from interp import Edit, HookedTransformer, observe
 from interp.causal import MEASURES, Recall, continuations, identity, recall
 from interp.data.batch import Batch
 from interp.passes.generate import generate
+from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.tiny import hooked
 from tests.tolerances import student95
@@ -54,7 +55,12 @@ def slowly(name: str, row: int, layers: list[int]) -> dict[str, float]:
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa"])
 def test_every_measure_is_that_of_a_loop_over_tokens(name: str) -> None:
     batch, span = prompts()
-    found = recall(HookedTransformer(build(name), None), batch, span, ENTRIES, batch_size=3)
+    found = recall(
+        HookedTransformer(build(name), None),
+        in_batches(HookedTransformer(build(name), None), batch, 3),
+        span,
+        ENTRIES,
+    )
     assert found.part.values.tolist() == list(PARTS)
     for row in range(4):
         for part, layers in PARTS.items():

@@ -13,6 +13,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.generate import generate
 from interp.passes.metrics import logit_difference, next_token_loss, of_logits
+from tests.batches import in_batches
 from tests.configs import CAUSAL, CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close
@@ -90,7 +91,7 @@ def test_a_layer_adds_x_times_values_times_output_and_the_biases(name: str) -> N
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "parallel", "bidirectional", "gemma2", "gpt-oss"])
 def test_the_effects_are_those_of_a_loop_of_edited_passes(name: str) -> None:
     model = HookedTransformer(build(name), None)
-    found = short_circuit(model, TOKENS, [0, 1, range(2)], metric=METRIC, batch_size=2)
+    found = short_circuit(model, in_batches(model, TOKENS, 2), [0, 1, range(2)], metric=METRIC)
     assert found.part.values.tolist() == ["L0.attn", "L1.attn", "L0.attn+L1.attn"] and found.changed.all()
     rows, answer, wrong = torch.arange(3), torch.tensor([3, 4, 5]), torch.tensor([6, 7, 8])
 

@@ -23,6 +23,7 @@ from interp.features.probing import held_out, logistic, standard
 from interp.metrics import next_token_loss
 from interp.model.tap import Read
 from interp.passes.observe import observe
+from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.loops import over
 from tests.tiny import hooked
@@ -283,7 +284,13 @@ def test_a_curve_is_a_loop_of_edited_passes(name: str) -> None:
     subject, each = model(name), random_directions(length=3.0)
     prompts, texts = some_tokens(4, 7, seed=2), some_tokens(3, 6, seed=3)
     found = steering_curve(
-        subject, prompts, each, strengths=STRENGTHS, metric=METRIC, loss_on=texts, random=2, batch_size=3
+        subject,
+        in_batches(subject, prompts, 3),
+        each,
+        strengths=STRENGTHS,
+        metric=METRIC,
+        loss_on=texts,
+        random=2,
     )
     for layer in LAYERS:
         for strength in STRENGTHS:

@@ -13,7 +13,6 @@ from torch import Tensor
 import interp
 from interp import HookedTransformer
 from interp.causal import EdgeGraph
-from interp.causal.contrast import paired
 from interp.circuits import (
     Circuit,
     CircuitCurve,
@@ -37,6 +36,7 @@ from interp.circuits.interchange import (
 )
 from interp.core.stats import Moments
 from interp.data.batch import Batch
+from interp.data.pairs import paired
 from interp.passes.metrics import Metric, logit_difference, of_logits
 from interp.passes.schedule import run_steps
 from interp.passes.sweep import Judge
@@ -434,8 +434,8 @@ def test_the_functions_are_the_questions_asked_by_run() -> None:
     task, scores = small()
     circuit = Circuit(task.graph, {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 1.0})
     curve, checks = (
-        CircuitCurve(scores, METRIC, fractions=(0.1, 0.5), draws=1),
-        EvaluateCircuit(circuit, METRIC, subsets=2, draws=1),
+        CircuitCurve(scores, metric=METRIC, fractions=(0.1, 0.5), draws=1),
+        EvaluateCircuit(circuit, metric=METRIC, subsets=2, draws=1),
     )
     batch = replace(Batch(CLEAN), corrupt=CORRUPT).numbered()
     found = interp.run([curve, checks], task.model, batch)

@@ -25,6 +25,7 @@ from interp.model.config import ModelConfig
 from interp.model.tap import Edit, Read
 from interp.passes import schedule
 from interp.passes.metrics import kl_divergence, logit_difference, next_token_loss
+from tests.batches import in_batches
 from tests.causal.slow_edges import ANSWER, START, WRONG, difference, edges, exact, place, writes
 from tests.causal.test_graph import SUMS
 from tests.configs import CONFIGS, build, perturbed, some_tokens
@@ -36,10 +37,21 @@ ONE_OF_EACH = ("gpt2", "llama-gqa", "attention-only-rotary", "parallel", "gemma2
 """Groups, no MLP, parallel blocks, norms of what is added, experts."""
 
 
-def run(model: Transformer, masks: Tensor, replacement: Replacement = "resample", **how: object) -> Tensor:
+def run(
+    model: Transformer,
+    masks: Tensor,
+    replacement: Replacement = "resample",
+    size: int | None = None,
+    **how: object,
+) -> Tensor:
     """The metric `[circuit, prompt]` under every circuit."""
     asked = {"metric": METRIC, "replacement": replacement, **how}
-    found = interchange(HookedTransformer(model), CLEAN, CORRUPT, masks, **asked)  # type: ignore[arg-type]
+    pair = (
+        (CLEAN, CORRUPT)
+        if size is None
+        else (in_batches(model, CLEAN, size), in_batches(model, CORRUPT, size))
+    )
+    found = interchange(HookedTransformer(model), *pair, masks, **asked)  # type: ignore[arg-type]
     return torch.from_numpy(found["each"].values.T)
 
 
@@ -217,7 +229,7 @@ def test_packing_and_padding_change_no_number(name: str, monkeypatch: pytest.Mon
     model = build(name)
     masks = some_circuits(graph_of(model), 4)
     plain = run(model, masks)
-    assert_close(run(model, masks, batch_size=2), plain)
+    assert_close(run(model, masks, size=2), plain)
     for side in ("left", "right"):
         batches = [padded(tokens, side) for tokens in (CLEAN, CORRUPT)]
         other = interchange(HookedTransformer(model), *batches, masks, metric=METRIC)
@@ -287,7 +299,7 @@ def test_circuits_that_lack_one_edge_are_the_exact_effects(name: str) -> None:
     cells = graph.exists.nonzero()[::7]
     masks = graph.exists.repeat(len(cells), 1, 1)
     masks[torch.arange(len(cells)), cells[:, 0], cells[:, 1]] = False
-    table = effects(model, direction="noise", batch_size=2)
+    table = effects(model, direction="noise")
     each = torch.from_numpy(table["each"].values)[:, cells[:, 0], cells[:, 1]]
     assert_close(run(model, masks) - difference(model(CLEAN)), each.T, torch.float64)
 
@@ -332,7 +344,7 @@ def test_the_functions_are_the_questions_asked_by_run() -> None:
     model = HookedTransformer(build("gpt2"))
     batch = replace(Batch(CLEAN), corrupt=CORRUPT).numbered()
     masks = some_circuits(EdgeGraph.of(model.cfg), 3)
-    questions = [Interchange(masks, METRIC), EdgeEffects(METRIC, each=True)]
+    questions = [Interchange(masks, metric=METRIC), EdgeEffects(METRIC, each=True)]
     found = interp.run(questions, model, batch)
     xr.testing.assert_identical(
         found["interchange"], interchange(model, CLEAN, CORRUPT, masks, metric=METRIC)
@@ -379,8 +391,7 @@ def test_circuits_are_those_of_the_edited_model(replacement: Replacement) -> Non
     )
     under = model.edited(edits)
     masks = some_circuits(graph_of(model), 2)
-    found = run(model, masks, replacement, edits=edits)
-    assert torch.equal(found, run(under, masks, replacement))
+    found = run(under, masks, replacement)
     hooked, asked = HookedTransformer(model), {"metric": METRIC, "replacement": replacement}
     with hooked.hooks([("blocks.0.attn.hook_z", without_head_1)], edits=edits[1:]):
         same = interchange(hooked, CLEAN, CORRUPT, masks, **asked)  # type: ignore[arg-type]
@@ -398,7 +409,7 @@ def test_exact_effects_are_those_of_the_edited_model(direction: str) -> None:
     model, (own, other) = build("gpt2"), sides(direction)
     edits = [Edit("L0H1", Zero()), Edit("L1H2.k", Add(torch.ones(24).double())), Edit("L1.mlp", Scale(2.0))]
     under = model.edited(edits)
-    table = effects(model, direction=direction, edits=edits)
+    table = effects(under, direction=direction)
     here, there = writes(under, own), writes(under, other)
     change = {s: there[s] - here[s] for s in here}
     each, graph = torch.from_numpy(table["each"].values), graph_of(model)
@@ -421,7 +432,7 @@ def test_edits_after_which_inputs_are_no_sums_are_refused(edit: Edit) -> None:
     model = build("gpt2")
     for ask in (effects, functools.partial(run, masks=ends(graph_of(model)))):
         with pytest.raises(ValueError, match=f"sums of what heads and MLPs say; .* edited at {edit.name}"):
-            ask(model, edits=[edit])
+            ask(model.edited([edit]))
 
 
 # refusals
@@ -448,7 +459,11 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="must differ from its clean one"):
         edge_effects(model, CLEAN, CLEAN, metric=METRIC)
     with pytest.raises(ValueError, match="requires reference prompts, got none"):
-        interp.run([Interchange(masks, METRIC, "mean")], model, Pairs(CLEAN.tolist(), CORRUPT.tolist()))
+        interp.run(
+            [Interchange(masks, metric=METRIC, replacement="mean")],
+            model,
+            Pairs(CLEAN.tolist(), CORRUPT.tolist()),
+        )
 
 
 @pytest.mark.parametrize("direction", ["denoise", "noise"])

@@ -194,11 +194,15 @@ def compares_runs(question: Askable) -> bool:
     )
 
 
-def called(question: Question, model: Model, batch: Batch | None, **how: object) -> xr.Dataset:
-    """What the function of a record's name gives for its fields."""
-    given = {f.name: getattr(question, f.name) for f in fields(question) if f.init}
+def called(question: Question, model: Model, batch: Batch | None, rows: int | None = None) -> xr.Dataset:
+    """What the function of a record's name gives for its fields; rows: of each of several batches."""
+    function = function_of(type(question))
+    taken = inspect.signature(function).parameters
+    given = {f.name: getattr(question, f.name) for f in fields(question) if f.name in taken}
     data = () if batch is None else (batch,) if batch.corrupt is None else batch.pair()
-    return function_of(type(question))(model, *data, **(given | how))
+    return function(
+        model, *(data if rows is None else map(list, (each.split(rows) for each in data))), **given
+    )
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------

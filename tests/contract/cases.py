@@ -60,6 +60,7 @@ from interp.lenses import (
     Patchscope,
 )
 from interp.model import Transformer
+from interp.model.edits import Zero
 from interp.passes.question import ByRow
 from interp.residual import Attribute, Orders, Paths, TermImportance
 from interp.tokens import (
@@ -176,7 +177,7 @@ def erasure(_: str, order: Sequence[int]) -> Erasure:
     """Of an attribution that is made up."""
     scores = torch.randn(ROWS, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     made_up = xr.Dataset({"value": (("prompt", "pos"), scores[list(order)].numpy())})
-    return Erasure(made_up, shares=(0.1, 0.5), batch_size=2)
+    return Erasure(made_up, shares=(0.1, 0.5))
 
 
 def some_circuit(model: str) -> Circuit:
@@ -221,7 +222,7 @@ _ATTENTION: dict[str, Case] = {
         of_others=_without_copying,
     ),
     "Heads": Case(
-        Heads(DATA, None),
+        Heads(repeats=DATA, sentences=None),
         of(*_SCORE, "p", over="layer head score")
         | of("label", over="layer head")
         | of("confidence", over="layer head called"),
@@ -243,8 +244,14 @@ _ATTENTION: dict[str, Case] = {
         | of("query_part", "key_part", "path", over="prompt rank")
         | of("total", over="prompt"),
     ),
-    **{f"AttentionEntropy {m}": Case(AttentionEntropy(m), of(*_SCORE, over="layer head score")) for m in (None, 6)},
-    **{f"Dispersion {m}": Case(Dispersion(m), of(*_SCORE, over="layer head n_keys score")) for m in (None, 6)},
+    **{
+        f"AttentionEntropy {m}": Case(AttentionEntropy(train_length=m), of(*_SCORE, over="layer head score"))
+        for m in (None, 6)
+    },
+    **{
+        f"Dispersion {m}": Case(Dispersion(train_length=m), of(*_SCORE, over="layer head n_keys score"))
+        for m in (None, 6)
+    },
 }  # fmt: skip
 _WEIGHTS: dict[str, Case] = {
     "BigramTable": Case(
@@ -300,7 +307,7 @@ _ROUTES = of("value", over="prompt layer head query key")
 _TOKENS: dict[str, Case] = {
     "Erasure": Case(erasure, of(*_SCORE, over="score") | of("each", over="prompt score")),
     "CompareMethods": Case(
-        CompareMethods(methods=("alti", "gradient_x_input"), shares=(0.5,), draws=2, batch_size=2),
+        CompareMethods(methods=("alti", "gradient_x_input"), shares=(0.5,), draws=2),
         of(*_SCORE, over="attribution score") | of("each", over="prompt attribution score"),
         only="llama-gqa",
         drawn_apart=_of_methods,
@@ -313,7 +320,7 @@ _TOKENS: dict[str, Case] = {
     ),
     **{
         f"TokenAttribution {method}": Case(
-            TokenAttribution(method=method, batch_size=2), of("value", over="prompt pos") | of(*more, over="prompt"),
+            TokenAttribution(method=method), of("value", over="prompt pos") | of(*more, over="prompt"),
             silent=without_values if method == "values" else without_head,
         )
         for method, more in {
@@ -322,12 +329,12 @@ _TOKENS: dict[str, Case] = {
         }.items()
     },
     "TokenAttribution integrated_gradients": Case(
-        TokenAttribution(method=IntegratedGradients(steps=3), batch_size=2),
+        TokenAttribution(method=IntegratedGradients(steps=3)),
         of("value", over="prompt pos") | of("total", "error", over="prompt"),
         only="llama-gqa",
     ),
     "LayerMixing": Case(
-        LayerMixing("norms"),
+        LayerMixing(kernel="norms"),
         of("value", over="prompt layer query key") | of("mixing_ratio", over="prompt layer query"),
     ),
 }  # fmt: skip
@@ -392,7 +399,7 @@ _LENSES: dict[str, Case] = {
     ),
 }  # fmt: skip
 _CAUSAL: dict[str, Case] = {
-    "Ablate": Case(Ablate("head"), effects("layer head"), of_others=_but_what_changed),
+    "Ablate": Case(Ablate("head", change=Zero()), effects("layer head"), of_others=_but_what_changed),
     "AttributionPatch": Case(
         AttributionPatch("z"), effects("layer pos head", "clean corrupt") | _AGREEMENT,
         undrawn="a map has two dims, select", drawn_apart=_but_agreement, of_others=_but_agreement,
@@ -434,7 +441,7 @@ _CAUSAL: dict[str, Case] = {
     ),
     "SteeringCurve": Case(
         SteeringCurve(
-            [Subspace("blocks.1.hook_resid_post", torch.ones(1, 24).double())], (-1.0, 2.0), random=2,
+            [Subspace("blocks.1.hook_resid_post", torch.ones(1, 24).double())], strengths=(-1.0, 2.0), random=2,
             loss_on=some_tokens(2, 9),
         ),
         of(*_SCORE, "p", over="layer strength score")
@@ -488,7 +495,7 @@ _FEATURES: dict[str, Case] = {
         drawn_apart=lambda found: found[["n"]],  # which rows are set aside for the test
     ),
     "Reconstruction": Case(Reconstruction(autoencoder(), "L1.resid"), _VECTORS),
-    "SaeQuality": Case(SaeQuality(autoencoder(), "L1.resid", some_tokens(2, 9)), _VECTORS),
+    "SaeQuality": Case(SaeQuality(autoencoder(), "L1.resid", reference=some_tokens(2, 9)), _VECTORS),
     **{
         f"TopExamples {site}": Case(
             TopExamples(f"blocks.1.{site}", top=3, context=(2, 1)),
@@ -508,12 +515,13 @@ _DYNAMICS: dict[str, Case] = {
     "Consensus": Case(Consensus(), of(*_SCORE, over="depth score")),
     "Consensus iterated": Case(Consensus(layer=1, repeats=3), of(*_SCORE, over="depth score")),
     "Consensus no mlp": Case(Consensus(repeats=2, mlp=False), of(*_SCORE, over="depth score"), needs_mlp=True),
-    "InContext": Case(InContext(2, 6), of(*_SCORE, over="index score")),
+    "InContext": Case(InContext(early=2, late=6), of(*_SCORE, over="index score")),
     "OneTokenLosses": Case(OneTokenLosses(), of("value", "index", over="prompt")),
     "RankCollapse": Case(RankCollapse(), of(*_SCORE, over="line depth")),
-    "Refinement": Case(Refinement((1, 2)), of(*_SCORE, over="times score")),
+    "Refinement": Case(Refinement(times=(1, 2)), of(*_SCORE, over="times score")),
     "Splitting": Case(
-        Splitting(1, (1, 2), 4), of(*_SCORE, over="scheme steps") | of("order", over="scheme steps"), needs_mlp=True
+        Splitting(1, steps=(1, 2), fine=4), of(*_SCORE, over="scheme steps") | of("order", over="scheme steps"),
+        needs_mlp=True,
     ),
 }  # fmt: skip
 _OF_MODELS = of("base", "tuned", over="prompt")
@@ -534,7 +542,7 @@ _EDITING: dict[str, Case] = {
         refuses="an edit of {head}",
     ),
     "Diff heads": Case(
-        lambda model, _: Diff(tuned(model), None, parts="head", direction="noise"),
+        lambda model, _: Diff(tuned(model), metric=None, parts="head", direction="noise"),
         of(*_SCORE, over="what part score") | of("changed", over="what part") | of("moved", over="part")
         | of("each", over="prompt what part") | _OF_MODELS,
         refuses="an edit of {head}",

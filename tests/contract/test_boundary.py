@@ -264,7 +264,7 @@ def test_a_plain_function_of_the_logits_is_a_metric_and_a_stream_is_data() -> No
 
 
 def test_signatures_names_and_pickles_are_those_of_the_function() -> None:
-    assert inspect.signature(interp.logit_lens).parameters["batch_size"].default == 32
+    assert inspect.signature(interp.logit_lens).parameters["top"].default is None
     assert pickle.loads(pickle.dumps(interp.logit_lens)) is interp.logit_lens
     assert list(inspect.signature(interp.passes.Sampling).parameters) == [
         "temperature",

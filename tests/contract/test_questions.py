@@ -22,6 +22,7 @@ from interp.lenses import FittedJacobianLens
 from interp.model import Transformer
 from interp.passes.observe import as_model
 from interp.passes.question import ByRow, Question, Reading
+from interp.runs.experiment import field_docs
 from interp.runs.fingerprint import fingerprint, incomparable
 from tests.configs import build
 from tests.contract.case import MODELS, called, discovered, face_of, function_of, snake
@@ -29,8 +30,8 @@ from tests.contract.cases import CASES, as_scored
 from tests.loops import over
 
 RECORDS = [name for name, case in CASES.items() if isinstance(case.asked(case.models[0]), Question)]
-COMMON = ("edits", "prepend_bos", "batch_size")
-"""What every function takes besides the fields of its record, in this order."""
+SETTINGS = {"edits", "prepend_bos", "batch_size"}
+"""What no function of a question takes: the model and the data say it."""
 MORE = {"reference", "faithfulness"}
 """What a function takes for those of its ways that are no single question: the iterative search for circuits."""
 EVERY = over("question", discovered())
@@ -46,21 +47,13 @@ def test_it_is_public_beside_its_function(question: type[Question]) -> None:
 @EVERY
 def test_it_is_a_frozen_record_with_a_sentence_under_every_field(question: type[Question]) -> None:
     assert dataclasses.is_dataclass(question) and question.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    source = "".join(
-        inspect.getsource(c) for c in question.__mro__ if issubclass(c, Question) and c is not Question
-    )
-    for field in fields(question):
-        after = source.split(f"\n    {field.name}: ", 1)[1].split("\n    def ", 1)[0]
-        _, _, text = after.partition('\n    """')
-        first = after.split('\n    """', 1)[0]
-        assert text and ":" not in first.split("\n", 1)[-1].split("=")[0], (
-            f"{field.name} has no sentence of its own"
-        )
+    docs = field_docs(question)
+    assert [field.name for field in fields(question) if not docs.get(field.name)] == []
 
 
 @EVERY
 def test_the_function_takes_the_fields_of_the_record(question: type[Question]) -> None:
-    """With the same defaults, after the model and the data, before what all functions take."""
+    """With the same defaults, after the model and the data."""
     taken = inspect.signature(function_of(question)).parameters
     names, own = list(taken), {field.name: field for field in fields(question)}
     assert names[0] == "model"
@@ -72,12 +65,10 @@ def test_the_function_takes_the_fields_of_the_record(question: type[Question]) -
         else []
     )
     assert names[1 : 1 + len(data)] == data
-    tail = tuple(name for name in COMMON if name in taken)
-    assert tuple(names[-len(tail) :] if tail else ()) == tail
-    assert ("edits" in taken) != question.of_weights, "edits of activations change no weights"
-    middle = names[1 + len(data) : len(names) - len(tail)]
-    assert set(middle) - (MORE if snake(question.__name__) == "find_circuit" else set()) == set(own) - set(
-        tail
+    assert not SETTINGS & {*taken}
+    middle = names[1 + len(data) :]
+    assert (
+        set(middle) - (MORE if snake(question.__name__) == "find_circuit" else set()) == set(own) - SETTINGS
     )
     for name in {*middle} & {*own}:
         default = own[name].default
@@ -99,9 +90,7 @@ def answer(case: str) -> xr.Dataset:
 def test_the_function_is_the_record_applied_bit_for_bit(case: str) -> None:
     model, its = CASES[case].models[0], CASES[case]
     question, network = its.record(model), HookedTransformer(build(model))
-    assert getattr(question, "batch_size", 2) == 2, "the table's records have batches of two, as here"
-    how = {} if its.alone else {"batch_size": 2}
-    found = called(question, network, None if its.alone else its.batch(model), **how)
+    found = called(question, network, None if its.alone else its.batch(model), 2)
     if isinstance(found, Circuit):
         assert as_scored(found) == as_scored(Circuit.of_result(answer(case), model=network.name))
         return

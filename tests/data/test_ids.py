@@ -115,7 +115,7 @@ def test_what_the_models_tokenizer_returns_gives_the_numbers_of_its_texts() -> N
     texts, theirs = ["The cat sat on the mat", "The cat"], gpt2_tokenizer()
     theirs.pad_token = theirs.eos_token
     model = hooked()
-    wanted = interp.attribute(model, texts, 5, 6, prepend_bos=False).value
+    wanted = interp.attribute(model, model.to_batch(texts, prepend_bos=False), 5, 6).value
     for side in ("left", "right"):
         given = theirs(texts, padding=True, padding_side=side, return_tensors="pt")
         batch = model.to_batch(texts, prepend_bos=False, padding_side=side)

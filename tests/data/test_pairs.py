@@ -13,6 +13,7 @@ from interp.causal.patching import Patch, patch
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.stream import GivenBatches, Stream
+from tests.batches import in_batches
 from tests.tiny import hooked
 
 CLEAN = ["The cat sat on the mat", "The dog sat on the cat", "Mary gave a drink", "The cat"]
@@ -59,7 +60,14 @@ def test_a_run_over_pairs_is_the_function_at_equal_batches_bit_for_bit() -> None
     function = patch(model, CLEAN[:2], CORRUPT[:2], "z", metric=interp.logit_difference(ANSWERS[:2], WRONG[:2]),
                      direction="noise")  # fmt: skip
     same(interp.run([asked], model, one[:1])["patch"], function)
-    whole = patch(model, CLEAN, CORRUPT, "z", metric=metric, direction="noise", batch_size=2)
+    whole = patch(
+        model,
+        in_batches(model, CLEAN, 2),
+        in_batches(model, CORRUPT, 2),
+        "z",
+        metric=metric,
+        direction="noise",
+    )
     np.testing.assert_allclose(
         whole["each"].values, run.sortby("prompt")["each"].values, rtol=1e-9, atol=1e-12
     )

@@ -208,7 +208,7 @@ def test_prompts_are_batched_once_each_with_their_own_tokens(
     rows = [[1 + (i + k) % 7 for k in range(n)] for i, n in enumerate(lengths)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(stream_module, "TOKENS", 24)
-        source = prompt_source(Batch.of(rows, side=side), TEXT, prepend_bos=True, batch_size=most)
+        source = prompt_source(Batch.of(rows, side=side), TEXT, batch_size=most)
         assert isinstance(source, PromptBatches) and source.windows is not None and source.rows == len(rows)
         in_order = list(source.in_order().batches)
     batches = [batch for w in range(source.windows) for batch in source.window(w).batches]
@@ -235,7 +235,7 @@ def test_prompts_of_many_lengths_are_computed_with_little_padding() -> None:
     lengths = [round(12 * (2250 / 12) ** (i / 59)) for i in range(60)]
     order = torch.randperm(60, generator=torch.Generator().manual_seed(0)).tolist()
     batch = Batch.of([[1] * lengths[i] for i in order])
-    source = prompt_source(batch, Text(None, 4096, 50), prepend_bos=True, batch_size=32)
+    source = prompt_source(batch, Text(None, 4096, 50), batch_size=32)
     assert isinstance(source, PromptBatches)
     cells = sum(each.tokens.numel() for each in source.batches)
     assert sum(lengths) <= cells < 1.05 * sum(lengths) and batch.tokens.numel() > 5 * sum(lengths)

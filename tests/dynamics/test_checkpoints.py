@@ -15,6 +15,7 @@ from interp.dynamics import InContext, in_context, over_checkpoints, per_token_l
 from interp.dynamics.checkpoints import step_of
 from interp.tasks import RepeatedTokens
 from interp.zoo import revisions
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 
 DATA = RepeatedTokens(period=6, repeats=3, rows=3)
@@ -37,7 +38,7 @@ def series(values: list[float], steps: list[int]) -> xr.DataArray:
 
 
 def test_every_checkpoint_has_its_own_result_in_ascending_order() -> None:
-    found = over_checkpoints(load, list(NAMES), Heads(DATA, None))
+    found = over_checkpoints(load, list(NAMES), Heads(repeats=DATA, sentences=None))
     assert found.step.values.tolist() == [4, 30, 200]
     for revision in NAMES:
         alone = interp.heads(load(revision), repeats=DATA, sentences=None)
@@ -49,14 +50,18 @@ def test_every_checkpoint_has_its_own_result_in_ascending_order() -> None:
 
 def test_a_question_about_data_is_asked_of_every_checkpoint_under_the_same_edits() -> None:
     silent = [interp.Edit("L0.attn", interp.edits.Zero())]
+    batches = in_batches(load("step4"), some_tokens(), 2)
     found = over_checkpoints(
-        load, ["step30", "step4"], InContext(2, 7), some_tokens(), edits=silent, batch_size=2
+        lambda revision: load(revision).edited(silent),
+        ["step30", "step4"],
+        InContext(early=2, late=7),
+        batches,
     )
     for revision in ("step30", "step4"):
-        alone = in_context(load(revision), some_tokens(), early=2, late=7, edits=silent, batch_size=2)
+        alone = in_context(load(revision).edited(silent), batches, early=2, late=7)
         xr.testing.assert_identical(found.sel(step=step_of(revision), drop=True), alone)
     with pytest.raises(ValueError, match="an iterator gives every row once: a list is required"):
-        over_checkpoints(load, ["step30", "step4"], InContext(2, 7), iter(some_tokens()))
+        over_checkpoints(load, ["step30", "step4"], InContext(early=2, late=7), iter(some_tokens()))
     with pytest.raises(ValueError, match="data and edits belong to a question as a record"):
         over_checkpoints(load, ["step30"], curve, some_tokens())
 
@@ -160,7 +165,7 @@ def test_every_head_has_its_own_phase_change_and_keeps_its_label() -> None:
 
 
 def test_a_selected_score_names_the_series_and_parts_keep_their_names() -> None:
-    table = over_checkpoints(load, ["step30", "step4"], Heads(DATA, None))
+    table = over_checkpoints(load, ["step30", "step4"], Heads(repeats=DATA, sentences=None))
     found = phase_change(table.value.sel(score="induction"))
     assert (found.attrs["of"], found.attrs["unit"]) == ("induction", "attention mass")
     assert found.rate.attrs["unit"] == "attention mass per step"

@@ -16,6 +16,7 @@ from interp.dynamics.consensus import ANGLES
 from interp.edits import Add
 from interp.model import Read, Tap, Transformer
 from interp.passes import observe
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import student95
 
@@ -95,9 +96,11 @@ def test_without_mlps_is_the_model_whose_mlps_write_nothing() -> None:
 
 def test_intervals_are_over_texts_and_the_function_is_the_record_applied() -> None:
     model, rows = HookedTransformer(build("gpt2")), some_tokens(rows=4)
-    found = consensus(model, rows, layer=1, repeats=2, batch_size=2)
+    found = consensus(model, in_batches(model, rows, 2), layer=1, repeats=2)
     batches = list(Batch(rows).numbered().split(2))
-    xr.testing.assert_identical(interp.run([Consensus(1, 2)], model, batches)["consensus"], found)
+    xr.testing.assert_identical(
+        interp.run([Consensus(layer=1, repeats=2)], model, batches)["consensus"], found
+    )
     each = np.stack([consensus(model, row[None], layer=1, repeats=2).value for row in rows])
     half = student95(4) * each.std(0, ddof=1) / 2
     np.testing.assert_allclose(found.high - found.value, half, rtol=1e-6, atol=1e-12)
@@ -112,7 +115,7 @@ def test_an_edited_model_is_the_one_that_is_applied_again_and_again(layer: int) 
     inside = Edit(f"L{layer}.mlp", Add(shift))
     entering = Edit(f"L{layer}.resid", Add(shift))
     for edits, first in (([inside], 0.0), ([entering], shift)):
-        found = consensus(HookedTransformer(network), rows, layer=layer, repeats=3, edits=edits)
+        found = consensus(HookedTransformer(network).edited(edits), rows, layer=layer, repeats=3)
         site = f"blocks.{layer}.hook_resid_pre"
         x = observe(network, Batch(rows), [Read(site)]).trace[site] + first
         for depth in range(4):

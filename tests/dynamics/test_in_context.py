@@ -22,6 +22,7 @@ from interp.lenses import LogitLens
 from interp.model import NoPosition, Transformer
 from interp.tasks import RepeatedTokens
 from interp.zoo import groundtruth
+from tests.batches import in_batches
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import assert_close, student95
@@ -193,7 +194,7 @@ def test_padding_packing_and_batches_of_any_width_change_no_number(name: str) ->
     agree(found_of(name, [Batch.packed(ROWS[:3], 24), Batch.of(ROWS[3:], side="left")]), whole)
     for size in (1, 3):
         model = HookedTransformer(build(name))
-        agree(in_context(model, Batch.of(ROWS), early=EARLY, late=LATE, batch_size=size), whole)
+        agree(in_context(model, in_batches(model, Batch.of(ROWS), size), early=EARLY, late=LATE), whole)
 
 
 def test_texts_get_bos_as_index_0_and_equal_their_token_ids() -> None:
@@ -205,7 +206,7 @@ def test_texts_get_bos_as_index_0_and_equal_their_token_ids() -> None:
     agree(found, in_context(model, Batch.of(rows), early=1, late=8))
     first = [slow_losses(model.transformer, row[:2])[0] for row in rows]
     assert float(loss_of(found).sel(index=1)) == pytest.approx(np.mean(first))
-    bare = in_context(model, texts, early=1, late=8, prepend_bos=False)
+    bare = in_context(model, model.to_batch(texts, prepend_bos=False), early=1, late=8)
     second = [slow_losses(model.transformer, row[1:3])[0] for row in rows]
     assert float(loss_of(bare).sel(index=1)) == pytest.approx(np.mean(second))
 
@@ -221,7 +222,7 @@ def test_the_loss_shares_its_pass_with_other_analyses() -> None:
     network, tokens = build("gpt2"), some_tokens(rows=5)
     calls = []
     network_hook = network.embed.register_forward_hook(lambda *_: calls.append(1))
-    both = [InContext(EARLY, LATE), LogitLens(top=2)]
+    both = [InContext(early=EARLY, late=LATE), LogitLens(top=2)]
     found = run(both, network, Batch(tokens).split(2))
     network_hook.remove()
     assert len(calls) == 3
@@ -303,7 +304,7 @@ def test_one_token_of_every_text_is_the_same_one_in_every_batch_and_model() -> N
     for index, loss, row in zip(whole["index"].values, whole.value.values, rows, strict=True):
         assert float(loss) == pytest.approx(slow_losses(build("gpt2"), row)[int(index) - 1])
     for other in (
-        one_token_losses(model, Batch.of(rows, side="left"), seed=3, batch_size=1),
+        one_token_losses(model, in_batches(model, Batch.of(rows, side="left"), 1), seed=3),
         one_token_losses(model, [Batch.of([row]) for row in rows], seed=3),
     ):
         xr.testing.assert_allclose(other, whole)
@@ -401,11 +402,11 @@ def test_the_defaults_work_on_the_models_that_come_with_the_package(name: str) -
 def test_the_function_is_the_record_applied_and_streams_give_the_same() -> None:
     model = hooked()
     texts = [f"{text}{' and the cat' * (i % 3)}" for i, text in enumerate(list(CORPUS) * 3)]
-    batches = prompt_source(texts, model.text, prepend_bos=True, batch_size=4)
-    found = in_context(model, texts, batch_size=4)
+    batches = prompt_source(texts, model.text)
+    found = in_context(model, texts)
     xr.testing.assert_identical(run([InContext()], model, batches)["in_context"], found)
-    one = one_token_losses(model, texts, seed=2, batch_size=4)
-    xr.testing.assert_identical(run([OneTokenLosses(2)], model, batches)["one_token_losses"], one)
+    one = one_token_losses(model, texts, seed=2)
+    xr.testing.assert_identical(run([OneTokenLosses(seed=2)], model, batches)["one_token_losses"], one)
     source = Stream(open_source(texts), model.text, tokens_per_batch=50, rows_per_window=4)
     agree(in_context(model, source), found)
     np.testing.assert_allclose(one_token_losses(model, source, seed=2).value, one.value, rtol=1e-9)
@@ -418,6 +419,6 @@ def test_the_function_is_the_record_applied_and_streams_give_the_same() -> None:
 def test_an_edited_model_pays_its_own_losses() -> None:
     network, tokens = build("gpt2"), some_tokens(rows=3)
     silent = [Edit("L1.mlp", Zero())]
-    found = in_context(HookedTransformer(network), tokens, early=EARLY, late=LATE, edits=silent)
+    found = in_context(HookedTransformer(network).edited(silent), tokens, early=EARLY, late=LATE)
     expected = np.mean([slow_losses(network.edited(silent), row) for row in tokens.tolist()], 0)
     np.testing.assert_allclose(loss_of(found), expected, rtol=1e-6)

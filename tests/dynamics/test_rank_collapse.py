@@ -17,6 +17,7 @@ from interp.dynamics.switched_blocks import Switch, pass_through
 from interp.edits import Add
 from interp.model import ModelConfig, NoNorm, NoPosition, Read, Tap, Transformer
 from interp.model.attention import Memory
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close, student95
@@ -178,9 +179,11 @@ def test_intervals_are_over_texts() -> None:
 
 def test_the_function_is_the_record_applied() -> None:
     model, rows = HookedTransformer(build("gpt2")), some_tokens(rows=4)
-    found = rank_collapse(model, rows, lines=["SAN"], batch_size=2)
+    found = rank_collapse(model, in_batches(model, rows, 2), lines=["SAN"])
     batches = list(Batch(rows).numbered().split(2))
-    xr.testing.assert_identical(interp.run([RankCollapse(["SAN"])], model, batches)["rank_collapse"], found)
+    xr.testing.assert_identical(
+        interp.run([RankCollapse(lines=["SAN"])], model, batches)["rank_collapse"], found
+    )
     assert (found.n == 4).all() and (found.null == 0).all()
 
 

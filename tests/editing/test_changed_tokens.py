@@ -12,6 +12,7 @@ import interp
 from interp import Batch, Edit
 from interp.editing import changed_tokens
 from interp.edits import Zero
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.editing.test_difference import other, ragged
 from tests.loops import over
@@ -60,13 +61,13 @@ def test_means_and_places_are_those_of_the_logits_row_by_row(name: str) -> None:
 
 def test_intervals_are_those_of_ratios_over_texts_from_256_on() -> None:
     tokens = some_tokens(256, 3)
-    found = changed_tokens(build("gpt2"), tokens, other("gpt2"), batch_size=100)
+    found = changed_tokens(build("gpt2"), in_batches(build("gpt2"), tokens, 100), other("gpt2"))
     base, tuned = (network(tokens).log_softmax(-1) for network in (build("gpt2"), other("gpt2")))
     each = (tuned.exp() * (tuned - base)).sum(-1).mean(1).numpy()  # all texts are equally long
     half = 1.969310 * each.std(ddof=1) / 16  # Student's t of 255 degrees of freedom
     cell = found.sel(score="kl")
     np.testing.assert_allclose([cell.value, cell.high - cell.value], [each.mean(), half], rtol=1e-5)
-    few = changed_tokens(build("gpt2"), tokens[:255], other("gpt2"), batch_size=100)
+    few = changed_tokens(build("gpt2"), in_batches(build("gpt2"), tokens[:255], 100), other("gpt2"))
     assert bool(few.low.isnull().all()) and int(few.n[0]) == 255
 
 
@@ -89,7 +90,7 @@ def test_a_model_may_be_compared_with_itself_edited() -> None:
         model.edited(Edit("L1.mlp", Zero())), "The cat sat", model.edited(Edit("L1.mlp", Zero()))
     )
     assert float(both.value.sel(score="kl")) == 0
-    given = changed_tokens(model, "The cat sat on the mat", model, edits=[Edit("L1.mlp", Zero())])
+    given = changed_tokens(model.edited(Edit("L1.mlp", Zero())), "The cat sat on the mat", model)
     assert float(given.value.sel(score="loss_change")) == -float(found.value.sel(score="loss_change"))
 
 

@@ -36,6 +36,7 @@ from interp.metrics import Metric, kl_divergence, logit_difference, next_token_l
 from interp.model import NoNorm, NoPosition, Transformer, Weights
 from interp.model.parts import Part
 from interp.weights.matrices import held
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed
@@ -402,7 +403,8 @@ def test_shares_are_ratios_of_means_with_their_linear_interval() -> None:
 def test_moments_alone_give_the_same_numbers_for_data_of_any_size() -> None:
     asked = {"tuned": other("gpt2"), "metric": logit_difference(3)}
     whole, streamed = (
-        diff(build("gpt2"), some_tokens(64, 4), **asked, each=each, batch_size=23) for each in (True, False)
+        diff(build("gpt2"), in_batches(build("gpt2"), some_tokens(64, 4), 23), **asked, each=each)
+        for each in (True, False)
     )  # type: ignore[arg-type]
     for name in ("value", "low", "high", "changed"):
         np.testing.assert_allclose(streamed[name], whole[name], rtol=1e-9, atol=1e-12)

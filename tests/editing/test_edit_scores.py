@@ -174,7 +174,7 @@ def test_perplexity_does_not_depend_on_the_batches_and_is_left_out_without_a_tex
     short = [model.text.ids(text)[:n] for text, n in zip(CORPUS, (12, 9, 7), strict=True)]
     found = []
     for text, rows in ((list(CORPUS), 1), (short, 2), (Batch.packed(short, 24), 2)):
-        source = prompt_source(text, model.text, prepend_bos=True, batch_size=rows)
+        source = prompt_source(text, model.text, batch_size=rows)
         found.append(math.exp(mean_loss(model, source)))
     assert found[0] == pytest.approx(perplexity(model), rel=1e-9)
     assert found[2] == pytest.approx(found[1], rel=1e-9)

@@ -26,6 +26,7 @@ from interp.features.probing import Position, Selection, Split, intervals, poole
 from interp.model import Read, Tap
 from interp.passes.schedule import answer_together
 from interp.runs import store_activations
+from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.loops import over
 from tests.tiny import CORPUS, hooked
@@ -400,14 +401,14 @@ def test_the_function_is_the_record_applied_and_rows_keep_their_labels() -> None
     model = HookedTransformer(build("gpt2"))
     tokens, labels = some_tokens(rows=40), torch.arange(40) % 2 == 0
     options = {"sizes": (1, 2), "shuffles": 1}
-    found = probe_neurons(model, tokens, labels, **options, batch_size=8)  # type: ignore[arg-type]
+    found = probe_neurons(model, in_batches(model, tokens, 8), labels, **options)  # type: ignore[arg-type]
     batches = list(Batch(tokens).numbered().split(8))
     asked = ProbeNeurons(labels, **options)  # type: ignore[arg-type]
     xr.testing.assert_identical(interp.run([asked], model, batches)["probe_neurons"], found)
     source = Stream(open_source(tokens), model.text, tokens_per_batch=45, rows_per_window=7)
     streamed = probe_neurons(model, source, labels, **options)  # type: ignore[arg-type]
     xr.testing.assert_allclose(streamed, found)
-    edited = probe_neurons(model, tokens, labels, **options, edits=[Edit("L1.post", Zero())])  # type: ignore[arg-type]
+    edited = probe_neurons(model.edited(Edit("L1.post", Zero())), tokens, labels, **options)  # type: ignore[arg-type]
     assert (edited.weight.sel(layer=1).fillna(0) == 0).all()
     with pytest.raises(ValueError, match="probe_neurons holds answers or labels for 40 prompts, got 39 rows"):
         probe_neurons(model, tokens[1:], labels)

@@ -34,6 +34,7 @@ from interp.features.sae_metrics import Fit, counted_tokens, fitted, ratio, reco
 from interp.passes import observe
 from interp.passes.generate import generate
 from interp.passes.question import ByRow, Reading
+from tests.batches import in_batches
 from tests.configs import build
 from tests.features.sae_cases import constant_sae, identity_sae, random_sae
 from tests.loops import over
@@ -119,7 +120,7 @@ def test_every_number_is_that_of_the_slow_loop(site: str, kind: ReLU | TopK | Ju
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sae_metrics, "FEWEST_TEXTS", 3)
         patch.setattr(sae_metrics, "FEWEST_RECOVERED", 3)
-        found = sae_quality(model(), Batch.of(ROWS), sae, site, batch_size=2)
+        found = sae_quality(model(), in_batches(model(), Batch.of(ROWS), 2), sae, site)
     vectors = activations(site, ROWS)
     features, output, x = sae.encode(vectors).numpy(), sae(vectors).numpy(), vectors.numpy()
     error, mean = ((x - output) ** 2).sum(), x.mean(0)
@@ -226,7 +227,7 @@ def test_neither_padding_nor_batches_nor_packing_change_a_number(skip_bos: bool)
     sae, subject = random_sae(ReLU()), model()
 
     def quality(batch: Batch, size: int = 16) -> xr.Dataset:
-        return sae_quality(subject, batch, sae, STREAM, batch_size=size, skip_bos=skip_bos)
+        return sae_quality(subject, in_batches(subject, batch, size), sae, STREAM, skip_bos=skip_bos)
 
     right = quality(Batch.of(ROWS, bos=True))
     agree(right, quality(Batch.of(ROWS, bos=True), 1))
@@ -331,7 +332,9 @@ def test_chunks_of_activations_give_the_numbers_of_the_whole() -> None:
 
 def test_a_row_without_counted_tokens_changes_nothing() -> None:
     sae = random_sae(ReLU())
-    with_lone_bos = sae_quality(model(), Batch.of([*ROWS, [9]], bos=True), sae, STREAM, batch_size=2)
+    with_lone_bos = sae_quality(
+        model(), in_batches(model(), Batch.of([*ROWS, [9]], bos=True), 2), sae, STREAM
+    )
     names = ["mse", "explained_variance", *NATS]
     without = sae_quality(model(), Batch.of(ROWS, bos=True), sae, STREAM)
     agree(with_lone_bos[["value"]].sel(score=names), without[["value"]].sel(score=names))
@@ -397,14 +400,14 @@ def test_too_few_features_leave_true_directions_alone() -> None:
 
 def test_the_function_is_the_record_applied_and_edits_are_those_of_the_model() -> None:
     sae, rows = random_sae(ReLU()), Batch.of(ROWS)
-    found = sae_quality(model(), rows, sae, "L1.resid", batch_size=2)
-    batches = prompt_source(rows, model().text, prepend_bos=True, batch_size=2)
+    found = sae_quality(model(), rows, sae, "L1.resid")
+    batches = prompt_source(rows, model().text)
     asked = SaeQuality(sae, STREAM, reference=batches)
     xr.testing.assert_identical(interp.run([asked], model(), batches)["sae_quality"], found)
     plain = interp.run([Reconstruction(sae, STREAM)], model(), batches)["reconstruction"]
-    xr.testing.assert_identical(plain, reconstruction(model(), rows, sae, STREAM, batch_size=2))
+    xr.testing.assert_identical(plain, reconstruction(model(), rows, sae, STREAM))
     edits = [Edit("L0.mlp", Zero())]
-    edited = sae_quality(model(), rows, sae, STREAM, edits=edits)
+    edited = sae_quality(model().edited(edits), rows, sae, STREAM)
     assert score(edited, "ce_clean") == pytest.approx(slow_loss(ROWS, edits), rel=1e-9)
     there = Edit(STREAM, sae.reconstruct)
     assert score(edited, "ce_sae") == pytest.approx(slow_loss(ROWS, [*edits, there]), rel=1e-9)

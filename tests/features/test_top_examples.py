@@ -227,13 +227,13 @@ def test_shards_and_a_journal_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_the_function_is_the_record_applied() -> None:
-    found = top_examples(model(), TEXTS, BLOCK + "mlp.hook_post", cells=[3, 17], top=2, batch_size=5)
-    batches = prompt_source(TEXTS, model().text, prepend_bos=True, batch_size=5)
-    asked = TopExamples("L1.post", [3, 17], 2)
+    found = top_examples(model(), TEXTS, BLOCK + "mlp.hook_post", cells=[3, 17], top=2)
+    batches = prompt_source(TEXTS, model().text)
+    asked = TopExamples("L1.post", cells=[3, 17], top=2)
     xr.testing.assert_identical(interp.run([asked], model(), batches)["top_examples"], found)
     assert found.part.values.tolist() == ["L1N3", "L1N17"]
     silent = [interp.Edit("L1.post", interp.edits.Zero())]
-    edited = top_examples(model(), TEXTS, "L1.post", cells=[3], top=2, edits=silent)
+    edited = top_examples(model().edited(silent), TEXTS, "L1.post", cells=[3], top=2)
     assert (edited.peak == 0).all() and (edited.value == 0).all()
 
 

@@ -26,6 +26,7 @@ from interp.lenses import (
 )
 from interp.lenses.backward_lens import NO_UPDATE
 from interp.model import Transformer
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, some_tokens
 from tests.disturbed import machine
 from tests.edited import without_head
@@ -51,9 +52,10 @@ def recorded(name: str) -> GradientFactors:
     return gradient_factors(model_of(name), some_tokens(), ANSWERS)
 
 
-def lens(name: str, *matrices: str, **options: object) -> xr.Dataset:
+def lens(name: str, *matrices: str, size: int = 32, **options: object) -> xr.Dataset:
     """The lens of these matrices; of one matrix without that dim."""
-    found = backward_lens(model_of(name), some_tokens(), ANSWERS, matrices=list(matrices), **options)  # type: ignore[arg-type]
+    data = in_batches(model_of(name), some_tokens(), size)
+    found = backward_lens(model_of(name), data, ANSWERS, matrices=list(matrices), **options)  # type: ignore[arg-type]
     return found.isel(matrix=0) if len(matrices) == 1 else found
 
 
@@ -213,7 +215,7 @@ def test_the_size_of_batches_and_tiles_changes_nothing(monkeypatch: pytest.Monke
             assert_close(ours, theirs)
     assert split.error("blocks.0.mlp.W_in") < 1e-10
     before = lens("gpt2", "W_out", "W_in", top=4)
-    in_twos = lens("gpt2", "W_out", "W_in", top=4, batch_size=2)
+    in_twos = lens("gpt2", "W_out", "W_in", top=4, size=2)
     for name in ("x", "delta", "relative_update"):
         np.testing.assert_allclose(in_twos[name], before[name], rtol=1e-9)
     for name in ("top_token", "bottom_token", "target_rank"):
@@ -312,12 +314,12 @@ def test_each_function_is_its_record_applied() -> None:
     for record, function in (
         (BackwardLens, backward_lens), (GradientRank, gradient_rank), (GradientCosines, gradient_cosines),
     ):  # fmt: skip
-        found = function(model, some_tokens(), ANSWERS, [1, 2, 3], edits=edits)
+        found = function(model.edited(edits), some_tokens(), ANSWERS, [1, 2, 3])
         again = interp.run([record(ANSWERS, [1, 2, 3])], model, [Batch(some_tokens())], edits=edits)
         xr.testing.assert_identical(again[function.__name__], found)
         assert len(interp.frame(found).columns.difference(PART_COLUMNS)) <= 12
         with_answers = Batch(some_tokens()).with_answers(torch.tensor(ANSWERS), torch.tensor([1, 2, 3]))
-        xr.testing.assert_identical(function(model, with_answers, edits=edits), found)
+        xr.testing.assert_identical(function(model.edited(edits), with_answers), found)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2", "olmo2", "post-norm", "parallel", "no-norm"])
@@ -333,7 +335,7 @@ def test_a_zeroed_head_gives_the_gradients_of_the_model_without_its_output(name:
             assert_close(x, expected[matrix][0])
         assert found.error(matrix) < 1e-10
     kept = [m for m in found.recorded() if m != "W_O"]
-    ours = backward_lens(model_of(name), some_tokens(), ANSWERS, matrices=kept, edits=edits)
+    ours = backward_lens(model_of(name).edited(edits), some_tokens(), ANSWERS, matrices=kept)
     theirs = backward_lens(copy, some_tokens(), ANSWERS, matrices=kept)
     for value in ("x", "delta", "relative_update"):
         np.testing.assert_allclose(ours[value], theirs[value], rtol=1e-8, atol=1e-10)
@@ -360,7 +362,7 @@ def test_factors_under_edits_are_the_gradients_of_the_edited_model_or_refused(na
             continue
         for ask in (backward_lens, gradient_rank, gradient_cosines, gradient_factors):
             with pytest.raises(ValueError, match=f"the factors of {matrix} in layer . require what it gives"):
-                ask(model, some_tokens(), ANSWERS, matrices=[matrix], edits=[Edit(where, Zero())])
+                ask(model.edited([Edit(where, Zero())]), some_tokens(), ANSWERS, matrices=[matrix])
 
 
 def test_gradients_of_neighbouring_layers_are_alike_in_a_model_that_nobody_trained() -> None:

@@ -11,6 +11,7 @@ from interp import HookedTransformer, plot
 from interp.core.stats import share_interval
 from interp.lenses import CompareLenses, TunedLens, compare_lenses, jacobian_lens
 from interp.lenses.lens import Translators
+from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.tiny import CORPUS, hooked
 from tests.tolerances import student95
@@ -51,10 +52,9 @@ def test_every_score_is_that_of_the_lenses_one_by_one(
     first, second = fits
     found = compare_lenses(
         model,
-        TEXTS,
+        in_batches(model, TEXTS, 3),
         {"logit lens": None, "Jacobian lens": first},
         others={"Jacobian lens": second},
-        batch_size=3,
     )
     n = len(TEXTS)
     for name, scores in {

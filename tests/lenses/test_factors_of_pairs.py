@@ -14,6 +14,7 @@ from interp.lenses import GradientFactors, backward_lens, gradient_cosines, grad
 from interp.lenses.factors import encoder_factors
 from interp.model import EncoderDecoder, EncoderDecoderConfig, ModelConfig, NoNorm
 from interp.weights.matrices import held, side_by_side
+from tests.batches import in_batches
 from tests.configs import CONFIGS
 from tests.loops import over
 from tests.tolerances import assert_close
@@ -137,7 +138,10 @@ def test_the_size_of_batches_changes_nothing() -> None:
             assert_close(ours, theirs)
     source, target = inputs()
     given = HookedEncoderDecoder(pair("gpt2")).given(source, target)
-    one, two = (backward_lens(pair("gpt2").decoder, given, ANSWERS.tolist(), batch_size=n) for n in (1, 2))
+    one, two = (
+        backward_lens(pair("gpt2").decoder, in_batches(pair("gpt2").decoder, given, n), ANSWERS.tolist())
+        for n in (1, 2)
+    )
     ours, theirs = (torch.tensor(found.delta.values) for found in (one, two))
     assert bool((ours.isnan() == theirs.isnan()).all())
     assert_close(ours.nan_to_num(), theirs.nan_to_num())
@@ -192,4 +196,4 @@ def test_what_has_no_words_or_no_memory_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no factors of cross_attn\.W_Q: this model has no cross-attention"):
         encoder_factors(pair("gpt2"), source, target.with_answers(ANSWERS, None), ["cross_attn.W_Q"])
     with pytest.raises(ValueError, match=r"the factors of cross_attn\.W_O in layer 0 require what it gives"):
-        backward_lens(decoder, given, answers, matrices=["cross_attn.W_O"], edits=[edit])
+        backward_lens(decoder.edited(edit), given, answers, matrices=["cross_attn.W_O"])

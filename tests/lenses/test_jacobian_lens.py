@@ -26,6 +26,7 @@ from interp.passes.observe import text_of
 from interp.passes.rules import under_rules
 from interp.runs.progress import Done, Progress
 from interp.wrapped import Wrapped
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.contract.case import agree
 from tests.loops import over
@@ -152,7 +153,7 @@ def test_with_frozen_patterns_and_norms_it_is_a_product_of_maps() -> None:
     model, tokens = perturbed(config), some_tokens(rows=1)
     sites = [f"blocks.{layer}.{site}" for layer in (1, 2) for site in ("attn.hook_pattern", "ln1.hook_scale")]
     trace = interp.observe(model, Batch(tokens), [Read(site) for site in sites]).trace
-    lens = fitted(model, tokens, edits=[Edit(site, Set(trace[site])) for site in sites])
+    lens = fitted(model.edited([Edit(site, Set(trace[site])) for site in sites]), tokens)
     n, d = tokens.shape[1], config.d_model
     identity = torch.eye(n * d, dtype=torch.float64).view(n, d, n, d)
     centre, whole = torch.eye(d, dtype=torch.float64) - 1 / d, identity
@@ -200,7 +201,7 @@ def test_the_error_is_that_of_the_mean_over_prompts() -> None:
 def test_it_stops_at_the_precision_and_not_before_sixteen_prompts() -> None:
     model = build("gpt2")
     same, other = some_tokens(rows=1).expand(20, -1), some_tokens(rows=12)
-    assert fitted(model, same, batch_size=3).prompts == 18
+    assert fitted(model, in_batches(model, same, 3)).prompts == 18
     found = fitted(model, other, precision=1e-9)
     assert found.prompts == 12 and found.error is not None and float(found.error[0]) > 1e-3
     assert fitted(model, same, precision=None).prompts == 20
@@ -210,7 +211,7 @@ def test_prompts_are_asked_for_in_the_order_given_whatever_their_lengths() -> No
     """A fit that stops has seen the first prompts, not the longest ones."""
     model, short = build("gpt2"), some_tokens(rows=1)[0].tolist()[:7]
     rows = [short] * 16 + [some_tokens(rows=1)[0].tolist()] * 4
-    found, alone = fitted(model, rows, batch_size=4), fitted(model, [short])
+    found, alone = fitted(model, in_batches(model, rows, 4)), fitted(model, [short])
     assert found.prompts == 16
     assert_close(found.jacobian, alone.jacobian)
 

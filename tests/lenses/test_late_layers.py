@@ -18,6 +18,7 @@ from interp.lenses.late_layers import SCORES, _mean_of, _mean_prediction, averag
 from interp.model import Transformer
 from interp.model.block import Block
 from interp.runs.over_data import reduced_over
+from tests.batches import in_batches
 from tests.configs import CONFIGS, D_VOCAB, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.tolerances import assert_close
@@ -160,7 +161,7 @@ def test_depths_are_those_of_the_logit_lens(name: str) -> None:
 @pytest.mark.parametrize("batch_size", [1, 32])
 def test_attention_to_the_first_token_and_all_else_survives_padding_and_splitting(batch_size: int) -> None:
     model, rows = subject("llama-gqa"), [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
-    both = late_layers(model, Batch.of(rows), [7, 2], frequencies=FREQUENCIES, batch_size=batch_size)
+    both = late_layers(model, in_batches(model, Batch.of(rows), batch_size), [7, 2], frequencies=FREQUENCIES)
     alone = [
         late_layers(model, torch.tensor(row), a, frequencies=FREQUENCIES)
         for row, a in zip(rows, (7, 2), strict=True)
@@ -212,7 +213,7 @@ def test_without_frequencies_the_models_own_mean_prediction_counts() -> None:
     probs = model.transformer(batch.tokens, keep=batch.keep).softmax(-1)
     expected = probs[batch.keep].mean(0)
     for size in (1, 2):
-        source = prompt_source(list(batch.split(size)), model.text, prepend_bos=True, batch_size=size)
+        source = prompt_source(list(batch.split(size)), model.text, batch_size=size)
         assert_close(_mean_of(reduced_over(_mean_prediction(model.cfg), model, source)), expected)
     own = late_layers(model, batch, [7, 2])
     given = late_layers(model, batch, [7, 2], frequencies=expected)
@@ -292,7 +293,7 @@ def test_the_function_is_the_record_applied_and_its_table_is_narrow() -> None:
 @pytest.mark.parametrize("name", LINEAR)
 def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: str) -> None:
     edits, copy = [Edit("L1H2", Zero())], HookedTransformer(without_head(name))
-    found = late_layers(subject(name), some_tokens(), ANSWERS, edits=edits)
+    found = late_layers(subject(name).edited(edits), some_tokens(), ANSWERS)
     expected = late_layers(copy, some_tokens(), ANSWERS)
     for kept in ("value", "low", "high", "null", "null_sd"):
         np.testing.assert_allclose(found[kept], expected[kept], rtol=1e-7, atol=1e-9, err_msg=kept)
@@ -303,7 +304,7 @@ def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: s
 
 def test_an_edit_of_the_stream_that_enters_the_layer_is_carried_out_once() -> None:
     model, steering = subject("gpt2"), Edit("L1.resid", interp.edits.Add(torch.arange(24.0) / 8))
-    found = late_layers(model, some_tokens(), ANSWERS, frequencies=FREQUENCIES, edits=[steering])
+    found = late_layers(model.edited(steering), some_tokens(), ANSWERS, frequencies=FREQUENCIES)
     with model.hooks(edits=[steering]):
         before, _ = answered(model(some_tokens()))  # type: ignore[arg-type]
     with model.hooks(edits=[steering, Edit("L1.mlp", Zero())]):
@@ -311,4 +312,4 @@ def test_an_edit_of_the_stream_that_enters_the_layer_is_carried_out_once() -> No
     change = found.value.sel(part="L1.mlp", score="log_prob_change")
     assert float(change) == pytest.approx(float((after - before).mean()))
     with pytest.raises(ValueError, match=r"what L1H0 wrote is changed on its way .* by the edit of L1\.attn"):
-        late_layers(model, some_tokens(), 3, frequencies=FREQUENCIES, edits=[Edit("L1.attn", Zero())])
+        late_layers(model.edited(Edit("L1.attn", Zero())), some_tokens(), 3, frequencies=FREQUENCIES)

@@ -210,7 +210,7 @@ def test_states_and_positions_that_do_not_exist_are_refused(
 def test_the_function_is_the_record_applied() -> None:
     model, edits = HookedTransformer(build("gpt2")), [Edit("L0.mlp", Zero())]
     for options in ({"answer": [3, 14, 7]}, {"top": 2, "sites": "resid_mid", "pos": -1}):
-        found = interp.logit_lens(model, some_tokens(), edits=edits, **options)  # type: ignore[arg-type]
+        found = interp.logit_lens(model.edited(edits), some_tokens(), **options)  # type: ignore[arg-type]
         asked = LogitLens(**options)  # type: ignore[arg-type]
         again = interp.run([asked], model, [Batch(some_tokens())], edits=edits)["logit_lens"]
         xr.testing.assert_identical(again, found)
@@ -220,7 +220,7 @@ def test_the_function_is_the_record_applied() -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_zeroed_head_gives_the_lens_of_the_model_without_its_output(name: str) -> None:
     model, copy = HookedTransformer(build(name)), HookedTransformer(without_head(name))
-    found = interp.logit_lens(model, some_tokens(), edits=[Edit("L1H2", Zero())])
+    found = interp.logit_lens(model.edited(Edit("L1H2", Zero())), some_tokens())
     expected = interp.logit_lens(copy, some_tokens())
     for value in ("kl", "entropy", "top_prob", "target_prob"):
         np.testing.assert_allclose(found[value], expected[value], rtol=1e-9, atol=1e-9)
@@ -229,5 +229,5 @@ def test_a_zeroed_head_gives_the_lens_of_the_model_without_its_output(name: str)
     assert float(abs(found.entropy - plain.entropy).isel(depth=-1).max()) > 1e-6
     untrained = TunedLens.untrained(model)
     xr.testing.assert_identical(
-        interp.logit_lens(model, some_tokens(), edits=[Edit("L1H2", Zero())], translators=untrained), found
+        interp.logit_lens(model.edited(Edit("L1H2", Zero())), some_tokens(), translators=untrained), found
     )

@@ -175,8 +175,8 @@ def test_a_part_may_be_named_in_every_spelling_and_the_result_brings_its_words_a
 
 def test_the_function_is_the_record_applied() -> None:
     model, edits = HookedTransformer(build("gpt2")), [Edit("L0H1", Zero())]
-    found = output_lens(model, some_tokens(), "L1H2", answer=[3, 14, 7], top=3, edits=edits)
-    asked = OutputLens("L1H2", [3, 14, 7], 3)
+    found = output_lens(model.edited(edits), some_tokens(), "L1H2", answer=[3, 14, 7], top=3)
+    asked = OutputLens("L1H2", answer=[3, 14, 7], top=3)
     again = interp.run([asked], model, [Batch(some_tokens())], edits=edits)["output_lens"]
     xr.testing.assert_identical(again, found)
     assert len(interp.frame(found).columns) <= 12
@@ -187,7 +187,7 @@ def test_the_function_is_the_record_applied() -> None:
 def test_a_zeroed_head_gives_the_words_of_the_model_without_its_output(name: str) -> None:
     model, copy = HookedTransformer(build(name)), HookedTransformer(without_head(name))
     for part, _ in [*writers(name), ("L1H2", "")]:
-        found = output_lens(model, some_tokens(), part, edits=[Edit("L1H2", Zero())])
+        found = output_lens(model.edited(Edit("L1H2", Zero())), some_tokens(), part)
         expected = output_lens(copy, some_tokens(), part)
         for value in ("target_logit", "norm", "vocabulary_mean", "top_logit", "bottom_logit"):
             np.testing.assert_allclose(found[value], expected[value], rtol=1e-8, atol=1e-9, err_msg=part)
@@ -197,10 +197,10 @@ def test_a_zeroed_head_gives_the_words_of_the_model_without_its_output(name: str
 @pytest.mark.parametrize("name", LINEAR)
 def test_under_an_edit_the_words_are_the_attribution_of_the_edited_model(name: str) -> None:
     model, edits = HookedTransformer(build(name)), [Edit("L0.attn", Zero())]
-    whole = interp.attribute(model, some_tokens(), 5, edits=edits)
+    whole = interp.attribute(model.edited(edits), some_tokens(), 5)
     for part, grain in [*writers(name), ("L0.attn", "sublayer")]:
         if grain == "sublayer":
-            last = output_lens(model, some_tokens(), part, answer=5, edits=edits).isel(pos=-1)
+            last = output_lens(model.edited(edits), some_tokens(), part, answer=5).isel(pos=-1)
             np.testing.assert_allclose(
                 last.target_logit + last.vocabulary_mean, whole.value.sel(part=part), rtol=1e-8, atol=1e-9
             )
@@ -208,7 +208,7 @@ def test_under_an_edit_the_words_are_the_attribution_of_the_edited_model(name: s
 
 def test_a_write_that_is_changed_on_its_way_has_no_words_and_an_added_vector_changes_none() -> None:
     def asked(name: str, part: str, edit: Edit) -> object:
-        return output_lens(HookedTransformer(build(name)), some_tokens(), part, edits=[edit])
+        return output_lens(HookedTransformer(build(name)).edited(edit), some_tokens(), part)
 
     for name, part, where in (
         ("gpt2", "L0H1", "L0.attn"), ("gpt2", "L0H1", "L1.resid"), ("gpt2", "L0N1", "L0.mlp"),

@@ -10,6 +10,7 @@ import interp
 from interp import Edit, HookedTransformer
 from interp.edits import Set
 from interp.lenses import patchscope
+from tests.batches import in_batches
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
 from tests.tolerances import assert_close
 
@@ -71,7 +72,7 @@ def test_batches_and_padding_change_no_number() -> None:
     rows = [some_tokens(1, n, seed=n)[0] for n in (4, 7, 9, 5)]
     whole = patchscope(model, rows, TARGET, top=2)
     for i, row in enumerate(rows):
-        one = patchscope(model, row[None], TARGET, top=2, batch_size=1).isel(prompt=0)
+        one = patchscope(model, in_batches(model, row[None], 1), TARGET, top=2).isel(prompt=0)
         assert whole.top_token.values[i].tolist() == one.top_token.values.tolist()
         for name in ("kl", "target_prob"):
             assert_close(torch.tensor(whole[name].values[i]), torch.tensor(one[name].values))
@@ -116,7 +117,7 @@ def test_models_of_other_tokens_and_several_targets_are_refused() -> None:
 def test_edits_of_the_model_hold_in_both_runs() -> None:
     model, tokens = HookedTransformer(build("gpt2")), some_tokens()
     edits = [Edit("L0.mlp", interp.edits.Zero())]
-    asked = patchscope(model, tokens, TARGET, edits=edits, top=2)
+    asked = patchscope(model.edited(edits), tokens, TARGET, top=2)
     edited = patchscope(model.edited(edits), tokens, TARGET, top=2)
     assert asked.top_token.values.tolist() == edited.top_token.values.tolist()
     assert asked.unpatched_prob.values.tolist() == edited.unpatched_prob.values.tolist()

@@ -23,6 +23,7 @@ from interp.passes.metrics import logit_difference
 from interp.passes.observe import observe
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
+from tests.batches import in_batches
 from tests.configs import build
 from tests.tolerances import assert_close
 
@@ -210,13 +211,23 @@ def test_maps_by_position_are_those_of_each_text_alone(side: Side, size: int) ->
     clean, corrupt = (Batch.of(each, side=side) for each in (rows, others))
     by = ("layer", "pos")
     calls = {
-        "patch": lambda a, b, m: interp.patch(model, a, b, "resid_pre", metric=m, batch_size=size),
-        "noise": lambda a, b, m: interp.patch(
-            model, a, b, "z", by=by, metric=m, direction="noise", batch_size=size
+        "patch": lambda a, b, m: interp.patch(
+            model, in_batches(model, a, size), in_batches(model, b, size), "resid_pre", metric=m
         ),
-        "first order": lambda a, b, m: interp.attribution_patch(model, a, b, "z", metric=m, batch_size=size),
+        "noise": lambda a, b, m: interp.patch(
+            model,
+            in_batches(model, a, size),
+            in_batches(model, b, size),
+            "z",
+            by=by,
+            metric=m,
+            direction="noise",
+        ),
+        "first order": lambda a, b, m: interp.attribution_patch(
+            model, in_batches(model, a, size), in_batches(model, b, size), "z", metric=m
+        ),
         "ablate": lambda a, b, m: interp.ablate(
-            model, a, "mlp", change=Zero(), by=by, metric=m, batch_size=size
+            model, in_batches(model, a, size), "mlp", change=Zero(), by=by, metric=m
         ),
     }
     for name, call in calls.items():
@@ -241,11 +252,11 @@ def test_analyses_take_one_position_several_or_one_of_each_prompt(side: Side) ->
     batch, answers = Batch.of(rows, side=side), [3, 5, 7, 9]
     picked = PerRow([1, -1, 0, -2])
     for size in (1, 3, 4):
-        lens = interp.logit_lens(model, batch, answer=answers, pos=picked, batch_size=size)
-        parts = interp.attribute(model, batch, answers, pos=picked, batch_size=size)
-        several = interp.logit_lens(model, batch, answer=answers, pos=(0, -1), batch_size=size)
+        lens = interp.logit_lens(model, in_batches(model, batch, size), answer=answers, pos=picked)
+        parts = interp.attribute(model, in_batches(model, batch, size), answers, pos=picked)
+        several = interp.logit_lens(model, in_batches(model, batch, size), answer=answers, pos=(0, -1))
         read = interp.metrics.logit_difference(answers).at(picked)
-        ablated = interp.ablate(model, batch, "attn", change=Zero(), metric=read, batch_size=size)
+        ablated = interp.ablate(model, in_batches(model, batch, size), "attn", change=Zero(), metric=read)
         for i, row in enumerate(rows):
             place = own(picked, i, len(row))[0]
             one, until = Batch.of([row]), Batch.of([row[: place + 1]])
@@ -332,7 +343,7 @@ def test_prompts_are_computed_by_length_and_answered_in_their_order(monkeypatch:
     forward = model.transformer.forward
     monkeypatch.setattr(model.transformer, "forward", counting)
     monkeypatch.setattr("interp.data.stream.PASS", 1)
-    found = interp.logit_lens(model, Batch.of(rows, side="left"), pos=-1, batch_size=3)
+    found = interp.logit_lens(model, in_batches(model, Batch.of(rows, side="left"), 3), pos=-1)
     assert sum(cells) < 1.25 * sum(map(len, rows)) < len(rows) * max(map(len, rows))
     for i, row in enumerate(rows):
         alone = interp.logit_lens(model, Batch.of([row]), pos=-1)
@@ -348,7 +359,7 @@ def test_hooks_that_may_tell_columns_apart_see_the_prompts_as_given() -> None:
 
     given = Batch.of(rows, side="left")
     with model.hooks([("blocks.0.hook_resid_pre", watch)]):
-        interp.logit_lens(model, given, pos=-1, batch_size=3)
+        interp.logit_lens(model, in_batches(model, given, 3), pos=-1)
     width = given.tokens.shape[1]
     assert seen == [(3, width), (1, width)]
 
@@ -359,4 +370,4 @@ def test_a_prompt_that_is_too_short_is_named_by_its_place_among_all(edited: bool
     rows = [[3, 1], [4, 1, 5, 9, 2], [6, 5, 3, 5]]
     edits = [Edit("L0.mlp", Zero(), at={"pos": 3})] if edited else []
     with pytest.raises(PositionError, match="position 3 is required of every row, but row 0 has 2 tokens"):
-        interp.logit_lens(model, Batch.of(rows), pos=-1 if edited else 3, edits=edits)
+        interp.logit_lens(model.edited(edits), Batch.of(rows), pos=-1 if edited else 3)

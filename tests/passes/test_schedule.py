@@ -12,8 +12,8 @@ import torch
 import interp
 from interp.attention import AttentionEntropy
 from interp.causal import Ablate, EdgeGraph, KnockOut, Patch, ShortCircuit
-from interp.causal.contrast import paired
 from interp.data.batch import Batch
+from interp.data.pairs import paired
 from interp.data.stream import prompt_source
 from interp.edits import Edit, Mean, Resample, Variant, Zero
 from interp.lenses import LogitLens
@@ -46,33 +46,35 @@ CLEAN, CORRUPT = some_tokens(), some_tokens(seed=1)
 CORRUPT[:, :2] = CLEAN[:, :2]
 METRIC = logit_difference([3, 4, 5], [6, 7, 8])
 SAME: dict[str, Question] = {
-    "z": Patch("z", METRIC),
-    "resid_pre": Patch("resid_pre", METRIC),
-    "noised z": Patch("z", METRIC, direction="noise"),
-    "noised mlp": Patch("mlp_out", METRIC, direction="noise"),
-    "zero": Ablate("head", Zero(), METRIC),
-    "resampled": Ablate("mlp", Resample(), METRIC),
+    "z": Patch("z", metric=METRIC),
+    "resid_pre": Patch("resid_pre", metric=METRIC),
+    "noised z": Patch("z", metric=METRIC, direction="noise"),
+    "noised mlp": Patch("mlp_out", metric=METRIC, direction="noise"),
+    "zero": Ablate("head", change=Zero(), metric=METRIC),
+    "resampled": Ablate("mlp", change=Resample(), metric=METRIC),
 }
 """Of one metric."""
 OTHER: dict[str, Question] = {
-    "other answers": Patch("z", logit_difference([7, 8, 9], [1, 2, 3])),
-    "one answer": Patch("z", logit_difference([3, 4, 5])),
-    "function": Patch("z", lambda logits: logits[:, -1, 3]),
-    "whole row": Ablate("head", Zero(), of_logits(lambda x: x[..., 2].mean(1), everywhere=True)),
-    "divergence": Patch("z", kl_divergence()),
-    "noised divergence": Patch("z", kl_divergence(), direction="noise"),
-    "again": Patch("resid_pre", kl_divergence(), direction="noise"),
-    "pattern": Patch("pattern", METRIC),
-    "scores": Patch("attn_scores", METRIC, by=("layer", "query", "key")),
-    "read by queries": Patch("q_input", METRIC),
-    "read by the MLP": Patch("mlp_in", METRIC),
-    "frozen": Ablate("mlp", Zero(), METRIC, freeze_patterns=True),
-    "frozen head": Ablate("head", Zero(), METRIC, freeze_patterns=True),
-    "mean": Ablate("mlp", Mean("position"), METRIC, reference=CORRUPT),
+    "other answers": Patch("z", metric=logit_difference([7, 8, 9], [1, 2, 3])),
+    "one answer": Patch("z", metric=logit_difference([3, 4, 5])),
+    "function": Patch("z", metric=lambda logits: logits[:, -1, 3]),
+    "whole row": Ablate(
+        "head", change=Zero(), metric=of_logits(lambda x: x[..., 2].mean(1), everywhere=True)
+    ),
+    "divergence": Patch("z", metric=kl_divergence()),
+    "noised divergence": Patch("z", metric=kl_divergence(), direction="noise"),
+    "again": Patch("resid_pre", metric=kl_divergence(), direction="noise"),
+    "pattern": Patch("pattern", metric=METRIC),
+    "scores": Patch("attn_scores", metric=METRIC, by=("layer", "query", "key")),
+    "read by queries": Patch("q_input", metric=METRIC),
+    "read by the MLP": Patch("mlp_in", metric=METRIC),
+    "frozen": Ablate("mlp", change=Zero(), metric=METRIC, freeze_patterns=True),
+    "frozen head": Ablate("head", change=Zero(), metric=METRIC, freeze_patterns=True),
+    "mean": Ablate("mlp", change=Mean("position"), metric=METRIC, reference=CORRUPT),
     "short": ShortCircuit(metric=METRIC),
     "knocked out": KnockOut(queries=(-1,), keys=range(3), metric=METRIC),
     "path": interp.causal.PathPatch(metric=METRIC),
-    "by gradient": interp.causal.AttributionPatch("z", METRIC),
+    "by gradient": interp.causal.AttributionPatch("z", metric=METRIC),
     "lens": LogitLens(),
     "entropy": AttentionEntropy(),
     "parts": Attribute([3, 4, 5], [6, 7, 8]),
@@ -84,7 +86,7 @@ OTHER: dict[str, Question] = {
 def answers(name: str, questions: Mapping[str, Question]) -> "Mapping[str, xr.Dataset]":
     network = build(name)
     text = interp.HookedTransformer(network, None).text
-    source = prompt_source(paired(text, CLEAN, CORRUPT), text, prepend_bos=True, batch_size=2)
+    source = prompt_source(paired(text, CLEAN, CORRUPT), text, batch_size=2)
     return interp.run(questions, network, source)
 
 
@@ -217,21 +219,21 @@ def test_one_map_alone_takes_a_run_of_each_prompt(monkeypatch: pytest.MonkeyPatc
 
 SLOPES = partial(interp.causal.AttributionPatch, agreement=0)
 GRADIENTS: dict[str, Question] = {
-    "z": SLOPES("z", METRIC),
-    "streams": SLOPES("resid_pre", METRIC),
-    "noised z": SLOPES("z", METRIC, direction="noise"),
-    "patterns": SLOPES("pattern", METRIC),
-    "scales": SLOPES("ln2.hook_scale", METRIC),
-    "read by queries": SLOPES("q_input", METRIC),
-    "other answers": SLOPES("z", logit_difference([7, 8, 9], [1, 2, 3])),
-    "divergence of z": SLOPES("z", kl_divergence()),
-    "divergence of streams": SLOPES("resid_pre", kl_divergence()),
-    "edges": interp.circuits.EdgeAttribution(METRIC),
-    "edges by inputs": interp.circuits.EdgeAttribution(METRIC, "eap-ig-inputs", steps=3),
-    "z under rules": SLOPES("z", METRIC, rules="relp"),
-    "edges under rules": interp.circuits.EdgeAttribution(METRIC, rules="relp"),
-    "z under others": SLOPES("z", METRIC, rules=["norm"]),
-    "circuits": interp.circuits.Interchange(torch.ones(1, 1, 1, dtype=torch.bool), METRIC),
+    "z": SLOPES("z", metric=METRIC),
+    "streams": SLOPES("resid_pre", metric=METRIC),
+    "noised z": SLOPES("z", metric=METRIC, direction="noise"),
+    "patterns": SLOPES("pattern", metric=METRIC),
+    "scales": SLOPES("ln2.hook_scale", metric=METRIC),
+    "read by queries": SLOPES("q_input", metric=METRIC),
+    "other answers": SLOPES("z", metric=logit_difference([7, 8, 9], [1, 2, 3])),
+    "divergence of z": SLOPES("z", metric=kl_divergence()),
+    "divergence of streams": SLOPES("resid_pre", metric=kl_divergence()),
+    "edges": interp.circuits.EdgeAttribution(metric=METRIC),
+    "edges by inputs": interp.circuits.EdgeAttribution(metric=METRIC, method="eap-ig-inputs", steps=3),
+    "z under rules": SLOPES("z", metric=METRIC, rules="relp"),
+    "edges under rules": interp.circuits.EdgeAttribution(metric=METRIC, rules="relp"),
+    "z under others": SLOPES("z", metric=METRIC, rules=["norm"]),
+    "circuits": interp.circuits.Interchange(torch.ones(1, 1, 1, dtype=torch.bool), metric=METRIC),
     "lens": interp.lenses.BackwardLens([3, 4, 5]),
     "rank": interp.lenses.GradientRank([3, 4, 5], matrices=["W_V", "W_out"]),
     "cosines": interp.lenses.GradientCosines([3, 4, 5], matrices=["W_O"]),
@@ -280,7 +282,7 @@ def test_a_model_under_rules_is_made_once_a_batch_for_all_who_name_them(
 
 @pytest.mark.parametrize("name", ["gpt2", "llama-gqa", "gemma2"])
 def test_what_gradients_say_together_is_what_each_says_alone(name: str) -> None:
-    whole = interp.circuits.Interchange(EdgeGraph.of(build(name).config).exists[None], METRIC)
+    whole = interp.circuits.Interchange(EdgeGraph.of(build(name).config).exists[None], metric=METRIC)
     every = {**GRADIENTS, "circuits": whole, "effects": SAME["z"], "reading": LogitLens()}
     together = answers(name, every)
     for each, question in every.items():

@@ -39,7 +39,7 @@ def over_training() -> xr.Dataset:
 @pytest.fixture(scope="module")
 def scores() -> xr.Dataset:
     data = RepeatedTokens(period=6, repeats=3, rows=3)
-    return over_checkpoints(load, list(MODELS), Heads(data, None))
+    return over_checkpoints(load, list(MODELS), Heads(repeats=data, sentences=None))
 
 
 @pytest.fixture(scope="module")

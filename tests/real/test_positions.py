@@ -30,9 +30,9 @@ def test_an_edit_at_a_position_gives_the_numbers_of_each_text_alone(
     for at in (-1, 1, (0, -2)):
         edits = [Edit("L2.mlp", Zero(), {"pos": at})]
         batch = model.to_batch(TEXTS, padding_side=side)
-        found = interp.attribute(model, batch, " Mary", " John", edits=edits)
+        found = interp.attribute(model.edited(edits), batch, " Mary", " John")
         for i, text in enumerate(TEXTS):
-            alone = interp.attribute(model, text, " Mary", " John", edits=edits)
+            alone = interp.attribute(model.edited(edits), text, " Mary", " John")
             size = float(abs(alone.value[0]).sum())
             bound = 2 * torch.finfo(torch.float32).eps * (8 + alone.sizes["part"] ** 0.5) * size
             assert abs(float(found.total[i]) - float(alone.total[0])) <= bound

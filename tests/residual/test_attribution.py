@@ -1,5 +1,6 @@
 """Direct logit attribution: sums at every grain, equals a slow loop, and does not see batches or padding."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from interp.model.transformer import Transformer
 from interp.passes.observe import observe
 from interp.residual import Attribute, IncompleteSumError, attribute
 from interp.residual.attribution import labels
+from tests.batches import in_batches
 from tests.configs import CAUSAL, CONFIGS, build, perturbed, some_tokens
 from tests.edited import without_head
 from tests.loops import over
@@ -30,10 +32,11 @@ GRAINS = ("layer", "sublayer", "head", "source", "neuron")
 ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
 
 
-def attributed(name: str, parts: str, dtype: torch.dtype = torch.float64, **options: object):  # type: ignore[no-untyped-def]
-    return interp.attribute(
-        HookedTransformer(build(name, dtype)), some_tokens(), ANSWER, WRONG, parts=parts, **options
-    )
+def attributed(  # type: ignore[no-untyped-def]
+    name: str, parts: str, dtype: torch.dtype = torch.float64, edits: Sequence[Edit] = (), **options: object
+):
+    model = HookedTransformer(build(name, dtype)).edited(edits)
+    return interp.attribute(model, some_tokens(), ANSWER, WRONG, parts=parts, **options)
 
 
 def logit_difference(name: str) -> torch.Tensor:
@@ -212,7 +215,7 @@ def test_the_direction_of_a_logit_difference_gives_what_the_tokens_give_but_b_u(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_directions_belong_to_their_prompts_in_batches_of_any_size_and_dtype(dtype: torch.dtype) -> None:
     model = HookedTransformer(build("gpt2", dtype))
-    together = interp.attribute(model, some_tokens(), directions(), batch_size=2)
+    together = interp.attribute(model, in_batches(model, some_tokens(), 2), directions())
     for i in range(3):
         alone = interp.attribute(model, some_tokens()[i], directions()[i])
         assert_close(torch.tensor(together.value.values[i]), torch.tensor(alone.value.values[0]), dtype)
@@ -308,7 +311,7 @@ def is_neuron(part: str) -> bool:
 
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "post-norm", "parallel"])
 def test_the_largest_neurons_stand_alone_and_the_others_of_each_layer_together(name: str) -> None:
-    every, some = attributed(name, "neuron").value, attributed(name, "neuron", top=7, batch_size=2)
+    every, some = attributed(name, "neuron").value, attributed(name, "neuron", top=7)
     neurons = [c for c in every.part.values.tolist() if is_neuron(c)]
     size = {c: abs(every.sel(part=c)).mean() for c in neurons}
     largest = sorted(size, key=lambda c: -float(size[c]))[:7]
@@ -351,7 +354,10 @@ def test_nothing_of_every_head_or_neuron_is_as_wide_as_the_stream(parts: str) ->
     rows, units, d_model = 64, 40 if parts == "neuron" else 4, 24
     with Largest() as largest:  # type: ignore[no-untyped-call]
         interp.attribute(
-            HookedTransformer(build("gpt2")), some_tokens(rows, 1), 3, parts=parts, batch_size=rows
+            HookedTransformer(build("gpt2")),
+            in_batches(HookedTransformer(build("gpt2")), some_tokens(rows, 1), rows),
+            3,
+            parts=parts,
         )  # type: ignore[arg-type]
     assert rows * 3 * d_model <= largest.values < rows * units * d_model
 
@@ -426,7 +432,7 @@ def test_a_pass_holds_as_many_prompts_as_asked_and_no_number_depends_on_it(
     whole = attribute(model, tokens, 3)
     for size, expected in ((2, [2, 2, 1]), (1, [1] * 5), (5, [5])):
         sizes.clear()
-        found = attribute(model, tokens, 3, batch_size=size)
+        found = attribute(model, in_batches(model, tokens, size), 3)
         assert sizes == expected
         np.testing.assert_allclose(found.value, whole.value, rtol=0, atol=1e-12)
 
@@ -435,9 +441,9 @@ def test_a_pass_holds_as_many_prompts_as_asked_and_no_number_depends_on_it(
 def test_the_function_is_the_record_applied(parts: str) -> None:
     model = HookedTransformer(build("gpt2"))
     asked = Attribute(ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
-    for options in ({}, {"edits": [Edit("L0H1", Zero())]}) if parts != "source" else ({},):
-        found = attribute(model, some_tokens(), ANSWER, WRONG, parts=parts, **options)  # type: ignore[arg-type]
-        again = interp.run([asked], model, [Batch(some_tokens())], **options)["attribute"]  # type: ignore[arg-type]
+    for edits in ([], [Edit("L0H1", Zero())]) if parts != "source" else ([],):
+        found = attribute(model.edited(edits), some_tokens(), ANSWER, WRONG, parts=parts)  # type: ignore[arg-type]
+        again = interp.run([asked], model, [Batch(some_tokens())], edits=edits)["attribute"]
         xr.testing.assert_identical(again, found)
     assert len(interp.frame(found).columns) <= 12
 
@@ -470,13 +476,11 @@ def test_a_zeroed_head_gives_the_numbers_of_the_model_without_its_output(name: s
         assert not found.by_source.sel(layer=1, head=2).any()
 
 
-def test_edits_that_hold_around_a_call_are_those_of_its_argument() -> None:
+def test_edits_that_hold_around_a_call_are_those_of_the_edited_model() -> None:
     model, edit = HookedTransformer(build("gpt2")), Edit("L1H2", Zero())
     expected = attributed("gpt2", "head", edits=[edit])
     with model.hooks(edits=[edit]):
         xr.testing.assert_identical(attribute(model, some_tokens(), ANSWER, WRONG, parts="head"), expected)
-    again = attribute(model.edited([edit]), some_tokens(), ANSWER, WRONG, parts="head")
-    xr.testing.assert_identical(again, expected)
 
 
 def test_what_no_part_wrote_is_refused_by_the_name_of_its_edit() -> None:

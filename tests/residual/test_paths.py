@@ -29,6 +29,7 @@ from interp.residual import (
 )
 from interp.residual.paths import Frozen, Readings, frozen_reads, order_logits, path_name
 from interp.weights import HeadCircuits
+from tests.batches import in_batches
 from tests.configs import CONFIGS, perturbed
 from tests.loops import over
 from tests.residual.reruns import BATCH, PLAIN, VARIANTS, Rerun, model
@@ -309,12 +310,12 @@ def padded(side: str) -> Batch:
 def test_padding_and_splitting_change_no_number(name: str, side: str) -> None:
     plain, found = (
         term_importance(model(name), BATCH),
-        term_importance(model(name), padded(side), batch_size=1),
+        term_importance(model(name), in_batches(model(name), padded(side), 1)),
     )
     for key in plain.data_vars:
         np.testing.assert_allclose(found[key], plain[key], atol=1e-10, err_msg=str(key))
     whole = paths(model(name), BATCH, ANSWER, WRONG)
-    parts = paths(model(name), padded(side), ANSWER, WRONG, batch_size=1)
+    parts = paths(model(name), in_batches(model(name), padded(side), 1), ANSWER, WRONG)
     np.testing.assert_allclose(parts.value, whole.value, atol=1e-10)
 
 
@@ -412,7 +413,7 @@ def test_each_function_is_its_record_applied() -> None:
 
 def test_prompts_of_any_lengths_keep_their_orders_and_padding_holds_nothing() -> None:
     rows = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9]]
-    both = orders(model("learned"), Batch.of(rows), batch_size=1)
+    both = orders(model("learned"), in_batches(model("learned"), Batch.of(rows), 1))
     for i, row in enumerate(rows):
         alone = orders(model("learned"), torch.tensor(row))
         np.testing.assert_allclose(both.value[i, :, : len(row)], alone.value[0], atol=1e-10)
@@ -438,13 +439,16 @@ def test_a_zeroed_or_scaled_head_gives_the_paths_of_the_model_without_its_output
     subject = model(name)
     for change, factor in ((Zero(), 0.0), (Scale(0.5), 0.5)):
         edits, copy = [Edit("L1H1", change)], without_head(subject, 1, 1, factor)
-        found, expected = paths(subject, BATCH, ANSWER, WRONG, edits=edits), paths(copy, BATCH, ANSWER, WRONG)
+        found, expected = (
+            paths(subject.edited(edits), BATCH, ANSWER, WRONG),
+            paths(copy, BATCH, ANSWER, WRONG),
+        )
         np.testing.assert_allclose(found.value, expected.value, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(found.total, expected.total, rtol=1e-10)
         assert abs(float(found.value.sel(path="L1H1")[0])) > 1e-3 or not factor
         for ask in (orders, term_importance):
             np.testing.assert_allclose(
-                ask(subject, BATCH, edits=edits).value, ask(copy, BATCH).value, rtol=1e-8, atol=1e-10
+                ask(subject.edited(edits), BATCH).value, ask(copy, BATCH).value, rtol=1e-8, atol=1e-10
             )
 
 
@@ -459,7 +463,7 @@ def test_a_head_scaled_at_one_position_is_carried_through_the_later_heads() -> N
 
 
 def test_edits_of_patterns_are_frozen_and_those_that_leave_no_sum_of_paths_are_refused() -> None:
-    found = paths(model(), BATCH, ANSWER, edits=[Edit("L1.pattern", Scale(0.5), at={"head": 3})])
+    found = paths(model().edited(Edit("L1.pattern", Scale(0.5), at={"head": 3})), BATCH, ANSWER)
     assert found.attrs["completeness_error"] < 1e-11
     for where, change in (
         ("L0.attn", Zero()),
@@ -469,4 +473,4 @@ def test_edits_of_patterns_are_frozen_and_those_that_leave_no_sum_of_paths_are_r
     ):
         for ask in (orders, term_importance, functools.partial(paths, answer=3)):
             with pytest.raises(ValueError, match=f"path expansion under an edit of {where}"):
-                ask(model(), BATCH, edits=[Edit(where, change)])
+                ask(model().edited(Edit(where, change)), BATCH)

@@ -17,9 +17,9 @@ CORRUPT = [[*ids[:2], 1 + ids[2] % 20, *ids[3:]] for ids in CLEAN]
 BAD = 17
 """The pair that does not align."""
 ASKED = {
-    "by_head": Patch("z", interp.logit_difference(3, 4)),
+    "by_head": Patch("z", metric=interp.logit_difference(3, 4)),
     "noised": Patch(
-        "resid_pre", interp.metrics.answer_probability(5), by=["layer"], direction="noise", each=False
+        "resid_pre", metric=interp.metrics.answer_probability(5), by=["layer"], direction="noise", each=False
     ),
 }
 

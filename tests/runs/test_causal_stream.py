@@ -77,18 +77,20 @@ def test_two_actors_give_the_same_bits() -> None:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"question": Patch("z", interp.logit_difference(3, 5))}, "answers"),
-        ({"question": Patch("z", interp.metrics.answer_loss(3))}, "metric"),
-        ({"question": Patch("z", lambda logits: logits[:, -1, 3] - logits[:, -1, 5])}, "metric"),
-        ({"question": Patch("z", interp.logit_difference(3, 4), direction="noise")}, "direction"),
+        ({"question": Patch("z", metric=interp.logit_difference(3, 5))}, "answers"),
+        ({"question": Patch("z", metric=interp.metrics.answer_loss(3))}, "metric"),
+        ({"question": Patch("z", metric=lambda logits: logits[:, -1, 3] - logits[:, -1, 5])}, "metric"),
+        ({"question": Patch("z", metric=interp.logit_difference(3, 4), direction="noise")}, "direction"),
         ({"edits": [Edit("L1H1", Scale(0.5))]}, "edits"),
     ],
 )
 def test_another_question_or_another_edit_is_refused(
     change: dict[str, object], named: str, tmp_path: Path
 ) -> None:
-    asked = Patch("z", (lambda logits: logits[:, -1, 3] - logits[:, -1, 4]) if named == "metric" else None)
-    asked = asked if named == "metric" else Patch("z", interp.logit_difference(3, 4))
+    asked = Patch(
+        "z", metric=(lambda logits: logits[:, -1, 3] - logits[:, -1, 4]) if named == "metric" else None
+    )
+    asked = asked if named == "metric" else Patch("z", metric=interp.logit_difference(3, 4))
     data = Pairs(CLEAN[:3], CORRUPT[:3])
     interp.run(asked, model(), data, out=tmp_path)
     interp.run(asked, model(), data, out=tmp_path, resume=True)
@@ -105,9 +107,9 @@ def test_a_question_is_written_down_by_its_fields(tmp_path: Path) -> None:
 
 def test_moments_by_position_are_those_of_the_prompts_that_have_it() -> None:
     kept, moments = (
-        interp.run([Patch("resid_pre", interp.logit_difference(3, 4), each=each)], model(), stream(tokens=1))[
-            "patch"
-        ]
+        interp.run(
+            [Patch("resid_pre", metric=interp.logit_difference(3, 4), each=each)], model(), stream(tokens=1)
+        )["patch"]
         for each in (True, False)
     )
     rows = kept["each"].notnull().sum("prompt")

@@ -97,7 +97,7 @@ def test_the_table_of_heads_is_made_once_for_the_same_weights_rows_and_no_edits(
         assert np.array_equal(interp.heads(model, repeats=data).value.values, value, equal_nan=True)
     for again in (
         lambda: interp.heads(model, repeats=RepeatedTokens(period=3, repeats=3, rows=4, seed=1)),
-        lambda: interp.heads(model, repeats=data, edits=zero),
+        lambda: interp.heads(model.edited(zero), repeats=data),
         lambda: interp.heads(model, [[1, 2, 3, 1, 2, 3]]),
     ):
         with pytest.raises(AssertionError, match="asked"), unasked():

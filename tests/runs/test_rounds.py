@@ -67,8 +67,10 @@ def test_heads_of_a_corpus_are_those_of_its_rows_and_share_their_pass(
     assert seen == [(9, 12)], "one pass for both"
     xr.testing.assert_allclose(found["heads"].drop_vars("label"), alone.drop_vars("label"), rtol=1e-10)
     xr.testing.assert_allclose(found["logit_lens"], lens["logit_lens"], rtol=1e-10)
-    given = interp.run([Heads(RepeatedTokens(5, 3, rows=4), None)], model())["heads"]
-    both = interp.run([Heads(RepeatedTokens(5, 3, rows=4), None), LogitLens()], model(), [rows])["heads"]
+    given = interp.run([Heads(repeats=RepeatedTokens(5, 3, rows=4), sentences=None)], model())["heads"]
+    both = interp.run(
+        [Heads(repeats=RepeatedTokens(5, 3, rows=4), sentences=None), LogitLens()], model(), [rows]
+    )["heads"]
     xr.testing.assert_identical(both, given)
     assert int(given.attrs["rows"]) == 4 != int(found["heads"].attrs["rows"]), (
         "rows of its own where they are said"

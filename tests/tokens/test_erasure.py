@@ -25,6 +25,7 @@ from interp.tokens import (
     token_attribution,
 )
 from interp.tokens.erasure import RANDOM, SCORES, random_values, top_share
+from tests.batches import in_batches
 from tests.configs import build, some_tokens
 from tests.loops import over
 from tests.tokens.edited import without
@@ -194,7 +195,12 @@ def test_batch_size_changes_no_number() -> None:
     methods = ["alti", "gradient_x_input"]
     one, other = (
         compare_methods(
-            model(), Batch.of(ROWS), ANSWER, methods=methods, shares=(0.5,), draws=2, batch_size=size
+            model(),
+            in_batches(model(), Batch.of(ROWS), size),
+            ANSWER,
+            methods=methods,
+            shares=(0.5,),
+            draws=2,
         )
         for size in (2, 32)
     )
@@ -209,13 +215,13 @@ def test_values_belong_to_tokens_and_not_to_columns() -> None:
 
 
 def test_the_functions_are_their_questions_in_a_run() -> None:
-    batches = prompt_source(Batch.of(ROWS), model().text, prepend_bos=True, batch_size=2)
+    batches = prompt_source(Batch.of(ROWS), model().text)
     given, methods = token_attribution(model(), Batch.of(ROWS)), ("rollout", "gradient_x_input")
-    questions = [Erasure(given, ANSWER, batch_size=2), CompareMethods(ANSWER, methods=methods, batch_size=2)]
+    questions = [Erasure(given, ANSWER), CompareMethods(ANSWER, methods=methods)]
     run = interp.run(questions, model(), batches)
-    found = erasure(model(), Batch.of(ROWS), given, ANSWER, batch_size=2)
+    found = erasure(model(), Batch.of(ROWS), given, ANSWER)
     assert found.identical(run["erasure"])
-    found = compare_methods(model(), Batch.of(ROWS), ANSWER, methods=methods, batch_size=2)
+    found = compare_methods(model(), Batch.of(ROWS), ANSWER, methods=methods)
     assert found.identical(run["compare_methods"])
     assert all(len(interp.frame(one).columns) <= 12 for one in run.values())
 
@@ -225,7 +231,7 @@ def test_an_edited_model_is_the_model_with_those_weights(part: str) -> None:
     edits, batch = [Edit(part, Zero())], Batch.of(ROWS)
     other, methods = without("gpt2", part), ("rollout", "norm_rollout", "gradient_x_input", "alti_logit")
     given = token_attribution(model(), batch)
-    found = erasure(model(), batch, given, ANSWER, edits=edits)
+    found = erasure(model().edited(edits), batch, given, ANSWER)
     expected, plain = (erasure(m, batch, given, ANSWER) for m in (other, model()))
     np.testing.assert_allclose(found["each"], expected["each"], rtol=1e-9, atol=1e-12)
     assert not np.allclose(found["each"], plain["each"])

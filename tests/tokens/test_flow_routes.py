@@ -24,6 +24,7 @@ from interp.passes.observe import observe
 from interp.tokens import FlowRoutes, flow_routes, routes
 from interp.tokens.flow_routes import BlockShares, why_no_routes
 from interp.tokens.mixing import SourceSplit
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.tokens.edited import without
@@ -240,7 +241,7 @@ def test_models_whose_stream_is_not_a_plain_sum_of_parts_are_refused() -> None:
 def test_the_function_is_its_question_in_a_run() -> None:
     batch = Batch.of([[1, 2, 3, 4, 5, 6, 7, 8], [3, 1, 4], [2, 7]])
     model = HookedTransformer(build("gpt2"))
-    found = flow_routes(model, batch, batch_size=2)
+    found = flow_routes(model, in_batches(model, batch, 2))
     asked = interp.run(FlowRoutes(), model, list(batch.split(2)))["flow_routes"]  # in batches of other widths
     xr.testing.assert_allclose(found, asked, rtol=0, atol=1e-13)
     assert len(interp.frame(found).columns) <= 12 and found.part.values[1, 2] == "L1H2"
@@ -250,7 +251,7 @@ def test_the_function_is_its_question_in_a_run() -> None:
 @over("part", ["L0.mlp", "L0.attn", "L0H1", "L1H2"])
 def test_an_edited_model_is_the_model_with_those_weights(name: str, part: str) -> None:
     model, edits = HookedTransformer(build(name)), [Edit(part, Zero())]
-    changed, expected = flow_routes(model, some_tokens(2, N), edits=edits), without(name, part)
+    changed, expected = flow_routes(model.edited(edits), some_tokens(2, N)), without(name, part)
     xr.testing.assert_allclose(changed, flow_routes(expected, some_tokens(2, N)), rtol=1e-9, atol=1e-11)
     assert changed.identical(flow_routes(model.edited(edits), some_tokens(2, N)))
     assert not np.allclose(changed.resid, found(name).resid)
@@ -258,7 +259,7 @@ def test_an_edited_model_is_the_model_with_those_weights(name: str, part: str) -
 
 def test_a_planted_circuit_without_its_first_head_has_no_route_through_it() -> None:
     model = HookedTransformer.from_pretrained("groundtruth-induction")
-    table = routes(flow_routes(model, "abcdefghabc", edits=[Edit("L0H1", Zero())]), threshold=0.01)
+    table = routes(flow_routes(model.edited(Edit("L0H1", Zero())), "abcdefghabc"), threshold=0.01)
     assert not table.part.isin(["L0H1", "L1H2"]).any()
 
 
@@ -266,7 +267,7 @@ def test_a_planted_circuit_without_its_first_head_has_no_route_through_it() -> N
 def test_what_no_part_writes_is_refused_by_name(where: str) -> None:
     edit = Edit(where, Add(torch.arange(6 if where == "L1H2" else 24).double()))
     with pytest.raises(ValueError, match=rf"(the edit of|the edits of) {where}".replace(".", r"\.")):
-        flow_routes(HookedTransformer(build("gpt2")), some_tokens(), edits=[edit])
+        flow_routes(HookedTransformer(build("gpt2")).edited(edit), some_tokens())
 
 
 @pytest.mark.parametrize("threshold", [0.0, -0.1, 1.5, float("nan")])

@@ -27,6 +27,7 @@ from interp.tokens import (
 )
 from interp.tokens.mixing import Kernel, rollout, with_residual
 from interp.tokens.token_attribution import Method, columns
+from tests.batches import in_batches
 from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
 from tests.tiny import hooked
@@ -76,7 +77,9 @@ def test_shares_are_positive_and_sum_to_one_for_every_position(name: str) -> Non
 def test_padding_and_batches_change_no_number(method: str, side: str) -> None:
     padded, how = Batch.of(ROWS, side=side), FEW_STEPS[method]  # type: ignore[arg-type]
     for batch_size in (1, 32):
-        result = token_attribution(model(), padded, ANSWER, WRONG, method=how, batch_size=batch_size)
+        result = token_attribution(
+            model(), in_batches(model(), padded, batch_size), ANSWER, WRONG, method=how
+        )
         for i in range(len(ROWS)):
             n = int(padded.keep[i].sum())  # type: ignore[index]
             np.testing.assert_allclose(result.value.values[i, :n], alone(i, method), rtol=1e-9, atol=1e-9)
@@ -205,22 +208,22 @@ def test_gradients_are_taken_in_every_model_of_the_table(name: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_function_is_its_question_in_a_run(method: str) -> None:
-    question = TokenAttribution(ANSWER, WRONG, FEW_STEPS[method], -1, 2)
-    found = token_attribution(model(), Batch.of(ROWS), ANSWER, WRONG, method=FEW_STEPS[method], batch_size=2)
-    batches = prompt_source(Batch.of(ROWS), model().text, prepend_bos=True, batch_size=2)
+    question = TokenAttribution(ANSWER, WRONG, method=FEW_STEPS[method])
+    found = token_attribution(model(), Batch.of(ROWS), ANSWER, WRONG, method=FEW_STEPS[method])
+    batches = prompt_source(Batch.of(ROWS), model().text)
     assert found.identical(interp.run(question, model(), batches)["token_attribution"])
-    both = interp.run([question, LayerMixing("norms")], model(), batches)
+    both = interp.run([question, LayerMixing(kernel="norms")], model(), batches)
     xr.testing.assert_allclose(found, both["token_attribution"], rtol=1e-12)  # attention by another kernel
     assert len(interp.frame(found).columns) <= 12 and all(found[name].attrs["unit"] for name in found)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_mixing_of_layers_is_its_question_in_a_run(kernel: Kernel) -> None:
-    found = layer_mixing(model(), Batch.of(ROWS), kernel=kernel, batch_size=2)
+    found = layer_mixing(model(), Batch.of(ROWS), kernel=kernel)
     run = interp.run(
-        LayerMixing(kernel),
+        LayerMixing(kernel=kernel),
         model(),
-        prompt_source(Batch.of(ROWS), model().text, prepend_bos=True, batch_size=2),
+        prompt_source(Batch.of(ROWS), model().text),
     )
     assert found.identical(run["layer_mixing"])
     assert len(interp.frame(found).columns) <= 12 and all(found[name].attrs["unit"] for name in found)
@@ -264,7 +267,7 @@ def test_an_edited_model_is_the_model_with_those_weights(name: str, part: str, m
     edits, how = [Edit(part, Zero())], FEW_STEPS[method]
     tokens = tokens_for(method)
     asked = (tokens, ANSWER[: len(tokens)], WRONG[: len(tokens)])
-    found = token_attribution(model(name), *asked, method=how, edits=edits)
+    found = token_attribution(model(name).edited(edits), *asked, method=how)
     agree(found, token_attribution(without(name, part), *asked, method=how))
     if part == "L0H1":
         with (m := model(name)).hooks(edits=edits):
@@ -281,7 +284,7 @@ def test_an_edited_model_is_the_model_with_those_weights(name: str, part: str, m
 def test_a_head_that_is_zeroed_moves_nothing(name: str, kernel: Kernel) -> None:
     """As if its values were 0, which is so for every kernel; and for all but `values` as if its output weights were."""
     part = "L1H2"
-    found = layer_mixing(model(name), some_tokens(), kernel=kernel, edits=[Edit(part, Zero())])
+    found = layer_mixing(model(name).edited(Edit(part, Zero())), some_tokens(), kernel=kernel)
     agree(found, layer_mixing(without(name, part, values=True), some_tokens(), kernel=kernel))
     if kernel != "values":
         agree(found, layer_mixing(without(name, part), some_tokens(), kernel=kernel))
@@ -295,7 +298,7 @@ def test_a_head_that_is_scaled_is_the_model_with_scaled_weights(name: str, kerne
     network = copy.deepcopy(build(name))
     width = network.config.head_width
     network.block(1).attn.out.weight[:, width : 2 * width] *= -0.5
-    found = layer_mixing(model(name), some_tokens(), kernel=kernel, edits=[Edit("L1H1", Scale(-0.5))])
+    found = layer_mixing(model(name).edited(Edit("L1H1", Scale(-0.5))), some_tokens(), kernel=kernel)
     if kernel != "values":  # which come before the output weights
         agree(found, layer_mixing(network, some_tokens(), kernel=kernel))
 
@@ -304,7 +307,7 @@ def test_one_position_of_a_head_is_edited_alone() -> None:
     edit = Edit("L1H2", Zero(), at={"pos": 4})
     for kernel in ("norms", "alti"):
         found, plain, zeroed = (
-            layer_mixing(model(), some_tokens(), kernel=kernel, edits=edits).value.sel(layer=1)
+            layer_mixing(model().edited(edits), some_tokens(), kernel=kernel).value.sel(layer=1)
             for edits in ([edit], [], [Edit("L1H2", Zero())])
         )
         np.testing.assert_allclose(found.sel(query=4), zeroed.sel(query=4), rtol=1e-12)
@@ -312,8 +315,8 @@ def test_one_position_of_a_head_is_edited_alone() -> None:
         np.testing.assert_allclose(found.sel(query=others), plain.sel(query=others), rtol=1e-9, atol=1e-12)
         assert not np.allclose(found.sel(query=4), plain.sel(query=4))
     asked = (some_tokens(), ANSWER, WRONG)
-    last = token_attribution(model(), *asked, method="alti_logit", edits=[Edit("L1H2", Zero(), {"pos": -1})])
-    agree(last, token_attribution(model(), *asked, method="alti_logit", edits=[Edit("L1H2", Zero())]))
+    last = token_attribution(model().edited(Edit("L1H2", Zero(), {"pos": -1})), *asked, method="alti_logit")
+    agree(last, token_attribution(model().edited(Edit("L1H2", Zero())), *asked, method="alti_logit"))
 
 
 def test_patterns_and_values_count_as_they_are_edited() -> None:
@@ -321,14 +324,14 @@ def test_patterns_and_values_count_as_they_are_edited() -> None:
     back = torch.eye(n, dtype=torch.float64)[[max(i - 1, 0) for i in range(n)]].expand(1, 4, n, n)
     edits = [Edit("blocks.1.attn.hook_pattern", Set(back))]
     for method in ("attention", "values"):
-        found = token_attribution(model(), some_tokens(), method=method, edits=edits)
+        found = token_attribution(model().edited(edits), some_tokens(), method=method)
         np.testing.assert_allclose(found.value.sel(pos=7), 1.0)
     silent = [Edit("blocks.1.attn.hook_v", Zero(), {"pos": 3})]
     for kernel in ("values", "norms", "alti"):
-        found = token_attribution(model(), some_tokens(), method=Mixing(kernel, -1), edits=silent)  # type: ignore[arg-type]
+        found = token_attribution(model().edited(silent), some_tokens(), method=Mixing(kernel, -1))  # type: ignore[arg-type]
         assert (found.value.sel(pos=3) == 0).all() and (found.value.sum("pos") > 0.99).all()
     for each in (edits, silent):
-        whole = token_attribution(model(), some_tokens(), ANSWER, method="alti_logit", edits=each)
+        whole = token_attribution(model().edited(each), some_tokens(), ANSWER, method="alti_logit")
         logits = model().edited(each)(some_tokens())
         assert isinstance(logits, torch.Tensor)
         np.testing.assert_allclose(whole.total, logits[torch.arange(3), -1, torch.tensor(ANSWER)], rtol=1e-9)
@@ -344,47 +347,47 @@ def test_what_comes_from_no_source_is_refused_by_name(where: str) -> None:
     edits = [Edit(where, Add(VECTOR[:width]))]
     for kernel in ("attn_norms", "attn_res_norms", "norms", "alti"):
         with pytest.raises(ValueError, match=f"the edits of {where} write comes from no source"):
-            layer_mixing(model(), some_tokens(), kernel=kernel, edits=edits)  # type: ignore[arg-type]
-    layer_mixing(model(), some_tokens(), kernel="attention", edits=edits)
+            layer_mixing(model().edited(edits), some_tokens(), kernel=kernel)  # type: ignore[arg-type]
+    layer_mixing(model().edited(edits), some_tokens(), kernel="attention")
     message = "comes from no source" if where == "L1H2" else f"the edit of {where} changes it afterwards"
     with pytest.raises(ValueError, match=message):
-        token_attribution(model(), some_tokens(), ANSWER, method="alti_logit", edits=edits)
+        token_attribution(model().edited(edits), some_tokens(), ANSWER, method="alti_logit")
     for method in ("gradient_x_input", IntegratedGradients(steps=3)):
-        token_attribution(model(), some_tokens(), ANSWER, method=method, edits=edits)
+        token_attribution(model().edited(edits), some_tokens(), ANSWER, method=method)
 
 
 def test_a_stream_that_is_replaced_breaks_the_chain_over_layers_and_nothing_else() -> None:
     put = [Edit("L1.resid", Set(VECTOR), {"pos": 2})]
     for method in ("rollout", "flow", "norm_rollout", "alti", "alti_logit"):
         with pytest.raises(ValueError, match=r"requires a stream .* the edit of L1\.resid puts"):
-            token_attribution(model(), some_tokens(), ANSWER, method=method, edits=put)
+            token_attribution(model().edited(put), some_tokens(), ANSWER, method=method)
     for method in ("attention", "values", "norms"):
-        token_attribution(model(), some_tokens(), method=method, edits=put)
-    layer_mixing(model(), some_tokens(), edits=put)
+        token_attribution(model().edited(put), some_tokens(), method=method)
+    layer_mixing(model().edited(put), some_tokens())
     steered = [Edit("L1.resid", Add(VECTOR))]
-    found = token_attribution(model(), some_tokens(), method="alti", edits=steered).value
-    layers = layer_mixing(model(), some_tokens(), kernel="alti", edits=steered).value.values
+    found = token_attribution(model().edited(steered), some_tokens(), method="alti").value
+    layers = layer_mixing(model().edited(steered), some_tokens(), kernel="alti").value.values
     np.testing.assert_allclose(found, (layers[:, 1] @ layers[:, 0])[:, -1], rtol=1e-9)
     with pytest.raises(ValueError, match=r"ALTI-Logit requires a stream .* L1\.resid"):
-        token_attribution(model(), some_tokens(), ANSWER, method="alti_logit", edits=steered)
+        token_attribution(model().edited(steered), some_tokens(), ANSWER, method="alti_logit")
 
 
 def test_alti_logit_does_not_move_the_columns_that_edits_name() -> None:
     edits = [Edit("L0H1", Zero(), {"pos": 2})]
     refused = pytest.raises(ValueError, match="away from the positions of the edit of L0H1")
     with refused:
-        token_attribution(model(), Batch.of(ROWS), ANSWER, method="alti_logit", edits=edits)
+        token_attribution(model().edited(edits), Batch.of(ROWS), ANSWER, method="alti_logit")
     with refused:
-        token_attribution(model(), some_tokens(), ANSWER, method="alti_logit", pos=5, edits=edits)
-    token_attribution(model(), some_tokens(), ANSWER, method="alti_logit", edits=edits)
+        token_attribution(model().edited(edits), some_tokens(), ANSWER, method="alti_logit", pos=5)
+    token_attribution(model().edited(edits), some_tokens(), ANSWER, method="alti_logit")
     everywhere = [Edit("L0H1", Zero())]
-    found = token_attribution(model(), Batch.of(ROWS), ANSWER, method="alti_logit", edits=everywhere)
+    found = token_attribution(model().edited(everywhere), Batch.of(ROWS), ANSWER, method="alti_logit")
     agree(found, token_attribution(without("gpt2", "L0H1"), Batch.of(ROWS), ANSWER, method="alti_logit"))
 
 
 def test_values_that_nobody_looked_up_are_refused() -> None:
     with pytest.raises(ValueError, match="stands for values"):
-        token_attribution(model(), some_tokens(), edits=[Edit("L0H1", Resample())])
+        token_attribution(model().edited(Edit("L0H1", Resample())), some_tokens())
 
 
 def test_a_first_token_that_takes_nearly_all_shares_is_said_with_its_share_of_prompts() -> None:
@@ -394,11 +397,11 @@ def test_a_first_token_that_takes_nearly_all_shares_is_said_with_its_share_of_pr
     sink = [
         Edit(f"blocks.{i}.attn.hook_pattern", lambda x: first.to(x).expand_as(x).clone()) for i in range(2)
     ]
-    found = interp.token_attribution(model(), rows, method="attention", edits=sink)
+    found = interp.token_attribution(model().edited(sink), rows, method="attention")
     assert float(found.value[:, 0].min()) == 1.0
     n = len(rows)
     (note,) = found.attrs["notes"]
     assert note.startswith(f"in {n} of {n} prompts the first token has more than 0.9 of all shares")
-    half = interp.token_attribution(model(), rows, method="rollout", edits=sink)
+    half = interp.token_attribution(model().edited(sink), rows, method="rollout")
     np.testing.assert_allclose(half.value[:, 0], 0.75)
     assert "notes" not in half.attrs

@@ -15,6 +15,7 @@ from interp.data.batch import Batch
 from interp.model import ModelConfig, NoNorm, Transformer
 from interp.model.weights import Weights
 from interp.weights import BigramTable, bigram_table
+from tests.batches import in_batches
 from tests.configs import D_VOCAB, build, some_tokens
 
 
@@ -106,7 +107,7 @@ def test_the_split_into_batches_padding_and_packing_change_no_bit() -> None:
     texts = [row[: 24 - 3 * i].tolist() for i, row in enumerate(some_tokens(rows=6, n=24))]
     expected = bigram_table(build("gpt2"), texts)
     for same in (
-        bigram_table(build("gpt2"), texts, batch_size=2),
+        bigram_table(build("gpt2"), in_batches(build("gpt2"), texts, 2)),
         bigram_table(build("gpt2"), Batch.of(texts, side="left")),
         bigram_table(build("gpt2"), Batch.packed(texts, 24)),
         interp.run([BigramTable()], build("gpt2"), texts)["bigram_table"],

@@ -337,10 +337,10 @@ def test_the_functions_are_the_records_asked_and_their_tables_are_narrow() -> No
     subject = model("llama-gqa")
     vectors = torch.randn(2, 24, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for question, expected in (
-        (Directions(vectors, "read", 3), directions(subject, vectors, side="read", top=3)),
-        (SingularDirections("QK", "L1H2", 2, 3, 4),
+        (Directions(vectors, side="read", top=3), directions(subject, vectors, side="read", top=3)),
+        (SingularDirections("QK", "L1H2", offset=2, count=3, top=4),
          singular_directions(subject, "QK", (1, 2), offset=2, count=3, top=4)),
-        (Neurons(["L0N1", "L1N2"], 3), neurons(subject, ["L0N1", "L1N2"], top=3)),
+        (Neurons(["L0N1", "L1N2"], top=3), neurons(subject, ["L0N1", "L1N2"], top=3)),
     ):  # fmt: skip
         xr.testing.assert_identical(interp.run([question], subject)[question.name], expected)
         assert all(each.attrs["unit"] for each in expected.values())

@@ -89,7 +89,7 @@ def test_there_are_as_many_matches_as_tokens_at_most() -> None:
 
 def test_the_function_is_the_record_asked() -> None:
     model = HookedTransformer(build("gpt2"))
-    found = interp.run([HeadTokens(TOKENS, 3)], model)["head_tokens"]
+    found = interp.run([HeadTokens(TOKENS, top=3)], model)["head_tokens"]
     xr.testing.assert_identical(found, head_tokens(model, TOKENS, top=3))
     assert len(interp.frame(found).columns.difference(PART_COLUMNS)) <= 12
 

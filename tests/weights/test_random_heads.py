@@ -90,7 +90,7 @@ def test_what_they_cannot_stand_beside_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"must be in \[0, 1000000\], got -1"):
         random_heads(model.transformer, -1)
     with pytest.raises(ValueError, match="random heads stand beside a model without edits"):
-        interp.heads(model, repeats=ROWS, sentences=None, random=2, edits=[Edit("L0H1", Zero())])
+        interp.heads(model.edited(Edit("L0H1", Zero())), repeats=ROWS, sentences=None, random=2)
     with pytest.raises(ValueError, match="this model has Pool: leave random at 0"):
         random_heads(build_mixed("pool"), 1)
     assert not list(random_heads(build_mixed("pool"), 0))

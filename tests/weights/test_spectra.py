@@ -115,6 +115,6 @@ def test_every_matrix_names_its_part() -> None:
 def test_the_function_is_the_record_asked_and_its_table_is_by_matrix() -> None:
     network = build("llama-gqa")
     found = spectra(network, top=3)
-    xr.testing.assert_identical(interp.run([Spectra(3)], HookedTransformer(network))["spectra"], found)
+    xr.testing.assert_identical(interp.run([Spectra(top=3)], HookedTransformer(network))["spectra"], found)
     table = interp.frame(found)
     assert len(table) == found.sizes["matrix"] and "stable_rank" in table and "singular" not in table

@@ -53,7 +53,7 @@ def test_top_pairs_are_the_extremes_of_the_dense_circuit_less_its_rows_means(
     assert (rows, columns) == ((order // len(full)).tolist(), (order % len(full)).tolist())
     assert_close(torch.tensor(table.value.to_list(), dtype=torch.float64), full.flatten()[order])
     assert table[SIDES[kind][0]].to_list() == model.text.pieces(rows)
-    question = TopPairs((1, 2), kind, 7, largest)  # type: ignore[arg-type]
+    question = TopPairs((1, 2), kind, top=7, largest=largest)  # type: ignore[arg-type]
     xr.testing.assert_identical(interp.run([question], model)["top_pairs"], found)
     several = top_pairs(model, ["L0H1", "L1H2"], kind, top=7, largest=largest)  # type: ignore[arg-type]
     xr.testing.assert_identical(several.sel(part=["L1H2"]), found)

@@ -1,0 +1,170 @@
+"""The public function of a question, made from its record: `patch = of_pairs(Patch)`.
+
+A record's fields are the parameters of its function, with the same defaults, after the model and the data. What a
+reader of `help(interp.patch)`, an editor or the command line sees of the function is what the record says.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, ParamSpec, Protocol, Union, cast
+
+from interp.core.boundary import NOTHING, public
+from interp.data.batch import Prompts
+from interp.data.pairs import Pairs, paired
+from interp.data.sources import Data
+from interp.data.stream import DataSource
+from interp.passes.observe import Model, text_of
+from interp.passes.question import Question, function_name
+from interp.runs.run import answered
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+P = ParamSpec("P")
+
+
+# A method without words of its own: an editor then shows those of the record.
+
+
+class OfData(Protocol[P]):
+    """The function of a question about rows of data."""
+
+    def __call__(  # noqa: D102
+        self, model: Model, data: DataSource | Data | Pairs, *args: P.args, **kwargs: P.kwargs
+    ) -> xr.Dataset: ...
+
+
+class OfPairs(Protocol[P]):
+    """The function of a question that compares two runs, of clean and of corrupted prompts."""
+
+    def __call__(  # noqa: D102
+        self,
+        model: Model,
+        clean: Prompts | Data,
+        corrupt: Prompts | Data,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> xr.Dataset: ...
+
+
+class OfOwnRows(Protocol[P]):
+    """The function of a question that makes rows of its own, unless it is given data."""
+
+    def __call__(  # noqa: D102
+        self,
+        model: Model,
+        data: DataSource | Data | Pairs | None = None,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> xr.Dataset: ...
+
+
+class OfWeights(Protocol[P]):
+    """The function of a question that needs no data beside its fields."""
+
+    def __call__(self, model: Model, *args: P.args, **kwargs: P.kwargs) -> xr.Dataset: ...  # noqa: D102
+
+
+def of_data(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfData[P]:
+    """The function that asks a question about rows of data.
+
+    renamed: what arguments were once called, as in `public`.
+    """
+
+    def function(
+        model: Model, data: DataSource | Data | Pairs, *args: P.args, **kwargs: P.kwargs
+    ) -> xr.Dataset:
+        question, rows = _made(record, *args, **kwargs).with_data(model, data)
+        return answered(question, model, rows)
+
+    return cast("OfData[P]", _public(function, record, renamed))
+
+
+def of_pairs(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfPairs[P]:
+    """The function that asks a question about pairs of prompts. renamed: as in `of_data`."""
+
+    def function(
+        model: Model,
+        clean: Prompts | Data,
+        corrupt: Prompts | Data,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> xr.Dataset:
+        pairs = paired(text_of(model), clean, corrupt)
+        question, rows = _made(record, *args, **kwargs).with_data(model, pairs)
+        return answered(question, model, rows)
+
+    return cast("OfPairs[P]", _public(function, record, renamed))
+
+
+def of_own_rows(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfOwnRows[P]:
+    """The function that asks a question about data, or about rows of its own. renamed: as in `of_data`."""
+
+    def function(
+        model: Model, data: DataSource | Data | Pairs | None = None, *args: P.args, **kwargs: P.kwargs
+    ) -> xr.Dataset:
+        return answered(_made(record, *args, **kwargs), model, data)
+
+    return cast("OfOwnRows[P]", _public(function, record, renamed))
+
+
+def of_weights(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfWeights[P]:
+    """The function that asks a question of a model alone. renamed: as in `of_data`."""
+
+    def function(model: Model, *args: P.args, **kwargs: P.kwargs) -> xr.Dataset:
+        return answered(_made(record, *args, **kwargs), model)
+
+    return cast("OfWeights[P]", _public(function, record, renamed))
+
+
+LEADING: Mapping[str, object] = {
+    "model": Model,
+    "data": Union[DataSource, Data, Pairs],  # noqa: UP007 - made, not written
+    "clean": Union[Prompts, Data],  # noqa: UP007
+    "corrupt": Union[Prompts, Data],  # noqa: UP007
+}
+"""What may stand before the fields of a record, and what it may be."""
+
+
+def _made(record: Callable[P, Question], *args: P.args, **kwargs: P.kwargs) -> Question:
+    """The question. TypeError, in the function's name, for fields that are missing or too many."""
+    try:
+        return record(*args, **kwargs)
+    except TypeError as cause:
+        assert isinstance(record, type)
+        made, said = f"{record.__name__}.__init__()", str(cause)
+        if not said.startswith(made):
+            raise
+        raise TypeError(said.replace(made, f"{function_name(record)}()")) from None
+
+
+def _public(
+    function: Callable[..., xr.Dataset], record: object, renamed: Mapping[str, str]
+) -> Callable[..., xr.Dataset]:
+    """The function under the name, the place, the parameters and the words of its record."""
+    assert isinstance(record, type) and issubclass(record, Question)
+    every = inspect.signature(function).parameters
+    first = [each for name, each in every.items() if name not in ("args", "kwargs")]
+    fields = _parameters(record)
+    function.__name__ = function.__qualname__ = function_name(record)
+    function.__module__, function.__doc__ = record.__module__, record.__doc__
+    leading = {each.name: LEADING[each.name] for each in first}
+    leading |= {each.name: Union[LEADING[each.name], None] for each in first if each.default is None}  # noqa: UP007
+    function.__annotations__ = (
+        leading | {each.name: each.annotation for each in fields} | {"return": "xr.Dataset"}
+    )
+    function.__dict__["__signature__"] = inspect.Signature([*first, *fields], return_annotation="xr.Dataset")
+    return public(renamed=renamed)(function)
+
+
+def _parameters(record: type[Question]) -> list[inspect.Parameter]:
+    """The fields of a record as parameters, with the defaults that are made anew for every record."""
+    made = {each.name: each.default_factory for each in dataclasses.fields(record)}
+    found = []
+    for parameter in inspect.signature(record).parameters.values():
+        make = made[parameter.name]
+        found.append(parameter if make is dataclasses.MISSING else parameter.replace(default=make()))
+    return found
