@@ -397,8 +397,7 @@ def same_token_ids(batch: Batch) -> Tensor:
 
 
 def ways(model: HookedTransformer, edits: list[Edit], *data: object) -> Iterator[xr.Dataset]:
-    """The table of an edited model in the three ways to ask for it."""
-    yield interp.heads(model.edited(edits), *data)  # type: ignore[arg-type]
+    """The table of an edited model in both ways to ask for it."""
     with model.hooks(edits=edits):
         yield interp.heads(model, *data)  # type: ignore[arg-type]
     yield interp.heads(model.edited(edits), *data)  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ def test_a_question_about_data_is_asked_of_every_checkpoint_under_the_same_edits
         xr.testing.assert_identical(found.sel(step=step_of(revision), drop=True), alone)
     with pytest.raises(ValueError, match="an iterator gives every row once: a list is required"):
         over_checkpoints(load, ["step30", "step4"], InContext(early=2, late=7), iter(some_tokens()))
-    with pytest.raises(ValueError, match="data and edits belong to a question as a record"):
+    with pytest.raises(ValueError, match="data belong to a question as a record"):
         over_checkpoints(load, ["step30"], curve, some_tokens())
 
 

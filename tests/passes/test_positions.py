@@ -343,7 +343,7 @@ def test_prompts_are_computed_by_length_and_answered_in_their_order(monkeypatch:
     forward = model.transformer.forward
     monkeypatch.setattr(model.transformer, "forward", counting)
     monkeypatch.setattr("interp.data.stream.PASS", 1)
-    found = interp.logit_lens(model, in_batches(model, Batch.of(rows, side="left"), 3), pos=-1)
+    found = interp.logit_lens(model, Batch.of(rows, side="left"), pos=-1)
     assert sum(cells) < 1.25 * sum(map(len, rows)) < len(rows) * max(map(len, rows))
     for i, row in enumerate(rows):
         alone = interp.logit_lens(model, Batch.of([row]), pos=-1)

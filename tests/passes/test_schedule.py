@@ -1,5 +1,6 @@
 """Questions that intervene in one run: what each says alone, from as few passes as they can share."""
 
+import copy
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -392,7 +393,7 @@ def test_what_was_found_is_freed_when_the_question_lets_go_of_it() -> None:
 @pytest.mark.parametrize("grad", [False, True])
 def test_reads_that_move_a_bit_of_a_pass_are_on_a_path_of_their_own(name: str, grad: bool) -> None:
     """What is the same in both runs of a pair is 0 for sure only if nothing else that is read moves a bit."""
-    model, batch, config = build(name).to(torch.bfloat16), posed(), CONFIGS[name]
+    model, batch, config = copy.deepcopy(build(name)).to(torch.bfloat16), posed(), CONFIGS[name]
     toward = TowardMetric(METRIC) if grad else None
     plain, moved = interp.observe(model, batch, stop=config.n_layers).output, []
     for site in sites.names(config, on_demand=True):
