@@ -13,6 +13,7 @@ import torch
 
 import interp
 from interp.data.batch import Batch, Side
+from interp.data.stream import prompt_source
 from interp.edits import Add, PerRow, Scale, Set, Zero
 from interp.hooked import HookedTransformer
 from interp.model.edits import Edit, Index
@@ -343,7 +344,8 @@ def test_prompts_are_computed_by_length_and_answered_in_their_order(monkeypatch:
     forward = model.transformer.forward
     monkeypatch.setattr(model.transformer, "forward", counting)
     monkeypatch.setattr("interp.data.stream.PASS", 1)
-    found = interp.logit_lens(model, Batch.of(rows, side="left"), pos=-1)
+    source = prompt_source(Batch.of(rows, side="left"), model.text, batch_size=3)
+    found = interp.logit_lens(model, source, pos=-1)
     assert sum(cells) < 1.25 * sum(map(len, rows)) < len(rows) * max(map(len, rows))
     for i, row in enumerate(rows):
         alone = interp.logit_lens(model, Batch.of([row]), pos=-1)
