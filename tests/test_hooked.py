@@ -1,5 +1,6 @@
 """HookedTransformer: text, caches, weights and generation as people type them in a notebook (hooks: test_hooks.py)."""
 
+import pickle
 import re
 
 import pytest
@@ -332,3 +333,28 @@ def test_a_model_without_a_tokenizer_says_so_when_it_is_printed() -> None:
     said = "this model has no tokenizer: pass token ids, or give a tokenizer: from_pretrained("
     assert said in " ".join(str(HookedTransformer(hooked().transformer)).split())
     assert "no tokenizer" not in str(hooked())
+
+
+def test_whether_texts_begin_with_bos_is_said_of_the_model_or_of_some_data() -> None:
+    plain = HookedTransformer.from_pretrained("demo-4l")
+    model = HookedTransformer.from_pretrained("demo-4l", default_prepend_bos=False)
+    text, other = "When Mary and John went", "When John and Mary went"
+    with_bos, bare = plain.to_tokens(text), plain.to_tokens(text, prepend_bos=False)
+    assert with_bos.shape[1] == bare.shape[1] + 1 and torch.equal(with_bos[:, 1:], bare)
+    assert torch.equal(model.to_tokens(text), bare)
+    assert torch.equal(model.to_tokens(text, prepend_bos=True), with_bos)
+    assert torch.equal(model(text), plain(bare)) and torch.equal(model(with_bos), plain(text)), (
+        "ids are taken as they are"
+    )
+    assert torch.equal(pickle.loads(pickle.dumps(model.text)).batch(text).tokens, bare)
+    lens = interp.logit_lens(plain, bare)
+    assert interp.logit_lens(model, text).kl.equals(lens.kl)
+    assert interp.logit_lens(plain, plain.to_batch(text, prepend_bos=False)).kl.equals(lens.kl)
+    rows = interp.Stream(interp.data.open_source([text]), plain.text, tokens_per_batch=64, prepend_bos=False)
+    assert interp.logit_lens(plain, rows).kl.equals(lens.kl)
+    metric = interp.logit_difference(" Mary", " John")
+    of_ids = interp.patch(plain, bare, plain.to_tokens(other, prepend_bos=False), "z", metric=metric)
+    assert interp.patch(model, text, other, "z", metric=metric).value.equals(of_ids.value)
+    pairs = interp.data.Pairs([text], [other], prepend_bos=False)
+    of_pairs = interp.run([interp.causal.Patch("z", metric=metric)], plain, pairs)["patch"]
+    assert of_pairs.value.equals(of_ids.value)
