@@ -26,7 +26,7 @@ class Pairs:
 
     Example:
         >>> data = Pairs(["The cat sat", "A cat sat"], ["The dog sat", "A dog sat"])
-        >>> interp.run([interp.causal.Patch("resid_pre", interp.logit_difference(5, 6))], model, data).rows
+        >>> interp.run([interp.causal.Patch("resid_pre", metric=interp.logit_difference(5, 6))], model, data).rows
         2
     """
 

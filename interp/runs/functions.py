@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ParamSpec, Protocol, Union, cast
+from typing import TYPE_CHECKING, ParamSpec, Protocol, Union, cast, runtime_checkable
 
 from interp.core.boundary import NOTHING, public
 from interp.data.batch import Prompts
@@ -29,6 +29,7 @@ P = ParamSpec("P")
 # A method without words of its own: an editor then shows those of the record.
 
 
+@runtime_checkable
 class OfData(Protocol[P]):
     """The function of a question about rows of data."""
 
@@ -37,6 +38,7 @@ class OfData(Protocol[P]):
     ) -> xr.Dataset: ...
 
 
+@runtime_checkable
 class OfPairs(Protocol[P]):
     """The function of a question that compares two runs, of clean and of corrupted prompts."""
 
@@ -50,6 +52,7 @@ class OfPairs(Protocol[P]):
     ) -> xr.Dataset: ...
 
 
+@runtime_checkable
 class OfOwnRows(Protocol[P]):
     """The function of a question that makes rows of its own, unless it is given data."""
 
@@ -62,6 +65,7 @@ class OfOwnRows(Protocol[P]):
     ) -> xr.Dataset: ...
 
 
+@runtime_checkable
 class OfWeights(Protocol[P]):
     """The function of a question that needs no data beside its fields."""
 

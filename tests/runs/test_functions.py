@@ -69,6 +69,7 @@ def test_a_setting_of_a_run_is_answered_with_where_it_is_said(question: type[Que
         function(build("gpt2"), **{setting: 1})
 
 
+@pytest.mark.kinds
 def test_what_is_missing_or_too_much_is_said_in_the_functions_name() -> None:
     model = build("gpt2")
     missing = r"^attention_attribution\(\) missing 1 required keyword-only argument: 'key'"
