@@ -153,7 +153,8 @@ def _public(
     every = inspect.signature(function).parameters
     first = [each for name, each in every.items() if name not in ("args", "kwargs")]
     fields = _parameters(record)
-    function.__name__ = function.__qualname__ = function_name(record)
+    name = function.__name__ = function.__qualname__ = function_name(record)
+    function.__code__ = function.__code__.replace(co_name=name, co_qualname=name)  # what a traceback says
     function.__module__, function.__doc__ = record.__module__, record.__doc__
     leading = {each.name: LEADING[each.name] for each in first}
     leading |= {each.name: Union[LEADING[each.name], None] for each in first if each.default is None}  # noqa: UP007

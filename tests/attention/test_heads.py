@@ -113,7 +113,10 @@ def test_rows_that_begin_with_token_0_for_want_of_bos_are_said_to() -> None:
     why = "it has no tokenizer to say which token is BOS"
     said = [f"the rows of repeated tokens begin with token 0 for this model, since {why}"]
     for ask in (interp.heads, attention_kernel):
-        assert ask(unknown, SMALL).attrs["notes"] == said and "notes" not in ask(known, SMALL).attrs
+        assert (
+            ask(unknown, repeats=SMALL).attrs["notes"] == said
+            and "notes" not in ask(known, repeats=SMALL).attrs
+        )
     assert "notes" not in interp.heads(unknown, SMALL.tokens(unknown.cfg.d_vocab, 0)).attrs
 
 
