@@ -725,7 +725,8 @@ class Judge:
         found = []
         for rows, some in zip(stream.split(size), example.split(size), strict=True):
             whole = len(some) == len(example) == len(self.batch)
-            here, mine = sent(some, stream.device), self.batch if whole else self.batch.rows(some)
+            here = torch.arange(len(some), device=stream.device) if whole else sent(some, stream.device)
+            mine = self.batch if whole else self.batch.rows(some)
             outcome = Outcome(self.model, rows, mine, here, self.reference, self.reference_model)
             found.append(wide(self.metric.of(outcome)))
         return torch.cat(found).unflatten(0, (copies, len(self.batch)))

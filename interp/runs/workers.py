@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from interp.core.stats import all_finite, finite
+from interp.core.stats import finite
 from interp.core.transfers import Checks, checks_together, fetched
 from interp.data.batch import Batch
 from interp.data.sources import Rejected
@@ -113,7 +113,10 @@ class Worker:
         """
         good: Tensor | None = None
         culprits = []
+        fine_already = fetched({name: finite(each.values()) for name, each in values.items()})
         for each in self.questions.asked:
+            if bool(fine_already[each.name]):
+                continue
             strict = getattr(each.keep, "refuses_nan", False)
             for name, fine in _fine(values[each.name], strict=strict).items():
                 if not bool(fine.all()):
@@ -123,12 +126,7 @@ class Worker:
 
 
 def _fine(values: Mapping[str, Tensor], *, strict: bool) -> dict[str, Bool[Tensor, "n"]]:
-    """Which rows are finite, by value; unless strict those that have a number, in any of the values together.
-
-    Empty where everything is finite.
-    """
-    if all_finite(values.values()):
-        return {}
+    """Which rows are finite, by value; unless strict those that have a number, in any of the values together."""
     flat = {name: value.reshape(len(value), -1) for name, value in values.items() if value[:1].numel()}
     if strict:
         return {name: torch.isfinite(value).all(1) for name, value in flat.items()}
