@@ -5,7 +5,7 @@ with the widths along a line. So two thin models of the same layers and heads, w
 one would be, say both: token-layers exactly, bytes by the line through the two. The same is done for SmolLM2, which is
 here, and compared with the model itself.
 
-    python experiments/bench/plan.py /tmp/real/smollm2        # writes plan.md beside its rows, about ten minutes
+    python experiments/bench/plan.py /tmp/real/smollm2        # writes plan.md beside this file, half an hour
 """
 
 from __future__ import annotations
