@@ -32,14 +32,15 @@ from interp.core.transfers import fetched, sent
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
+from interp.model.attention import picked
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.sites import find
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.metrics import LogitFunction, Metric, Outcome, answer_probability, as_metric
-from interp.passes.observe import Model, Subject, observe, text_of
+from interp.passes.metrics import LogitFunction, Metric, answer_probability, as_metric
+from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import (
     AnswerTokens,
     Ask,
@@ -49,9 +50,10 @@ from interp.passes.question import (
     Reading,
     Staged,
     Stages,
-    Unshared,
+    Values,
 )
-from interp.passes.sweep import Sweep, Swept
+from interp.passes.schedule import Recorded, Steps, recorded, swept
+from interp.passes.sweep import Swept
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 from interp.runs.run import answered
@@ -182,7 +184,7 @@ class CausalTrace(Question):
         question, text = replace(self, sigma=sigma), model.text
         return ByRow(
             self.name,
-            Unshared(partial(_compute, question=question, text=text, metric=metric)),
+            partial(_compute, question=question, text=text, metric=metric),
             Rows if self.each else MaskedMeans,
             partial(_finish, question=question, config=model.transformer.config, text=text, metric=metric),
             answers=answers,
@@ -357,7 +359,7 @@ def _compute(
     question: CausalTrace,
     text: Text,
     metric: Metric,
-) -> Mapping[str, Tensor]:
+) -> Steps[Values]:
     """Everything about the facts that the model knows; NaN for the others."""
     if batch.answer is None:
         raise ValueError(
@@ -367,7 +369,9 @@ def _compute(
     home = batch.host()
     assert home.answer is not None
     span = spans(text, home, _of_rows(question.subject, home))
-    logits = observe(model, batch, logits_at=batch.host().last()[:, None]).output[:, 0]
+    plain = yield from recorded(batch, (), final=True)
+    with torch.no_grad():
+        logits = model.read_out(picked(plain.end, sent(home.last(), plain.end.device)[:, None]))[:, 0]
     seen = fetched({"best": logits.argmax(-1), "nan": logits.isnan().any()})
     if bool(seen["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")
@@ -376,7 +380,7 @@ def _compute(
     rows, columns = known.nonzero()[:, 0], batch.tokens.shape[1]
     found: dict[str, Tensor] = {}
     if len(rows):
-        found = _some(model, batch.rows(rows), span[rows], question, metric)
+        found = yield from _some(model, batch.rows(rows), span[rows], question, metric)
     layers, values = model.config.n_layers, {}
     shapes: dict[str, tuple[int, ...]] = {
         "clean": (), "corrupt": (),
@@ -396,10 +400,9 @@ def _compute(
     return values
 
 
-@torch.no_grad()
 def _some(
     model: Transformer, batch: Batch, span: Int[Tensor, "b 2"], question: CausalTrace, metric: Metric
-) -> dict[str, Tensor]:
+) -> Steps[dict[str, Tensor]]:
     """Everything that is kept of some prompts, on the host, by row."""
     assert question.sigma is not None
     home = batch.host()
@@ -407,27 +410,44 @@ def _some(
     rows, config, layers = noised.batch, model.config, range(model.config.n_layers)
     restored = {name for layer in layers for name in question.restored(layer, config)}
     frozen = {name for layer in layers for name in question.frozen(layer, config)}
-    clean = Sweep(model, rows, ()).recorded([Read("hook_embed"), *map(Read, sorted(restored))])
-    common = noised.corrupted(clean.values["hook_embed"])
-    corrupt = Sweep(model, rows, (), common).recorded([*map(Read, sorted(frozen))])
-    cells = question.cells(config, clean.values, corrupt.values, rows)
-    final = metric.sees(clean.final, rows)
-    swept = Sweep(model, rows, cells, common=common).run(metric, final)
-    swept = _isolated(swept, noised)
-    example = torch.arange(len(rows), device=final.device)
-    value = wide(metric.of(Outcome(model, final, rows, example, final)))
+    clean = yield from recorded(
+        rows, [Read("hook_embed"), *map(Read, sorted(restored))], final=True, exact=True
+    )
+    common = noised.corrupted(clean.trace[Read("hook_embed")])
+    values = {name: clean.trace[Read(name)] for name in restored}
+    kept: dict[str, Tensor] = {}
+    if frozen:
+        corrupt = yield from recorded(rows, list(map(Read, sorted(frozen))), exact=True, edits=common.edits)
+        kept = {name: corrupt.trace[Read(name)] for name in frozen}
+    cells = question.cells(config, values, kept, rows)
+    found = yield from swept(rows, cells, metric, common=common, reference=clean.home(metric))
+    return fetched(_restored(found, clean, noised, home, span, metric, question))
+
+
+@torch.no_grad()
+def _restored(
+    swept: Swept,
+    clean: Recorded,
+    noised: Noised,
+    home: Batch,
+    span: Int[Tensor, "b 2"],
+    metric: Metric,
+    question: CausalTrace,
+) -> dict[str, Tensor]:
+    """What is kept of the restored runs of each prompt, by token and by role."""
+    swept, device = _isolated(swept, noised), swept.base.device
+    value = wide(clean.value(metric, clean.home(metric)))
     if not bool(value.isfinite().all()):
         raise NotFiniteError(f"{metric.name} is NaN or infinite in the clean run of some prompt")
-    n, p = question.samples, rows.tokens.shape[1]
+    n, p = question.samples, home.tokens.shape[1]
     effect = rearrange(swept.values - swept.base, "(l p) (b n) -> b n l p", p=p, n=n)
     changed = rearrange(swept.changed, "(l p) (b n) -> b n l p", p=p, n=n).any(1)
-    found = {
-        **_by_token(effect, changed, sent(home.real, final.device)),
-        **_by_role(effect, changed, sent(roles(home, span), final.device)),
+    return {
+        **_by_token(effect, changed, sent(home.real, device)),
+        **_by_role(effect, changed, sent(roles(home, span), device)),
         "clean": value[::n],
         "corrupt": swept.base.unflatten(0, (-1, n)).mean(1),
     }
-    return fetched(found)
 
 
 def _isolated(swept: Swept, noised: Noised) -> Swept:

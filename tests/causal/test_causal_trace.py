@@ -333,7 +333,9 @@ def test_the_question_has_the_numbers_of_the_function_over_any_data() -> None:
     a = asked("gpt2", wrong=(1,))
     whole = a.trace()
     question = CausalTrace(SUBJECTS, a.answers, samples=SAMPLES, noise=NOISE, sigma=whole.attrs["sigma"])
-    xr.testing.assert_identical(interp.run([question], a.model, a.batch())["causal_trace"], whole)
+    xr.testing.assert_identical(
+        interp.run([question], a.model, in_batches(a.model, a.batch(), 3))["causal_trace"], whole
+    )
     rows = [row.tolist() for row in a.rows]
     stream = interp.Stream(interp.data.open_source(rows), a.model.text, tokens_per_batch=8)
     assert subject_spread(a.model, stream, SUBJECTS) == pytest.approx(question.sigma, rel=1e-12)
@@ -359,7 +361,7 @@ def test_the_question_has_the_numbers_of_the_function_over_any_data() -> None:
 def test_answers_may_come_with_the_data() -> None:
     a = asked("gpt2")
     batch = a.batch().with_answers(torch.tensor(a.answers), None)
-    found = causal_trace(a.model, batch, SUBJECTS, samples=SAMPLES, noise=NOISE)
+    found = causal_trace(a.model, in_batches(a.model, batch, 3), SUBJECTS, samples=SAMPLES, noise=NOISE)
     xr.testing.assert_identical(found, a.trace())
     with pytest.raises(ValueError, match="requires the answer of every prompt, got none"):
         causal_trace(a.model, a.batch(), SUBJECTS)
