@@ -371,7 +371,8 @@ def _compute(
     span = spans(text, home, _of_rows(question.subject, home))
     plain = yield from recorded(batch, (), final=True)
     with torch.no_grad():
-        logits = model.read_out(picked(plain.end, sent(home.last(), plain.end.device)[:, None]))[:, 0]
+        last = picked(plain.end, sent(home.last(), plain.end.device)[:, None])
+        logits = model.read_out(wide(last))[:, 0]
     seen = fetched({"best": logits.argmax(-1), "nan": logits.isnan().any()})
     if bool(seen["nan"]):
         raise NotFiniteError("a logit at the last token of some prompt is NaN")
