@@ -229,8 +229,10 @@ def repeats(_: Transformer) -> Batch:
 
 
 def known(network: Transformer) -> Batch:
-    """Rows whose answer is what the model says."""
-    batch = some_rows()
+    """Rows whose answer is what the model says; "llama-gqa" says it so surely that coarser passes say it too."""
+    many = some_tokens(8 * ROWS, 9, seed=2)
+    first, second = build("llama-gqa")(many)[:, -1].topk(2).values.unbind(-1)
+    batch = Batch(many[(first - second).topk(ROWS).indices], bos=True)
     return batch.with_answers(network(batch.tokens)[:, -1].argmax(-1), None)
 
 
