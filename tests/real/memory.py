@@ -6,7 +6,6 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-
 MMAP_THRESHOLD = -3
 """The number of this parameter in mallopt(3)."""
 
@@ -14,8 +13,9 @@ MMAP_THRESHOLD = -3
 class OwnMemory:
     """The largest growth of anonymous memory while it is entered, in bytes, sampled every few milliseconds.
 
-    What earlier calls freed is given back to the system first: what a heap keeps would hide what the next one takes. From
-    then on every tensor of a mebibyte is mapped by itself, so that holes which others left in the heap do not count.
+    What earlier calls freed is given back to the system first: what a heap keeps would hide what the next one takes.
+    From then on every tensor of a mebibyte is mapped by itself, so that holes which others left in the heap do not
+    count.
     """
 
     def __init__(self, pause: float = 0.005) -> None:
