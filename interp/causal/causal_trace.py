@@ -49,7 +49,6 @@ from interp.passes.question import (
     Question,
     Reading,
     Staged,
-    Stages,
     Values,
 )
 from interp.passes.schedule import Recorded, Steps, recorded, swept
@@ -165,12 +164,9 @@ class CausalTrace(Question):
         if self.sigma is not None:
             return bound(self.sigma)
         spread = _spread(text, self.subject)
-
-        def stages(has_data: bool) -> Stages[xr.Dataset]:
-            (kept,) = yield [Ask(spread)]
-            return (yield from bound(float(spread.result(kept).value)).stages(has_data))
-
-        return Staged(self.name, stages, again="sigma")
+        return Staged.after(
+            self.name, Ask(spread), lambda kept: bound(float(spread.result(kept).value)), again="sigma"
+        )
 
     def _traced(
         self,

@@ -41,7 +41,6 @@ from interp.passes.question import (
     Question,
     Reading,
     Staged,
-    Stages,
     Values,
 )
 from interp.passes.schedule import Steps, recorded, swept
@@ -165,12 +164,11 @@ class SaeQuality(Question):
         source = prompt_source(self.reference, model.text)
         reference = ByRow("reference", Reading([Read(sums.site)], sums), Fit)
 
-        def stages(has_data: bool) -> Stages[xr.Dataset]:
-            (kept,) = yield [Ask(reference, source)]
+        def with_mean(kept: Partial) -> ByRow:
             assert isinstance(kept, Fit)
-            return (yield from bound(kept.checked().mean).stages(has_data))
+            return bound(kept.checked().mean)
 
-        return Staged(self.name, stages)
+        return Staged.after(self.name, Ask(reference, source), with_mean)
 
     def _bound(self, text: Text, sums: _Sums, metric: Metric, mean: Float[Tensor, "d"] | None) -> ByRow:
         """The question with the mean that stands at the site in `ce_mean`, if there is one."""

@@ -43,7 +43,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, Ask, ByRow, Question, Reading, Staged, Stages
+from interp.passes.question import AnswerTokens, Ask, ByRow, Question, Reading, Staged
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
@@ -131,15 +131,13 @@ class LateLayers(Brief, Question):
         if self.frequencies is not None:
             return self._bound(config, answers, _normalised(self.frequencies, config.n_outputs))
         predicted = _mean_prediction(config)
-        source = None
-        if self.reference is not None:
-            source = prompt_source(self.reference, model.text)
-
-        def stages(has_data: bool) -> Stages[xr.Dataset]:
-            (kept,) = yield [Ask(predicted, source)]
-            return (yield from self._bound(config, answers, _mean_of(kept)).stages(has_data))
-
-        return Staged(self.name, stages, again="" if source is not None else "frequencies")
+        source = None if self.reference is None else prompt_source(self.reference, model.text)
+        return Staged.after(
+            self.name,
+            Ask(predicted, source),
+            lambda kept: self._bound(config, answers, _mean_of(kept)),
+            again="frequencies" if source is None else "",
+        )
 
     def _bound(self, config: ModelConfig, answers: AnswerTokens | None, share: Float[Tensor, "v"]) -> ByRow:
         """The question with p(t) of every token."""

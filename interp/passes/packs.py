@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def passes(self) -> float:
-        """The same in full passes over these examples, the unembedding apart."""
+        """How many full passes over these examples the sweep is worth, the unembedding apart."""
         return self.cost / (self.examples * self.columns * max(1, self.n_layers))
 
     @property

@@ -329,6 +329,16 @@ class Staged:
     again: str = ""
     """Of one that goes through the data of the run several times: what is to be said so that it need not."""
 
+    @classmethod
+    def after(cls, name: str, first: Ask, then: Callable[[Partial], ByRow], again: str = "") -> Staged:
+        """A question of the run's data that must know something else before: `then` makes it of what `first` keeps."""
+
+        def stages(has_data: bool) -> Stages[xr.Dataset]:
+            (kept,) = yield [first]
+            return (yield from then(kept).stages(has_data))
+
+        return cls(name, stages, again=again)
+
 
 BatchValues = Mapping[str, Values]
 """What every question computed of a batch, by its name."""

@@ -67,7 +67,7 @@ class Place:
             raise ValueError("devices must be at least one, got none")
 
     def inside(self, name: str) -> Place:
-        """The same in a folder inside of this one, which an earlier process may have begun."""
+        """Where a later stage of the work is kept: a folder in this one, which an earlier process may have begun."""
         if self.folder is None:
             return self
         return replace(self, folder=self.folder / name, resume=True)

@@ -114,7 +114,7 @@ class Rounds:
         return {**whole, **failed}
 
     def _alike(self, asked: Sequence[_Asked]) -> Iterator[Sequence[_Asked]]:
-        """Those about the same rows and the same model together."""
+        """The asks in groups, each about the same rows and the same model."""
         groups: dict[tuple[int, int], list[_Asked]] = {}
         for each in asked:
             model = each.ask.model or self.subject
