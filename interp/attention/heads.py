@@ -331,7 +331,7 @@ def _on_data(kept: Partial, config: ModelConfig) -> Found:
     moments = kept.moments
     scores = {name: _mass(moments[name], config, moments[f"{name}_null"].mean[:, None]) for name in SCORES}
     if not int(scores["induction"].n.max()):
-        raise ValueError("rows in which a token repeats an earlier one are required; no row has any")
+        raise ValueError("data must have rows in which a token repeats an earlier one; no row has any")
     attrs: dict[str, str | int] = {
         "rows": moments["local"].n, "interval": "95 % over rows",
         "null": "attention spread evenly over what the layer may see",

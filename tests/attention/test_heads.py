@@ -379,7 +379,7 @@ def test_what_repeats_is_ones_own_to_say() -> None:
     ):
         with pytest.raises(ValueError, match="copies must be True or False for each query and key"):
             interp.heads(model, Batch(plain, bos=True), copies=wrong, sentences=None)
-    with pytest.raises(ValueError, match="rows in which a token repeats an earlier one are required"):
+    with pytest.raises(ValueError, match="data must have rows in which a token repeats an earlier one"):
         interp.heads(model, Batch(plain[:, :4], bos=True), sentences=None)
     with pytest.raises(ValueError, match="RepeatedTokens knows where its tokens repeat"):
         interp.heads(model, repeats=SMALL, copies=same_token)

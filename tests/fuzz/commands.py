@@ -55,11 +55,11 @@ WORDS: Mapping[str, str] = {
 """What a required option of this name is in a line that is right; of another name, something of its kind."""
 OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e"}, "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
-    "jacobian-lens": {"skip": "1", "precision": "None"}, "reproduce": {"papers": "su-2021", "effort": "0.02"},
+    "heads": {"data": f"{CLEAN} {CLEAN}"}, "jacobian-lens": {"skip": "1", "precision": "None"}, "reproduce": {"papers": "su-2021", "effort": "0.02"},
     "benchmark": {"programs": "max", "methods": "eap", "seeds": "1", "pairs": "4"},
 }  # fmt: skip
-"""Options of one command: a trace requires a fact that the model knows, and that model says this; small numbers; one
-paper, one program."""
+"""Options of one command: a trace requires a fact that the model knows, and that model says this; heads need tokens
+that repeat; small numbers; one paper, one program."""
 OTHER_WORDS: Mapping[str, str] = {
     **dict.fromkeys(("data", "clean", "corrupt", "prompt"), "prompt|row"), "wrong": "an answer",
     **dict.fromkeys(("out", "csv", "json", "html"), "to write to|a folder that is there"),
