@@ -2,6 +2,7 @@
 
 from interp.passes.metrics import (
     Metric,
+    answer_log_probability,
     answer_loss,
     answer_probability,
     choice_difference,
@@ -13,6 +14,7 @@ from interp.passes.metrics import (
 
 __all__ = [
     "Metric",
+    "answer_log_probability",
     "answer_loss",
     "answer_probability",
     "choice_difference",

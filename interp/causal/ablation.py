@@ -118,7 +118,7 @@ class Ablate(Question):
             raise ValueError(f"{said(change)} {problem}")
         reference = None if self.reference is None else model.text.batch(self.reference)
         fill = StandIns.of(change, network, partial(recorded, names=grid.sites), reference, self.groups)
-        metric = as_metric(self.metric)
+        metric = as_metric(self.metric, model.text)
         attrs: dict[str, str | int | float] = {
             "parts": self.parts if isinstance(self.parts, str) else "named",
             "change": json.dumps(change_to_json(change)),

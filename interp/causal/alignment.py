@@ -28,6 +28,7 @@ from interp.core.boundary import Count, Seed, describe, nearest, public
 from interp.core.results import Score, noted, scored
 from interp.core.stats import Moments, over, wide
 from interp.core.transfers import Checks, check, checks_together, fetched, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.pairs import paired
 from interp.model import sites
@@ -42,7 +43,7 @@ from interp.model.transformer import Transformer
 from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome, answer_loss, logit_difference
 from interp.passes.observe import Model, Subject, as_model, deepest, observe
-from interp.passes.question import AnswerTokens, NotFiniteError
+from interp.passes.question import NotFiniteError
 from interp.passes.sweep import Base, Sweep, Touched, base_run
 from interp.passes.variants import Variant, canonical, layer_of, placed
 

@@ -111,7 +111,7 @@ class AttributionPatch(Question):
 
     def bind(self, model: Subject) -> ByRow:
         """Two forward passes and one backward pass per batch of pairs."""
-        config, metric = under_rules(model.transformer, self.rules).config, as_metric(self.metric)
+        config, metric = under_rules(model.transformer, self.rules).config, as_metric(self.metric, model.text)
         if self.agreement < 0 or self.agreement == 1:
             raise ValueError(f"agreement requires two cells or more, or 0 for none, got {self.agreement}")
         if self.agreement_prompts is not None and self.agreement_prompts < 1:

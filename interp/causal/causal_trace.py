@@ -29,6 +29,7 @@ from interp.core.boundary import Count, public
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, wide
 from interp.core.transfers import fetched, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Text
 from interp.data.sources import Data
 from interp.data.stream import DataSource
@@ -41,16 +42,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, answer_probability, as_metric
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import (
-    AnswerTokens,
-    Ask,
-    ByRow,
-    NotFiniteError,
-    Question,
-    Reading,
-    Staged,
-    Values,
-)
+from interp.passes.question import Ask, ByRow, NotFiniteError, Question, Reading, Staged, Values
 from interp.passes.schedule import Recorded, Steps, recorded, swept
 from interp.passes.sweep import Swept
 from interp.passes.variants import Variant
@@ -150,7 +142,7 @@ class CausalTrace(Question):
                 "sigma, the standard deviation of the subjects' embeddings, must be above 0, or None for that of the "
                 f"data; got {self.sigma}"
             )
-        metric = answer_probability() if self.metric is None else as_metric(self.metric)
+        metric = answer_probability() if self.metric is None else as_metric(self.metric, model.text)
         answers = _answers(text, self.answer, metric)
         per_prompt = None if isinstance(self.subject, Where) else len(self.subject)
         counts = {n for n in (per_prompt, None if answers is None else answers.prompts) if n is not None}
@@ -303,7 +295,7 @@ def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens
     one, other = asked.answer, own.answer
     if (1 not in (len(one), len(other)) and len(one) != len(other)) or bool((one != other).any()):
         raise ValueError(f"the metric {metric.name!r} brings other answers than those asked about")
-    return AnswerTokens(one, own.wrong, asked.spellings, keep_wrong=True)
+    return AnswerTokens(one, own.wrong, spellings=asked.spellings, keep_wrong=True)
 
 
 def usual_window(n_layers: int) -> int:

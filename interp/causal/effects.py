@@ -32,6 +32,7 @@ from interp.core.stats import (
     ranks,
 )
 from interp.core.transfers import check, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Index
@@ -42,7 +43,7 @@ from interp.model.transformer import Transformer
 from interp.passes import schedule
 from interp.passes.metrics import Metric
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Values
+from interp.passes.question import ByRow, NotFiniteError, Values
 from interp.passes.schedule import Steps
 from interp.passes.sweep import Swept
 from interp.passes.variants import Variant
@@ -189,7 +190,9 @@ def causal(
         partial(_rows, measure=measure, table=table, each=each),
         Rows if each else MaskedMeans if table.columns or table.compared else Means,
         partial(_finish, table=table),
-        answers=AnswerTokens.of(model.text, table.metric.answer, table.metric.wrong),
+        answers=AnswerTokens.of(
+            model.text, table.metric.answer, table.metric.wrong, several=table.metric.of_answer
+        ),
         pairs=pairs,
     )
 

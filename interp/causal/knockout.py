@@ -89,7 +89,7 @@ class KnockOut(Question):
 
     def bind(self, model: Subject) -> ByRow:
         """A planned sweep for the prompts of each layout in a batch."""
-        config, metric = model.transformer.config, as_metric(self.metric)
+        config, metric = model.transformer.config, as_metric(self.metric, model.text)
         cuts = Cuts(
             dims_asked(self.by, DIMS, "a knock-out"),
             tuple(chosen_layers(self.layers, config.n_layers)),

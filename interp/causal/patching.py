@@ -89,7 +89,7 @@ class Patch(Question):
 
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch of pairs."""
-        config, metric = model.transformer.config, as_metric(self.metric)
+        config, metric = model.transformer.config, as_metric(self.metric, model.text)
         cells = Cells.of(self.site, self.by, config)
         coords = site_coords(cells.names, cells.dims, config)
         attrs = {"site": self.site, "direction": self.direction}

@@ -101,7 +101,10 @@ class PathPatch(Question):
         """Two planned sweeps per batch of pairs."""
         ends, config = listed(self.receivers), model.transformer.config
         routes = Routes.of(config, ends, self.senders, freeze_mlps=self.freeze_mlps)
-        metric, dims = as_metric(self.metric), dims_asked(self.by, ("part", "pos"), "path patching")
+        metric, dims = (
+            as_metric(self.metric, model.text),
+            dims_asked(self.by, ("part", "pos"), "path patching"),
+        )
         if "part" not in dims:
             raise KeyError("senders are told apart in every result: 'part' is required in `by`")
         coords = {

@@ -87,7 +87,10 @@ class ShortCircuit(Question):
 
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch."""
-        groups, metric = layer_groups(self.layers, model.transformer.config.n_layers), as_metric(self.metric)
+        groups, metric = (
+            layer_groups(self.layers, model.transformer.config.n_layers),
+            as_metric(self.metric, model.text),
+        )
         attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}
         table = Table(self.name, ("part",), coords, metric, model.text, attrs)
         return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)

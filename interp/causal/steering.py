@@ -26,6 +26,7 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
 from interp.core.transfers import check
 from interp.core.viewer import Brief
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.data.stream import prompt_source
@@ -38,16 +39,7 @@ from interp.model.sites import find, full_name
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence, next_token_loss
 from interp.passes.observe import Subject
-from interp.passes.question import (
-    AnswerTokens,
-    Ask,
-    ByRow,
-    NotFiniteError,
-    Question,
-    Staged,
-    Stages,
-    Values,
-)
+from interp.passes.question import Ask, ByRow, NotFiniteError, Question, Staged, Stages, Values
 from interp.passes.schedule import Steps, swept_by
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data, of_weights
@@ -383,7 +375,7 @@ class SteeringCurve(Question):
 
     def bind(self, model: Subject) -> ByRow | Staged:
         """One planned sweep per batch and measure; the loss on the other texts is a stage before."""
-        metric, doses = as_metric(self.metric), Doses.of(self, model.transformer.config)
+        metric, doses = as_metric(self.metric, model.text), Doses.of(self, model.transformer.config)
         here, loss = {"effect": metric, "kl": kl_divergence()}, {"loss": next_token_loss()}
 
         def curve(elsewhere: Mapping[str, Moments]) -> ByRow:
@@ -394,7 +386,7 @@ class SteeringCurve(Question):
                 partial(_rows, doses=doses, measures=here),
                 Means,
                 partial(label, name=self.name),
-                answers=AnswerTokens.of(model.text, metric.answer, metric.wrong),
+                answers=AnswerTokens.of(model.text, metric.answer, metric.wrong, several=metric.of_answer),
             )
 
         if self.loss_on is None:

@@ -118,10 +118,10 @@ class CircuitCurve(Brief, Question):
 
     def bind(self, model: Subject) -> ByRow:
         """Passes of all circuits, whose metrics are compared in the end."""
-        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        passes = CircuitPasses.of(model, as_metric(self.metric, model.text), self.replacement, self.reference)
         _check_scores(passes.graph, self.scores, self.fractions)
         tried = _best_edges(passes.graph, self)
-        finish = partial(_curve, asked=self, attrs=passes.attrs, tried=tried)
+        finish = partial(_curve, asked=self, attrs=passes.attrs, tried=tried, fewest=passes.metric.fewest)
         return passes.analysis(model, self.name, tried, finish)
 
 
@@ -197,10 +197,12 @@ class EvaluateCircuit(Brief, Question):
 
     def bind(self, model: Subject) -> ByRow:
         """Passes of all circuits, whose metrics are compared in the end."""
-        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        passes = CircuitPasses.of(model, as_metric(self.metric, model.text), self.replacement, self.reference)
         (kept,) = masks_of(self.circuit, passes.graph)
         knocked = _Knocked.of(passes.graph, kept, self)
-        finish = partial(_checked, asked=self, attrs=passes.attrs, knocked=knocked)
+        finish = partial(
+            _checked, asked=self, attrs=passes.attrs, knocked=knocked, fewest=passes.metric.fewest
+        )
         places = [passes.graph.senders.index(node) for node in knocked.nodes]
         estimated = None if len(knocked.alone) == len(knocked.nodes) else (kept, places)
         return passes.analysis(model, self.name, knocked.masks, finish, estimated)
@@ -232,9 +234,10 @@ def _curve(
     asked: CircuitCurve,
     attrs: Mapping[str, str | float | int],
     tried: Bool[Tensor, "c sender receiver"],
+    fewest: int,
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    each, fewest = merged.rows["value"], as_metric(asked.metric).fewest
+    each = merged.rows["value"]
     shares = effect_shares(each)
     count, until = len(asked.fractions), partial(area, fractions=asked.fractions)
     curves = {
@@ -307,10 +310,14 @@ class _Knocked:
 
 
 def _checked(
-    merged: Partial, asked: EvaluateCircuit, attrs: Mapping[str, str | float | int], knocked: _Knocked
+    merged: Partial,
+    asked: EvaluateCircuit,
+    attrs: Mapping[str, str | float | int],
+    knocked: _Knocked,
+    fewest: int,
 ) -> xr.Dataset:
     assert isinstance(merged, Rows)
-    each, fewest = merged.rows["value"], as_metric(asked.metric).fewest
+    each = merged.rows["value"]
     shares = effect_shares(each)
     removed, alone = knocked.removed, list(knocked.alone)
     k, n, draws = len(removed), len(alone), asked.draws

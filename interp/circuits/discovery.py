@@ -107,15 +107,17 @@ class FindCircuit(Question):
                 "the iterative search asks the same prompts again in every round: find_circuit(..., "
                 "search='iterative') does"
             )
-        scores = scoring(self.method, metric=self.metric, direction=self.direction).bind(model)
-        finish = partial(_picked_from, inner=scores.result, graph=graph, asked=self)
+        asked = replace(self, metric=as_metric(self.metric, model.text))
+        scores = scoring(self.method, metric=asked.metric, direction=self.direction).bind(model)
+        finish = partial(_picked_from, inner=scores.result, graph=graph, asked=asked)
         return replace(scores, name=self.name, result=finish)
 
     def protocol(
         self, prompts: int, method: str | None = None, faithfulness: float | None = None
     ) -> CircuitProtocol:
         """How the circuit is found, for so many pairs, and how faithful it is to them."""
-        metric = as_metric(self.metric)
+        metric = self.metric
+        assert isinstance(metric, Metric), "the metric is resolved where the model is known"
         return CircuitProtocol(
             metric.name,
             metric.unit,
@@ -187,6 +189,7 @@ def find_circuit(
         (True, True)
     """
     data = paired(text_of(model), clean, corrupt)
+    metric = as_metric(metric, text_of(model))
     asked = FindCircuit(metric, method, edges, threshold, search, replacement, direction, task, seed)
     answer = partial(answered, model=model, data=data)
     name, graph = getattr(model, "name", ""), EdgeGraph.of(as_network(model).config)

@@ -154,7 +154,7 @@ class EdgeAttribution(Question):
 
     def bind(self, model: Subject) -> ByRow:
         """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
-        network, metric = under_rules(model.transformer, self.rules), as_metric(self.metric)
+        network, metric = under_rules(model.transformer, self.rules), as_metric(self.metric, model.text)
         line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
         check_edits(network, gradients=True)
         if metric.compares and self.method == "eap" and self.direction == "noise":

@@ -64,7 +64,7 @@ class EdgeEffects(Question):
 
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per input site and batch of pairs."""
-        metric, graph = as_metric(self.metric), EdgeGraph.of(model.transformer.config)
+        metric, graph = as_metric(self.metric, model.text), EdgeGraph.of(model.transformer.config)
         check_edits(model.transformer)
         how = {"method": "exact", "direction": self.direction}
         changed = graph.exists if self.edges is None else graph.chosen(self.edges)

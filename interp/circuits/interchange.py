@@ -30,6 +30,7 @@ from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows, over, wide
 from interp.core.transfers import check, sent
 from interp.core.viewer import Brief
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch, Prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -43,7 +44,7 @@ from interp.passes.frozen import output_norm
 from interp.passes.memory import room, that_fit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.observe import Model, Subject, observe, text_of
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
+from interp.passes.question import ByRow, NotFiniteError, Question
 from interp.passes.schedule import Steps, TowardMetric, recorded
 from interp.passes.sweep import Judge
 from interp.runs.functions import of_pairs
@@ -178,7 +179,7 @@ class Interchange(Brief, Question):
 
     def bind(self, model: Subject) -> ByRow:
         """Passes over rows `circuit, pair`."""
-        passes = CircuitPasses.of(model, as_metric(self.metric), self.replacement, self.reference)
+        passes = CircuitPasses.of(model, as_metric(self.metric, model.text), self.replacement, self.reference)
         kept = masks_of(self.circuits, passes.graph)
         return passes.analysis(model, self.name, kept, partial(_finish, name=self.name, passes=passes))
 
@@ -269,7 +270,7 @@ class CircuitPasses:
             partial(_compute, passes=self, kept=kept, estimated=estimated),
             Rows,
             finish,
-            AnswerTokens.of(model.text, self.metric.answer, self.metric.wrong),
+            AnswerTokens.of(model.text, self.metric.answer, self.metric.wrong, several=self.metric.of_answer),
             pairs=True,
         )
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
@@ -70,6 +71,10 @@ class Batch(Brief):
     """
     corrupt: Int[Tensor, "b p"] | None = None
     """The corrupted prompt of each row, aligned with it token for token, where a question compares two."""
+    forced: Int[Tensor, "b"] | None = None
+    """How many of each row's last tokens belong to its answer already (teacher forcing): an answer of several tokens is
+    these and `answer`. None = answers are of one token.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.tokens, Tensor):
@@ -201,6 +206,71 @@ class Batch(Brief):
             return torch.full((len(self),), n - 1, device=self.tokens.device)
         return n - 1 - self.keep.flip(1).int().argmax(1)
 
+    def prompt_ends(self) -> Int[Tensor, "b"]:
+        """Column of the last token of each row that is not forced, which is where its answer begins to be predicted."""
+        return self.last() if self.forced is None else self.last() - self.forced
+
+    def answer_columns(self) -> Int[Tensor, "b k"]:
+        """The columns in which the tokens of each row's answer are predicted, from the prompt's end to the row's last.
+
+        The last one stands for those that a shorter answer lacks (`answer_tokens` says which).
+        """
+        if self.forced is None:
+            return self.last()[:, None]
+        last, steps = self.last(), torch.arange(int(self.host_forced.max()) + 1, device=self.tokens.device)
+        return (self.prompt_ends()[:, None] + steps).minimum(last[:, None])
+
+    def answer_tokens(self) -> tuple[Int[Tensor, "b k"], Bool[Tensor, "b k"]]:
+        """The tokens of each row's answer, one for each of `answer_columns`, and which of them there are.
+
+        Errors: ValueError for rows without answers.
+        """
+        if self.answer is None:
+            raise ValueError("answers are required, got rows without")
+        answer = self.answer.to(self.tokens.device)
+        if self.forced is None:
+            return answer[:, None], torch.ones_like(answer, dtype=torch.bool)[:, None]
+        columns = self.answer_columns()
+        steps = torch.arange(columns.shape[1], device=columns.device)
+        there, final = steps <= self.forced[:, None], steps == self.forced[:, None]
+        following = self.tokens.gather(1, (columns + 1).clamp_max(self.tokens.shape[1] - 1))
+        return torch.where(final, answer[:, None], following).where(there, answer[:, None]), there
+
+    def followed_by(self, tokens: Int[Tensor, "b f"]) -> Batch:
+        """The same rows followed by the first tokens of their answers, -1 where a row has fewer; padding on the right.
+
+        Corrupted prompts are followed by the same tokens. Errors: ValueError for packed rows.
+        """
+        self._one_text_per_row("an answer of several tokens")
+        batch, counts = self.right_aligned(), (tokens >= 0).sum(1)
+        width = int((batch.lengths + counts).max())
+        steps = torch.arange(width, device=tokens.device)
+        place = steps - batch.lengths[:, None]
+        mine = (place >= 0) & (place < counts[:, None])
+        own = tokens.gather(1, place.clamp(0, tokens.shape[1] - 1))
+        grown = batch._columns(lambda x: F.pad(x, (0, max(0, width - x.shape[1])))[:, :width])
+        keep = mine | (grown.real & (steps < batch.lengths[:, None]))
+        return replace(
+            grown,
+            tokens=own.where(mine, grown.tokens),
+            corrupt=None if grown.corrupt is None else own.where(mine, grown.corrupt),
+            keep=None if bool(keep.all()) else keep,
+            forced=counts,
+        )
+
+    @property
+    def prompt_tokens(self) -> Bool[Tensor, "b p"]:
+        """True at every real token that is not forced."""
+        if self.forced is None:
+            return self.real
+        return self.real & (self.places < (self.lengths - self.forced)[:, None])
+
+    @property
+    def host_forced(self) -> Int[Tensor, "b"]:
+        """`forced` on the host, which is asked for sizes; zeros where answers are of one token."""
+        forced = self.host().forced
+        return torch.zeros(len(self), dtype=torch.long) if forced is None else forced
+
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device; the numbers of its rows stay with the host, which alone asks for them."""
         if self.tokens.device == device:
@@ -217,16 +287,16 @@ class Batch(Brief):
         known: Batch | None = vars(self).get("_host")
         if known is not None or self.tokens.is_cpu:
             return self if known is None else known
-        names = ("tokens", "keep", "answer", "wrong", "documents", "types", "corrupt")
+        names = ("tokens", "keep", "answer", "wrong", "forced", "documents", "types", "corrupt")
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
         memory = self.memory and Memory(
             self.memory.states.cpu(), None if self.memory.keep is None else self.memory.keep.cpu()
         )
         here = fetched(given)
-        tokens, keep, answer, wrong, documents, types, corrupt = (here.get(name) for name in names)
+        tokens, keep, answer, wrong, forced, documents, types, corrupt = (here.get(name) for name in names)
         assert tokens is not None
         found = Batch(
-            tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt,
+            tokens, keep, self.bos, answer, wrong, documents, types, memory, self.row, corrupt, forced,
         )  # fmt: skip
         self._beside(found)
         return found
@@ -331,7 +401,8 @@ class Batch(Brief):
     @property
     def layout(self) -> Layout:
         """How its rows are laid out, as a pass is told."""
-        return Layout(self.keep, self.documents, numbers=self.row if self.documents is None else None)
+        numbers = self.row if self.documents is None else None
+        return Layout(self.keep, self.documents, numbers=numbers, forced=self.forced)
 
     def tokens_at(self, pos: Places) -> Tokens:
         """The tokens of every row (in packed rows: of every text) at one position, at several, or at one of its own.
@@ -374,7 +445,7 @@ class Batch(Brief):
             row = (numbers or change)(row)
         return Batch(
             change(self.tokens), changed(self.keep), self.bos, changed(self.answer), changed(self.wrong),
-            changed(self.documents), changed(self.types), memory, row, changed(self.corrupt),
+            changed(self.documents), changed(self.types), memory, row, changed(self.corrupt), changed(self.forced),
         )  # fmt: skip
 
 
@@ -421,7 +492,7 @@ def _no_answers(value: object) -> str | None:
     if isinstance(value, np.ndarray):
         return None if value.dtype.kind in "US" and value.ndim == 1 else no_ids(value, (0, 1))
     every = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
-    return None if all(isinstance(each, str) or is_id(each) for each in every) else ""
+    return None if all(isinstance(each, str) or is_id(each) or is_row(each) for each in every) else ""
 
 
 Prompts = Annotated[
@@ -442,10 +513,13 @@ Prompts = Annotated[
 tokenizer of transformers returns (`encoded`), a batch.
 """
 Answers = Annotated[
-    str | int | np.integer | Sequence[str | int | np.integer | Tensor] | np.ndarray | Tensor,
-    Required("a text of one token or an id, one for all prompts or one for each", _no_answers),
+    str | int | np.integer | Sequence[str | int | np.integer | Tensor | Sequence[int]] | np.ndarray | Tensor,
+    Required("a text or an id, one for all prompts or one for each", _no_answers),
 ]
-"""The token that should follow: one for all prompts or one for each, as texts of a single token or as ids."""
+"""What should follow: one answer for all prompts or one for each, as texts or as ids.
+
+Metrics take answers of several tokens too, texts or `[(3, 4)]`; where one token is required, an error says so.
+"""
 
 
 def is_prompts(data: object) -> TypeGuard[Prompts]:
@@ -760,6 +834,27 @@ class Text:
                 f"got {answers!r}"
             )
         return self.of_outputs.tokens(answers)
+
+    def continuations(self, answers: Answers) -> list[list[int]]:
+        """The tokens of each answer: one for a number, one or several for a text or a list of ids.
+
+        Errors: as `tokens`, but for answers of several tokens; ValueError for an empty one.
+        """
+        given = answers if isinstance(answers, list | tuple) else [answers]
+        if not any(isinstance(each, str) or is_row(each) for each in given):
+            return [[token] for token in self.outputs(answers).tolist()]
+        found = [self._continuation(each) for each in given]
+        if not all(found):
+            raise ValueError(
+                f"an answer of at least one token is required, got {described(answers)} with an empty one"
+            )
+        return [self.outputs(tokens).tolist() for tokens in found]
+
+    def _continuation(self, answer: object) -> list[int]:
+        """The ids of one answer."""
+        if isinstance(answer, str):
+            return self.tokenizer.encode(answer)
+        return [int(each) for each in answer] if is_row(answer) else [int(answer)]  # type: ignore[call-overload]
 
     def tokens(self, answers: Answers) -> Int[Tensor, "n"]:
         """Tokens as ids; texts must be single tokens.

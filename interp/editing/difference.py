@@ -21,6 +21,7 @@ from torch import Tensor
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Moments, Partial, Rows, if_at_least, over, ratio
 from interp.core.transfers import check, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch
 from interp.editing.exchange import (
     WITHIN_ATTENTION,
@@ -44,7 +45,7 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence
 from interp.passes.observe import Model, Subject
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
+from interp.passes.question import ByRow, NotFiniteError, Question
 from interp.passes.schedule import Recorded, Steps, recorded, swept
 from interp.passes.sweep import Judge
 from interp.passes.variants import Variant
@@ -118,8 +119,8 @@ class Diff(Question):
         """A pass per exchanged part, from its block on, and one planned sweep."""
         other, network = _compared(self.tuned, model), model.transformer
         cells = Cells.of(self.parts, network, other.beside(network).unedited)
-        return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric), tuple(self.what),
-                                   self.direction, self.each), model)  # fmt: skip
+        return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric, model.text),
+                                   tuple(self.what), self.direction, self.each), model)  # fmt: skip
 
 
 diff = of_data(Diff)
@@ -168,8 +169,8 @@ class DiffInteractions(Question):
         other, network = _compared(self.tuned, model), model.transformer
         pairs = [list(pair) for pair in combinations(self.parts, 2)]
         cells = Cells.of([*self.parts, *pairs], network, other.beside(network).unedited)
-        return _analysis(_Exchange(self.name, "pair", cells, other, as_metric(self.metric), tuple(self.what),
-                                   self.direction, self.each), model)  # fmt: skip
+        return _analysis(_Exchange(self.name, "pair", cells, other, as_metric(self.metric, model.text),
+                                   tuple(self.what), self.direction, self.each), model)  # fmt: skip
 
 
 diff_interactions = of_data(DiffInteractions)
@@ -341,7 +342,9 @@ def _analysis(asked: _Exchange, model: Subject) -> ByRow:
         partial(_compute, asked=asked),
         Rows if asked.each else Means,
         partial(_finish, asked=asked),
-        answers=AnswerTokens.of(model.text, asked.metric.answer, asked.metric.wrong),
+        answers=AnswerTokens.of(
+            model.text, asked.metric.answer, asked.metric.wrong, several=asked.metric.of_answer
+        ),
     )
 
 
@@ -372,7 +375,7 @@ class _Pair:
     @property
     def columns(self) -> Tensor | None:
         """The columns that the metric looks at; None = all."""
-        return None if self.asked.metric.everywhere else self.batch.last()[:, None]
+        return self.asked.metric.columns(self.batch)
 
     @property
     def reference(self) -> tuple[Float[Tensor, "b n d"], Transformer]:

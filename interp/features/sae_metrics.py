@@ -21,6 +21,7 @@ from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Partial, if_at_least, t95
 from interp.core.transfers import check, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch, Text
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -33,16 +34,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, Outcome, as_metric
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import (
-    AnswerTokens,
-    Ask,
-    ByRow,
-    NotFiniteError,
-    Question,
-    Reading,
-    Staged,
-    Values,
-)
+from interp.passes.question import Ask, ByRow, NotFiniteError, Question, Reading, Staged, Values
 from interp.passes.schedule import Steps, recorded, swept
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
@@ -157,7 +149,7 @@ class SaeQuality(Question):
         if not config.causal or not config.unembed:
             raise ValueError("the loss an autoencoder costs requires a causal model with an unembedding")
         sums = _Sums.of(self, model)
-        metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric)
+        metric = SUMMED_LOSS if self.metric is None else as_metric(self.metric, model.text)
         bound = partial(self._bound, model.text, sums, metric)
         if self.reference is None:
             return bound(None)
@@ -178,7 +170,7 @@ class SaeQuality(Question):
             _Quality(sums, mean, metric),
             Several({"fit": Fit, "losses": Covariances("losses")}),
             partial(_finish_quality, name=self.name, runs=runs, metric=metric),
-            answers=AnswerTokens.of(text, metric.answer, metric.wrong),
+            answers=AnswerTokens.of(text, metric.answer, metric.wrong, several=metric.of_answer),
         )
 
 

@@ -24,6 +24,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, wide
 from interp.core.tiles import row_tiles
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Text
 from interp.lenses.factors import (
     WRITERS,
@@ -40,7 +41,7 @@ from interp.model.config import ModelConfig
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question
+from interp.passes.question import ByRow, Question
 from interp.passes.rules import Rules, under_rules
 from interp.passes.schedule import Steps
 from interp.runs.functions import of_data

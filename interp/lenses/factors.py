@@ -22,6 +22,7 @@ from interp.core.boundary import nearest, public
 from interp.core.notes import note
 from interp.core.stats import Rows, finite, wide
 from interp.core.transfers import check
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.stream import GivenBatches, by_place
 from interp.model.attention import Memory
@@ -34,7 +35,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import gradient_before, output_norm
 from interp.passes.observe import Model, Objective, Studied, as_model
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError
+from interp.passes.question import ByRow, NotFiniteError
 from interp.passes.rules import Rules, under_rules
 from interp.passes.schedule import Steps, TowardLoss, recorded, run_steps
 from interp.runs.over_data import reduced_over

@@ -31,6 +31,7 @@ from interp.core.stats import (
     wide,
 )
 from interp.core.viewer import Brief
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
@@ -43,7 +44,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, Ask, ByRow, Question, Reading, Staged
+from interp.passes.question import Ask, ByRow, Question, Reading, Staged
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear

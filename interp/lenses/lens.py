@@ -24,6 +24,7 @@ from interp.core.boundary import listed, public
 from interp.core.results import Score, check_result, labelled, scored
 from interp.core.stats import POSITIVE, Moments, Partial, Rows, finite, wide
 from interp.core.transfers import check, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.layout import PerRow, Places, several
@@ -33,7 +34,7 @@ from interp.model.sites import final_stream, find, full_name, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer, called, unembedded
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question, Reading
+from interp.passes.question import ByRow, NotFiniteError, Question, Reading
 from interp.runs.functions import of_data
 
 if TYPE_CHECKING:

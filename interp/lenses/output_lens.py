@@ -22,6 +22,7 @@ from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
 from interp.core.transfers import sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Text
 from interp.lenses.lens import targets
 from interp.model.config import ModelConfig
@@ -31,7 +32,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading
+from interp.passes.question import ByRow, Question, Reading
 from interp.residual.decomposition import not_linear
 from interp.residual.written import as_writer, check_arrives, reads_of, written_by
 from interp.runs.functions import of_data

@@ -21,6 +21,7 @@ from interp.core.boundary import listed, shape_text, shown
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, finite, share_interval
 from interp.core.transfers import check, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Text
 from interp.lenses.lens import CHUNK, LogitTiles, Reference, columns_of, lens_sites, not_finite, statistics
 from interp.model.edits import Edit, Set
@@ -28,7 +29,7 @@ from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject, as_model
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading
+from interp.passes.question import ByRow, Question, Reading
 from interp.passes.sweep import Sweep
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data

@@ -65,7 +65,7 @@ def _differs_by_row(edit: Edit, span: Span) -> bool:
     layout = span.source if named == ["s"] else span.layout
     own = any(isinstance(edit.cells[axis], PerRow | str) for axis in named)
     trimmed = span.only is not None and sites.is_late(edit.site)
-    return own or trimmed or not layout.uniform or layout.prompt is not None
+    return own or trimmed or not layout.uniform or layout.ends_early
 
 
 def _written(edit: Edit, part: Tensor, index: Where, span: Span) -> Tensor:

@@ -129,11 +129,20 @@ class Layout:
     """While text is generated, how many columns the prompts have; None = all tokens are there."""
     numbers: Int[Tensor, "t"] | None = None
     """Which of the prompts each text is, by which an error names it; None = its place."""
+    forced: Int[Tensor, "t"] | None = None
+    """How many of each text's last tokens are the first of its answer: negative positions are counted from before them.
+    None = none.
+    """
 
     def to(self, device: torch.device) -> Layout:
         """The same on another device."""
         keep, documents = (None if x is None else x.to(device) for x in (self.keep, self.documents))
-        return Layout(keep, documents, self.prompt, self.numbers)
+        return Layout(keep, documents, self.prompt, self.numbers, self.forced)
+
+    @property
+    def ends_early(self) -> bool:
+        """Whether negative positions are counted from another column than the last real one."""
+        return self.prompt is not None or self.forced is not None
 
     @property
     def uniform(self) -> bool:
@@ -217,9 +226,9 @@ class Layout:
         return rows, lengths, lengths.cumsum(0) - lengths, flat
 
     def _prompts(self, shape: tuple[int, int], lengths: Int[Tensor, "t"]) -> Int[Tensor, "t"]:
-        """How many tokens negative positions are counted back from: those of the prompt, while text is generated."""
+        """How many tokens negative positions are counted back from: those of the prompt, where an answer follows it."""
         if self.prompt is None:
-            return lengths
+            return lengths if self.forced is None else lengths - self.forced.cpu()
         keep = self._home[0]
         if keep is None:
             return torch.full_like(lengths, self.prompt)

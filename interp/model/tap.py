@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from interp.core.boundary import nearest, public
@@ -155,11 +156,14 @@ class Tap:
         *,
         answers_only: bool = False,
         prompt: int | None = None,
+        forced: Int[Tensor, "b"] | None = None,
     ) -> None:
         self.reads = tuple(dict.fromkeys(reads))
         self.edits = tuple(edits)
         self.answers_only = answers_only
         self.prompt = prompt
+        self.forced = forced
+        """How many of each row's last tokens are the first of its answer (`Batch.forced`)."""
         self.span = Span()
         """Which columns the pass computes, once it is open."""
         self.values: dict[Read, Tensor] = {}
@@ -189,7 +193,9 @@ class Tap:
         self._scopes, self.values, self.live = {}, {}, {}
         self._rows, self._parts = None, {}
         span = Span() if span is None else span
-        layout = span.layout if self.prompt is None else replace(span.layout, prompt=self.prompt)
+        layout = span.layout
+        if self.prompt is not None or self.forced is not None:
+            layout = replace(layout, prompt=self.prompt, forced=self.forced)
         self.span = replace(span, layout=layout, memory={ANSWERS: self.values})
         mine = [e for e in standing if _will_run(e.site, sites.find(e.site, config)[1], start, stop, config)]
         asked: tuple[Read | Edit, ...] = (*self.reads, *mine, *self.edits)

@@ -1,5 +1,8 @@
 """What a causal experiment watches: one number per row, read off the final residual stream of that row.
 
+An answer of several tokens stands in the row but for its last token (teacher forcing, `Batch.forced`), so that all its
+tokens are predicted in one pass: log p(answer) is the sum over the columns in which they are.
+
 A metric sees the stream and not the logits, so that it can compute only those it needs: a logit difference at the last
 token costs two columns of the unembedding instead of the vocabulary at every position.
 """
@@ -31,7 +34,7 @@ class Outcome:
 
     model: Transformer
     stream: Float[Tensor, "r n d"]
-    """The final stream, before the final norm: at the metric's position (n = 1), or at every column."""
+    """The final stream, before the final norm: at the metric's columns (n = 1 for an answer of one token)."""
     batch: Batch
     """The rows themselves, with their answers."""
     example: Int[Tensor, "r"]
@@ -85,6 +88,10 @@ class Metric:
     """Whether it looks at every column instead of one position of each row."""
     compares: bool = False
     """Whether it compares with a reference run."""
+    of_answer: bool = False
+    """Whether it looks at every column in which a token of the answer is predicted, so that answers may be of several
+    tokens; otherwise at the last token of the prompt.
+    """
     fewest: int = FEWEST
     """Rows below which its means get no interval: more for skewed numbers (`docs/intervals.md`)."""
 
@@ -95,9 +102,16 @@ class Metric:
         wrong = None if self.wrong is None else text.targets(self.wrong, len(batch))
         return batch.with_answers(text.targets(self.answer, len(batch)), wrong)
 
+    def columns(self, batch: Batch) -> Int[Tensor, "b n"] | None:
+        """The columns of each row that it looks at; None = every one."""
+        if self.everywhere:
+            return None
+        return batch.answer_columns() if self.of_answer else batch.prompt_ends()[:, None]
+
     def sees(self, stream: Float[Tensor, "r p d"], batch: Batch) -> Float[Tensor, "r n d"]:
-        """The columns of the final stream that it looks at: every one, or that of each row's last token."""
-        return stream if self.everywhere else picked(stream, sent(batch.last(), stream.device)[:, None])
+        """The final stream at the columns that it looks at."""
+        columns = self.columns(batch)
+        return stream if columns is None else picked(stream, sent(columns, stream.device))
 
     def of(self, outcome: Outcome) -> Float[Tensor, "r"]:
         """The value of every row; ValueError if it is not one number per row."""
@@ -119,7 +133,7 @@ class Metric:
         if self.everywhere:
             raise ValueError(f"the metric {self.name!r} looks at every position, not at one")
         moved = partial(_at, value=self.value, pos=pos)
-        return replace(self, name=f"{self.name} at {pos}", value=moved, everywhere=True)
+        return replace(self, name=f"{self.name} at {pos}", value=moved, everywhere=True, of_answer=False)
 
     def negated(self) -> Metric:
         """Minus the metric."""
@@ -130,7 +144,9 @@ class Metric:
 def logit_difference(answer: Answers | None = None, wrong: Answers | None = None) -> Metric:
     """logit(answer) - logit(wrong) at the last token, soft cap included; without a wrong answer, logit(answer).
 
-    The metric of most analyses: how much more the model wants to say the answer than the wrong one.
+    The metric of most analyses: how much more the model wants to say the answer than the wrong one. Answers of several
+    tokens are compared at the first token in which they differ, after the tokens that they share; one without a wrong
+    answer is asked for its log-probability instead (`answer_log_probability`), since a logit is of one token.
 
     answer, wrong: as texts or ids, one for all prompts or one for each; None = those the batch carries.
 
@@ -139,19 +155,32 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
         'logits'
     """
     name = "logit" if wrong is None and answer is not None else "logit difference"
-    return Metric(name, "logits", _logit_difference, answer, wrong)
+    return Metric(name, "logits", _logit_difference, answer, wrong, of_answer=True)
 
 
 @public()
 def answer_probability(answer: Answers | None = None) -> Metric:
-    """p(answer) at the last token."""
-    return Metric("probability", "probability", _probability, answer, fewest=FEWEST_PROBABILITIES)
+    """p(answer) after the prompt; of several tokens the product of each one's given those before it."""
+    return Metric(
+        "probability", "probability", _probability, answer, of_answer=True, fewest=FEWEST_PROBABILITIES
+    )
+
+
+@public()
+def answer_log_probability(answer: Answers | None = None) -> Metric:
+    """log p(answer) after the prompt, in nats; of several tokens the sum of each one's given those before it.
+
+    Example:
+        >>> interp.metrics.answer_log_probability(" Mary and John").unit
+        'nats'
+    """
+    return Metric("log probability", "nats", _log_probability, answer, of_answer=True, fewest=FEWEST_LOSSES)
 
 
 @public()
 def answer_loss(answer: Answers | None = None) -> Metric:
-    """-log p(answer) at the last token, in nats."""
-    return Metric("loss", "nats", _loss, answer, fewest=FEWEST_LOSSES)
+    """-log p(answer) after the prompt, in nats; of several tokens the sum of each one's given those before it."""
+    return Metric("loss", "nats", _loss, answer, of_answer=True, fewest=FEWEST_LOSSES)
 
 
 @public()
@@ -213,15 +242,18 @@ LogitFunction = Annotated[
 """From the logits at the last token, `[r, 1, v]`, to one number per row."""
 
 
-def as_metric(given: Metric | LogitFunction | None) -> Metric:
+def as_metric(given: Metric | LogitFunction | None, text: Text) -> Metric:
     """The metric itself; the one that a function of the logits at the last token amounts to; None: the logit difference
-    of the answers that the data bring.
+    of the answers that the data bring. The logit of an answer of several tokens is its log-probability.
     """
     if given is None:
         return logit_difference()
-    if isinstance(given, Metric):
-        return given
-    return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
+    if not isinstance(given, Metric):
+        return of_logits(given, name=getattr(given, "__name__", "metric").strip("<>"))
+    if given.value is _logit_difference and given.wrong is None and given.answer is not None:
+        several = any(len(tokens) > 1 for tokens in text.continuations(given.answer))
+        return answer_log_probability(given.answer) if several else given
+    return given
 
 
 def _at(outcome: Outcome, value: Value, pos: int | PerRow) -> Float[Tensor, "r"]:
@@ -247,6 +279,10 @@ def _answers(outcome: Outcome) -> Int[Tensor, "r"]:
 def _logit_difference(outcome: Outcome) -> Float[Tensor, "r"]:
     right, wrong = _answers(outcome), outcome.batch.wrong
     if wrong is None:
+        if outcome.batch.forced is not None:
+            raise ValueError(
+                "a logit is of one token, the answers are of several: metric=interp.metrics.answer_log_probability()"
+            )
         return outcome.logits_of(right)[:, -1]
     both = outcome.logits_of(torch.stack((right, wrong.to(right.device)), 1))[:, -1]
     return both[:, 0] - both[:, 1]
@@ -287,7 +323,11 @@ def _choice_difference(
 
 def _log_probability(outcome: Outcome) -> Float[Tensor, "r"]:
     answers = _answers(outcome)
-    return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
+    if outcome.batch.forced is None:
+        return -F.cross_entropy(outcome.logits()[:, -1], answers, reduction="none")
+    tokens, there = (x.to(answers.device) for x in outcome.batch.answer_tokens())
+    losses = F.cross_entropy(outcome.logits().flatten(0, 1), tokens.flatten(), reduction="none")
+    return -(losses.view_as(tokens) * there).sum(1)
 
 
 def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
@@ -298,10 +338,10 @@ def _kl(outcome: Outcome) -> Float[Tensor, "r"]:
 
 def _next_token_loss(outcome: Outcome) -> Float[Tensor, "r"]:
     outcome.model.config.require_next_token("a next-token loss")
-    home = outcome.batch.host().real
+    home = outcome.batch.host().prompt_tokens
     if not bool((home[:, 1:] & home[:, :-1]).any(1).all()):
         raise ValueError("a next-token loss requires prompts of at least two tokens")
-    tokens, real, logits = outcome.batch.tokens, outcome.batch.real, outcome.logits()
+    tokens, real, logits = outcome.batch.tokens, outcome.batch.prompt_tokens, outcome.logits()
     counted = (real[:, 1:] & real[:, :-1]).to(logits)
     losses = F.cross_entropy(logits[:, :-1].mT, tokens[:, 1:], reduction="none")
     return (losses * counted).sum(1) / counted.sum(1)

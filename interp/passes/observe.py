@@ -173,8 +173,13 @@ def observe(
     if logits_at is not None:
         _check_columns(logits_at, batch.tokens.shape)  # of the host's, a device is not waited for
         logits_at = sent(logits_at, network.device)
-    tap = Tap(reads, edits, answers_only=answers_only) if reads or edits else None
     batch = batch.to(network.device)
+    follows = batch.forced is not None
+    tap = (
+        Tap(reads, edits, answers_only=answers_only, forced=batch.forced)
+        if reads or edits or follows
+        else None
+    )
     with torch.set_grad_enabled(metric is not None):
         output = network(
             batch.tokens, tap, stop=stop, logits_at=logits_at, keep=batch.keep, documents=batch.documents,

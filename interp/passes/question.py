@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -19,10 +19,10 @@ from torch import Tensor
 from interp.core.boundary import check_fields
 from interp.core.stats import Partial, Reduction, Rows
 from interp.core.transfers import Checks, fetched
-from interp.data.batch import Answers, Batch, Text
+from interp.data.answers import AnswerTokens
+from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
-from interp.data.spellings import Spellings
 from interp.data.stream import ROWS, DataSource
 from interp.model import sites
 from interp.model.config import ModelConfig
@@ -42,72 +42,6 @@ Values = Mapping[str, Tensor]
 `Batch.identities`)."""
 Compute = Callable[[Trace, Batch, Transformer], Values]
 """From what was recorded of a batch to the values of its rows."""
-
-
-@dataclass(frozen=True, eq=False)
-class AnswerTokens:
-    """The right next token of each prompt, and the one it is contrasted with: one for all, or one per prompt."""
-
-    answer: Int[Tensor, "n"]
-    wrong: Int[Tensor, "n"] | None = None
-    spellings: Spellings | None = field(default=None, compare=False, repr=False)
-    """Of answers given as texts, the single tokens that they are with or without their leading space."""
-    keep_wrong: bool = False
-    """Whether wrong answers that the data bring stay where none are given here."""
-    follow: Batch | None = field(default=None, compare=False, repr=False)
-    """The prompt that they follow, where that is another one than the row's own."""
-
-    @classmethod
-    def of(cls, text: Text, answer: Answers | None, wrong: Answers | None = None) -> AnswerTokens | None:
-        """The answers as ids; None where a question brings none, so that the data must.
-
-        Errors: ValueError for texts of several tokens, ids outside the vocabulary, or answers and wrong ones of
-        different numbers.
-        """
-        if answer is None:
-            if wrong is not None:
-                raise ValueError(
-                    "a wrong answer is contrasted with a right one: `answer` is required, got none"
-                )
-            return None
-        first = text.outputs(answer)
-        second = None if wrong is None else text.outputs(wrong)
-        if second is not None and len(first) != len(second) and 1 not in (len(first), len(second)):
-            raise ValueError(
-                f"as many wrong answers as answers are required, got {len(second)} for {len(first)}"
-            )
-        return cls(first, second, Spellings.of(text, answer, wrong))
-
-    @property
-    def prompts(self) -> int | None:
-        """How many prompts the answers are for; None for any number."""
-        count = max(len(self.answer), 1 if self.wrong is None else len(self.wrong))
-        return None if count == 1 else count
-
-    def on(self, batch: Batch) -> Batch:
-        """The batch with the answers of its rows, which are looked up by their numbers.
-
-        Errors: ValueError for a row that has none.
-        """
-        answer, wrong = (None if x is None else _of_rows(x, batch) for x in (self.answer, self.wrong))
-        assert answer is not None
-        return batch.with_answers(answer, batch.wrong if wrong is None and self.keep_wrong else wrong)
-
-    def notes(self, batch: Batch) -> tuple[str, ...]:
-        """What is to be said of these answers where they follow these prompts: another spelling may be meant."""
-        prompts = batch if self.follow is None else self.follow
-        return () if self.spellings is None else self.spellings.notes(prompts)
-
-
-def _of_rows(tokens: Int[Tensor, "n"], batch: Batch) -> Int[Tensor, "b"]:
-    """The token of each row of a batch."""
-    device = batch.tokens.device
-    if len(tokens) == 1:
-        return tokens.to(device).expand(len(batch))
-    rows = torch.arange(len(batch)) if batch.row is None else batch.row.cpu()
-    if int(rows.max()) >= len(tokens):
-        raise ValueError(f"one answer per prompt is required, got {len(tokens)} for prompt {int(rows.max())}")
-    return tokens[rows].to(device)
 
 
 class NotFiniteError(ValueError):
@@ -385,10 +319,10 @@ class Questions:
                 f"{lonely[0]} compares two runs: clean and corrupted prompts are required, Pairs(clean, corrupt), "
                 "got prompts alone"
             )
-        answered = zip(self.asked, self._with_answers(home, batch), strict=True)
+        answered = zip(self.asked, self._with_answers(model, home, batch), strict=True)
         return answer_together(model, {each.name: each.rows(model, own) for each, own in answered})
 
-    def _with_answers(self, home: Batch, batch: Batch) -> Iterator[Batch]:
+    def _with_answers(self, model: Transformer, home: Batch, batch: Batch) -> Iterator[Batch]:
         """The batch as each question asks about it; those that ask for the same answers get the same one.
 
         home: the batch on the host, where answers are looked up.
@@ -396,6 +330,8 @@ class Questions:
         known: list[tuple[Batch, Batch]] = [(home, batch)]
         for each in self.asked:
             here = home if each.answers is None else each.answers.on(home)
+            if here.forced is not None:
+                _check_followed(model.config, here)
             there = next((moved for own, moved in known if _same_answers(own, here)), None)
             if there is None:
                 there = here.to(batch.tokens.device)
@@ -447,9 +383,23 @@ class Questions:
         return all(each.enough is not None and each.enough(partial[each.name]) for each in self.asked)
 
 
+def _check_followed(config: ModelConfig, batch: Batch) -> None:
+    """ValueError where a model cannot be asked for answers of several tokens after these prompts."""
+    config.require_next_token("an answer of several tokens")
+    if not config.causal:
+        raise ValueError(
+            "an answer of several tokens requires a causal model: in this one every token sees those that follow it"
+        )
+    if batch.tokens.shape[1] > config.n_ctx:
+        raise ValueError(
+            f"prompts and the first tokens of their answers must fit into the context of {config.n_ctx} tokens, got "
+            f"{batch.tokens.shape[1]}"
+        )
+
+
 def _same_answers(one: Batch, other: Batch) -> bool:
     """Whether two batches of the same rows on the host have the same answers."""
-    pairs = ((one.answer, other.answer), (one.wrong, other.wrong))
+    pairs = ((one.answer, other.answer), (one.wrong, other.wrong), (one.forced, other.forced))
     return all(x is y or (x is not None and y is not None and torch.equal(x, y)) for x, y in pairs)
 
 

@@ -7,7 +7,7 @@ The numbers are those of a loop over `observe(model, batch, edits=...)`, to roun
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
@@ -32,7 +32,7 @@ from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.duration import announce
 from interp.passes.memory import bytes_per_token, that_fit
-from interp.passes.metrics import Metric, Outcome
+from interp.passes.metrics import Metric, Outcome, logit_difference
 from interp.passes.observe import Model, as_network
 from interp.passes.packs import Pack, Plan, Start, block_products, fixed_cost, halves, planned
 from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, on_device, placed
@@ -169,9 +169,9 @@ def departures(
     base: Base,
     variants: Sequence[Sequence[Placed]],
     batch: Batch,
-    watched: Int[Tensor, "b"] | None,
+    watched: Int[Tensor, "b n"] | None,
 ) -> Departures:
-    """Where each variant leaves the base run; watched: the one column of each example that counts, None = all do.
+    """Where each variant leaves the base run; watched: the columns of each example that count, None = all do.
 
     watched is on the host. An edit that finds its values already there changes nothing. A function may change all the
     cells that it names.
@@ -191,7 +191,7 @@ def departures(
         layers.append(min(touched, default=0))
     found = torch.from_numpy(first)
     causal = base.cache is not None
-    limit = n - 1 if watched is None or not causal else watched
+    limit = n - 1 if watched is None or not causal else watched.amax(1)
     return Departures(layers, found, found <= limit)
 
 
@@ -228,7 +228,7 @@ class _Differences:
         hit = np.any(by_column.reshape(*by_column.shape[:2], -1), axis=2)
         places = np.arange(self._columns)[None] if place is not None else self._named_columns(edit)[:, None]
         if self._watched is not None and self._stays(edit):
-            hit = hit & (places == self._watched[:, None])
+            hit = hit & (places[:, :, None] == self._watched[:, None]).any(2)
         places = np.broadcast_to(places, (self._examples, places.shape[1]))
         first_hit = places[np.arange(self._examples), hit.argmax(1)]
         column = np.where(hit.any(1), first_hit, self._columns)
@@ -324,12 +324,12 @@ class SweepPass:
     common: Sequence[Placed]
     """Those of all variants, which come first."""
 
-    def final(self, at: Int[Tensor, "b"] | None) -> Float[Tensor, "r n d"]:
-        """The final stream of every row: at one column of each example, or at all, the base run's included."""
+    def final(self, at: Int[Tensor, "b n"] | None) -> Float[Tensor, "r n d"]:
+        """The final stream of every row: at some columns of each example, or at all, the base run's included."""
         last = self.model.config.n_layers - 1
         if not self.model.by_block:
             stream = self._at_once(last + 1, {})
-            return stream if at is None else picked(stream, at.repeat(len(self.pack.variants))[:, None])
+            return stream if at is None else picked(stream, at.repeat(len(self.pack.variants), 1))
         stream = self._up_to(last, {})
         if at is not None:
             return self._last_block(stream, at)
@@ -374,16 +374,16 @@ class SweepPass:
                 stream = torch.cat((stream, entering)) if self._present(layer) else entering
         return stream
 
-    def _last_block(self, stream: Tensor, at: Int[Tensor, "b"]) -> Float[Tensor, "r 1 d"]:
+    def _last_block(self, stream: Tensor, at: Int[Tensor, "b n"]) -> Float[Tensor, "r n d"]:
         """Through the last block; only keys and values are computed elsewhere for variants that it has no edits for."""
         last = self.model.config.n_layers - 1
         by_variant = stream.unflatten(0, (-1, len(self.batch)))
         busy = set() if self.common else {i for i, mine in enumerate(self._own) if last in mine}
         everyone = range(len(self.pack.variants))
         groups = [[i for i in everyone if (i in busy) is wanted] for wanted in (True, False)]
-        out = self.base.final.new_empty(len(everyone), len(self.batch), 1, self.model.config.d_model)
+        out = self.base.final.new_empty(len(everyone), *at.shape, self.model.config.d_model)
         for slots in filter(None, groups):
-            columns = (at - self.pack.column).clamp_min(0).repeat(len(slots))[:, None]
+            columns = (at - self.pack.column).clamp_min(0).repeat(len(slots), 1)
             if len(slots) == len(everyone):
                 return self._block(last, stream, slots, only=columns)
             which = sent(slots, stream.device)
@@ -397,7 +397,7 @@ class SweepPass:
         rows: Tensor,
         slots: Sequence[int],
         answers: Mapping[Read, Tensor] | None = None,
-        only: Int[Tensor, "r 1"] | None = None,
+        only: Int[Tensor, "r n"] | None = None,
     ) -> Float[Tensor, "r n d"]:
         """These variants through one block, with their edits; `rows` are tokens for the first block."""
         reads = [read for read in answers or {} if layer_of(read.site, self.model.config) == layer]
@@ -513,8 +513,8 @@ class Sweep:
     variants: Sequence[Variant]
     common: Variant = field(default_factory=Variant)
     """What is edited in the base run and in every variant, before the variant's own; after the model's own edits."""
-    at: Int[Tensor, "b"] | None = None
-    """The column where each example is watched; None = its last token."""
+    at: Int[Tensor, "b n"] | None = None
+    """The columns where each example is watched; None = those that the metric looks at."""
     memory: int | None = None
     """Bytes that a pack may hold; None = as suits the device."""
     made: Base | None = None
@@ -532,19 +532,20 @@ class Sweep:
         run's. reference_model: the model that it comes from; None = this one. A pack that does not fit into the
         device's memory is halved until it does.
         """
-        base, everywhere = self.base, metric.everywhere
-        home = base.final if everywhere else picked(base.final, self._columns[:, None])
+        base, watched = self.base, self._watched(metric)
+        columns = None if watched is None else sent(watched, self._network.device)
+        home = base.final if columns is None else picked(base.final, columns)
         reference = home if reference is None else reference
         judge = Judge(metric, self._batch, self._network, reference, reference_model)
         base_value = judge.value(home, 1)[0]
         values = base_value.repeat(len(self.variants), 1)
 
         def measure(one: SweepPass) -> None:
-            stream = one.final(None if everywhere else self._columns)
+            stream = one.final(columns)
             values[sent(one.pack.variants, values.device)] = judge.value(stream, len(one.pack.variants))
 
-        where = self._where(everywhere=everywhere)
-        self._run(base, self._planned(where, everywhere=everywhere), metric.name, measure)
+        where = self._where(watched)
+        self._run(base, self._planned(where, watched), metric.name, measure)
         reaches = sent(where.reaches, values.device)
         return Swept(torch.where(reaches, values, base_value), base_value, reaches, reference)
 
@@ -564,14 +565,15 @@ class Sweep:
             for r in asked.values()
         }
         stop = 1 + max(layer_of(read.site, config) for read in found)
-        plan = self._planned(self._departures(base, everywhere=True), everywhere=True)
+        plan = self._planned(self._departures(base, None), None)
         self._run(base, plan, "reading", lambda one: one.record(found, stop))
         return {read: found[same] for read, same in asked.items()}
 
     def final(self) -> Float[Tensor, "v b d"]:
-        """The final stream of every variant at the watched column; the base run's where the variant changed nothing."""
-        base, columns = self.base, self._columns
-        home = picked(base.final, columns[:, None])[:, 0]
+        """The final stream of every variant at each row's last token; the base run's where it changed nothing."""
+        base, watched = self.base, self._batch.host().last()[:, None] if self.at is None else self.at.cpu()
+        columns = sent(watched, self._network.device)
+        home = picked(base.final, columns)[:, 0]
         found = home.repeat(len(self.variants), 1, 1)
 
         def keep(one: SweepPass) -> None:
@@ -579,8 +581,7 @@ class Sweep:
                 0, (-1, len(home))
             )
 
-        where = self._where(everywhere=False)
-        self._run(base, self._planned(where, everywhere=False), "final stream", keep)
+        self._run(base, self._planned(self._where(watched), watched), "final stream", keep)
         return found
 
     def plan(self, *, everywhere: bool = False) -> Plan:
@@ -588,12 +589,13 @@ class Sweep:
 
         everywhere: for a metric that looks at every column.
         """
-        return self._planned(self._where(everywhere=everywhere), everywhere=everywhere)
+        watched = None if everywhere else self._watched(logit_difference())
+        return self._planned(self._where(watched), watched)
 
-    def _planned(self, where: Departures, *, everywhere: bool) -> Plan:
+    def _planned(self, where: Departures, watched: Int[Tensor, "b n"] | None) -> Plan:
         config, columns = self._network.config, self._batch.tokens.shape[1]
         reached = torch.where(where.reaches, where.first, columns).amin(1)
-        latest = columns - 1 if everywhere else int(self._watched.min())
+        latest = columns - 1 if watched is None else int(watched.min())
         latest = latest if all(edit.planned for edit in self._common) else 0
         starts = [
             Start(layer if self._network.restarts else 0, min(first, latest), idle=first >= columns)
@@ -608,7 +610,7 @@ class Sweep:
         tokens = that_fit(self._network, each, self.memory)
         fixed = fixed_cost(config, self._network.device)
         plan = planned(
-            starts, config, len(self._batch), columns, tokens=tokens, everywhere=everywhere, fixed=fixed
+            starts, config, len(self._batch), columns, tokens=tokens, everywhere=watched is None, fixed=fixed
         )
         return replace(plan, enters=self._network.restarts)
 
@@ -660,14 +662,11 @@ class Sweep:
     def _batch(self) -> Batch:
         return self.batch.to(self._network.device)
 
-    @cached_property
-    def _columns(self) -> Int[Tensor, "b"]:
-        return (self._batch.last() if self.at is None else self.at).to(self._network.device)
-
-    @cached_property
-    def _watched(self) -> Int[Tensor, "b"]:
-        """The watched columns, on the host."""
-        return self._batch.host().last() if self.at is None else self.at.cpu()
+    def _watched(self, metric: Metric) -> Int[Tensor, "b n"] | None:
+        """The columns that a metric looks at, on the host; None = every one."""
+        if metric.everywhere or self.at is None:
+            return metric.columns(self._batch.host())
+        return self.at.cpu()
 
     @cached_property
     def _variants(self) -> tuple[tuple[Placed, ...], ...]:
@@ -692,18 +691,18 @@ class Sweep:
         """The model without its own edits, which are among the common ones."""
         return self._network.unedited
 
-    def _where(self, *, everywhere: bool) -> Departures:
-        """Where the variants leave the base run, looked up once for all metrics."""
-        if everywhere not in self._departed:
-            self._departed[everywhere] = self._departures(self.base, everywhere=everywhere)
-        return self._departed[everywhere]
+    def _where(self, watched: Int[Tensor, "b n"] | None) -> Departures:
+        """Where the variants leave the base run, looked up once for all metrics of the same columns."""
+        key = None if watched is None else (tuple(watched.shape), watched.numpy().tobytes())
+        if key not in self._departed:
+            self._departed[key] = self._departures(self.base, watched)
+        return self._departed[key]
 
     @cached_property
-    def _departed(self) -> dict[bool, Departures]:
+    def _departed(self) -> dict[Hashable, Departures]:
         return {}
 
-    def _departures(self, base: Base, *, everywhere: bool) -> Departures:
-        watched = None if everywhere else self._watched
+    def _departures(self, base: Base, watched: Int[Tensor, "b n"] | None) -> Departures:
         return departures(self._network.config, base, self._variants, self._batch, watched)
 
 

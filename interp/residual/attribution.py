@@ -22,6 +22,7 @@ from interp.core.boundary import shape_text
 from interp.core.results import labelled
 from interp.core.stats import WIDE, Partial, Rows, wide
 from interp.core.transfers import check, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.model.config import MLP, MLPS, WITH_HEADS, LayerNorm, ModelConfig
 from interp.model.layout import PerRow, one_position
@@ -42,7 +43,7 @@ from interp.passes.frozen import (
     sum_scale,
 )
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading, Values
+from interp.passes.question import ByRow, Question, Reading, Values
 from interp.passes.schedule import Steps, recorded
 from interp.residual.decomposition import (
     EPS,

@@ -30,6 +30,7 @@ from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import WIDE, Means, Partial, Rows, wide
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Text
 from interp.model.cells import Span, edited
 from interp.model.config import FullSoftmax, ModelConfig
@@ -44,7 +45,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import LayerWeights, Weights
 from interp.passes.frozen import FrozenNorm, final_norm, input_norm, output_norm, sum_norm
 from interp.passes.observe import Model, Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading
+from interp.passes.question import ByRow, Question, Reading
 from interp.residual.decomposition import (
     EPS,
     REMAINDER,

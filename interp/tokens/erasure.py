@@ -24,12 +24,13 @@ from interp.core.results import Score, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
 from interp.core.transfers import check, fetched, sent
 from interp.core.viewer import Brief
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading
+from interp.passes.question import ByRow, Question, Reading
 from interp.passes.schedule import Steps, recorded, run_steps
 from interp.runs.functions import of_data
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding

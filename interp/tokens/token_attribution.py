@@ -20,13 +20,14 @@ from interp.core.boundary import nearest, public
 from interp.core.results import labelled
 from interp.core.stats import ACCEPTED_MISS, Partial, Rows
 from interp.core.transfers import fetched, sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Add, Detach, Project, Scale
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading
+from interp.passes.question import ByRow, Question, Reading
 from interp.passes.rules import promises, under_rules
 from interp.runs.functions import of_data
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit

@@ -55,7 +55,8 @@ WORDS: Mapping[str, str] = {
 """What a required option of this name is in a line that is right; of another name, something of its kind."""
 OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e"}, "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
-    "heads": {"data": f"{CLEAN} {CLEAN}"}, "jacobian-lens": {"skip": "1", "precision": "None"}, "reproduce": {"papers": "su-2021", "effort": "0.02"},
+    "heads": {"data": f"{CLEAN} {CLEAN}"}, "jacobian-lens": {"skip": "1", "precision": "None"},
+    "reproduce": {"papers": "su-2021", "effort": "0.02"},
     "benchmark": {"programs": "max", "methods": "eap", "seeds": "1", "pairs": "4"},
 }  # fmt: skip
 """Options of one command: a trace requires a fact that the model knows, and that model says this; heads need tokens

@@ -220,7 +220,7 @@ def test_what_comes_after_the_watched_column_does_not_matter_in_a_causal_model()
     site = "blocks.0.hook_resid_pre"
     donor, at = torch.ones(1, 9, 24, dtype=torch.float64), torch.tensor([2, 5, 8])
     variants = [Variant([put(site, donor, {"p": p})]) for p in range(9)]
-    found = Sweep(model, batch, variants, at=at).run(DIFFERENCE)
+    found = Sweep(model, batch, variants, at=at[:, None]).run(DIFFERENCE)
     logits = [naive(model, batch, v, DIFFERENCE)[0].output[torch.arange(3), at][:, None] for v in variants]
     assert_close(found.values, torch.stack([difference(batch, each) for each in logits]))
     assert torch.equal(found.changed, torch.arange(9)[:, None] <= at)
@@ -383,7 +383,7 @@ def test_behind_the_last_keys_a_column_reaches_no_other(name: str) -> None:
         donor = donors(model, batch, [site])[site]
         axis = "q" if short.endswith("pattern") else "p"
         variants = [Variant([put(site, donor, {axis: p})]) for p in range(9)] + [Variant([put(site, donor)])]
-        found = Sweep(model, batch, variants, at=at).run(DIFFERENCE)
+        found = Sweep(model, batch, variants, at=at[:, None]).run(DIFFERENCE)
         logits = [
             naive(model, batch, v, DIFFERENCE)[0].output[torch.arange(3), at][:, None] for v in variants
         ]

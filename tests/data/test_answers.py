@@ -11,9 +11,9 @@ from interp.causal import AttributionPatch, Patch
 from interp.core import notes
 from interp.core.viewer import notes_of
 from interp.data import Pairs
+from interp.data.answers import Spellings
 from interp.data.batch import Text
 from interp.data.sources import open_source
-from interp.data.spellings import Spellings
 from interp.data.stream import Stream
 from interp.lenses import BackwardLens, LogitLens, Patchscope
 from interp.passes.question import Question

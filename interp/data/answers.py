@@ -1,0 +1,208 @@
+"""The answers that a question brings, as tokens: of one token or several, and how else they might be spelled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.data.batch import Answers, Batch, Text
+from interp.data.ids import check_contrast
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerTokens:
+    """The right next token of each prompt, and the one it is contrasted with: one for all, or one per prompt.
+
+    Of an answer of several tokens it is the last one; the others follow the prompt (`Batch.forced`). Contrasted with a
+    wrong answer it ends at the first token in which the two differ, so that both follow the same tokens.
+    """
+
+    answer: Int[Tensor, "n"]
+    wrong: Int[Tensor, "n"] | None = None
+    forced: Int[Tensor, "n f"] | None = None
+    """The tokens of each answer before `answer`, -1 after the end of shorter ones; None = answers are of one token."""
+    spellings: Spellings | None = field(default=None, compare=False, repr=False)
+    """Of answers given as texts, those that have another spelling, with or without a leading space."""
+    keep_wrong: bool = False
+    """Whether wrong answers that the data bring stay where none are given here."""
+    follow: Batch | None = field(default=None, compare=False, repr=False)
+    """The prompt that they follow, where that is another one than the row's own."""
+    cut: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    """A sentence for each pair of answers of which later tokens are not compared."""
+
+    @classmethod
+    def of(
+        cls, text: Text, answer: Answers | None, wrong: Answers | None = None, *, several: bool = False
+    ) -> AnswerTokens | None:
+        """The answers as ids; None where a question brings none, so that the data must.
+
+        several: whether they may be of several tokens.
+
+        Errors: ValueError for texts of several tokens where one is required, ids outside the vocabulary, answers and
+        wrong ones of different numbers, or two of which one is the other's beginning.
+        """
+        if answer is None:
+            if wrong is not None:
+                raise ValueError(
+                    "a wrong answer is contrasted with a right one: `answer` is required, got none"
+                )
+            return None
+        right = text.continuations(answer) if several else [[i] for i in text.outputs(answer).tolist()]
+        false = (
+            None
+            if wrong is None
+            else text.continuations(wrong)
+            if several
+            else [[i] for i in text.outputs(wrong).tolist()]
+        )
+        if false is not None and len(right) != len(false) and 1 not in (len(right), len(false)):
+            raise ValueError(
+                f"as many wrong answers as answers are required, got {len(false)} for {len(right)}"
+            )
+        spellings = Spellings.of(text, answer, wrong)
+        if max(map(len, [*right, *(false or [])])) == 1:
+            first, second = (None if each is None else torch.tensor(each)[:, 0] for each in (right, false))
+            assert first is not None
+            if second is not None:
+                check_contrast(first, second, pieces=text.of_outputs.pieces)
+            return cls(first, second, spellings=spellings)
+        if false is None:
+            return cls._ending([(each[:-1], each[-1:]) for each in right], spellings, ())
+        count = max(len(right), len(false))
+        pairs = list(zip(right * (count // len(right)), false * (count // len(false)), strict=True))
+        cut = dict.fromkeys(sentence for pair in pairs if (sentence := _cut(text, *pair)))
+        return cls._ending([_apart(text, *pair) for pair in pairs], spellings, tuple(cut))
+
+    @classmethod
+    def _ending(
+        cls, ends: Sequence[tuple[list[int], list[int]]], spellings: Spellings | None, cut: tuple[str, ...]
+    ) -> AnswerTokens:
+        """From the tokens before the last one of every answer, and the last one, or those two that are compared."""
+        width = max(len(before) for before, _ in ends)
+        forced = torch.tensor([[*before, *[-1] * (width - len(before))] for before, _ in ends])
+        last = torch.tensor([both for _, both in ends])
+        wrong = last[:, 1] if last.shape[1] == 2 else None
+        return cls(last[:, 0], wrong, forced if width else None, spellings, cut=cut)
+
+    @property
+    def prompts(self) -> int | None:
+        """How many prompts the answers are for; None for any number."""
+        count = max(len(self.answer), 1 if self.wrong is None else len(self.wrong))
+        return None if count == 1 else count
+
+    def on(self, batch: Batch) -> Batch:
+        """The batch with the answers of its rows, which are looked up by their numbers.
+
+        Errors: ValueError for a row that has none; for packed rows, where answers are of several tokens.
+        """
+        answer, wrong, forced = (
+            None if x is None else _of_rows(x, batch) for x in (self.answer, self.wrong, self.forced)
+        )
+        assert answer is not None
+        batch = batch if forced is None else batch.followed_by(forced)
+        return batch.with_answers(answer, batch.wrong if wrong is None and self.keep_wrong else wrong)
+
+    def notes(self, batch: Batch) -> tuple[str, ...]:
+        """What is to be said of these answers where they follow these prompts: another spelling may be meant."""
+        prompts = batch if self.follow is None else self.follow
+        return (*self.cut, *(() if self.spellings is None else self.spellings.notes(prompts)))
+
+
+def _apart(text: Text, answer: list[int], wrong: list[int]) -> tuple[list[int], list[int]]:
+    """The tokens that two answers share, and the first of each after them.
+
+    Errors: ValueError where one is the other, or its beginning.
+    """
+    shared = _shared(answer, wrong)
+    if shared == min(len(answer), len(wrong)):
+        said = [repr("".join(text.of_outputs.pieces(each))) for each in (answer, wrong)]
+        raise ValueError(
+            f"the answer and the wrong answer must differ before one of them ends, got {said[0]} and {said[1]}: ask "
+            "for the log-probability of each (interp.metrics.answer_log_probability)"
+        )
+    return answer[:shared], [answer[shared], wrong[shared]]
+
+
+def _cut(text: Text, answer: list[int], wrong: list[int]) -> str:
+    """A sentence where tokens of the answers come after those that are compared; else none."""
+    shared = _shared(answer, wrong)
+    if max(len(answer), len(wrong)) <= shared + 1:
+        return ""
+    pieces = text.of_outputs.pieces
+    whole = [repr("".join(pieces(each))) for each in (answer, wrong)]
+    compared = [repr(pieces(each[shared : shared + 1])[0]) for each in (answer, wrong)]
+    return (
+        f"the answers {whole[0]} and {whole[1]} are compared at the first token in which they differ, {compared[0]} "
+        f"and {compared[1]}: what comes after it does not count"
+    )
+
+
+def _shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """With how many equal tokens two answers begin."""
+    same = [a == b for a, b in zip(one, other, strict=False)]
+    return [*same, False].index(False)
+
+
+def _of_rows(tokens: Int[Tensor, "n *f"], batch: Batch) -> Int[Tensor, "b *f"]:
+    """The token, or the tokens, of each row of a batch."""
+    device = batch.tokens.device
+    if len(tokens) == 1:
+        return tokens.to(device).expand(len(batch), *tokens.shape[1:])
+    rows = torch.arange(len(batch)) if batch.row is None else batch.row.cpu()
+    if int(rows.max()) >= len(tokens):
+        raise ValueError(f"one answer per prompt is required, got {len(tokens)} for prompt {int(rows.max())}")
+    return tokens[rows].to(device)
+
+
+@dataclass(frozen=True)
+class Spellings:
+    """Answers given as texts that are other tokens with a leading space than without it: one of the two is meant."""
+
+    text: Text
+    bare: tuple[str, ...]
+    """Those given without the space."""
+    spaced: tuple[str, ...]
+    """Those given with it."""
+
+    @classmethod
+    def of(cls, text: Text, answer: Answers, wrong: Answers | None = None) -> Spellings | None:
+        """Of the answers that are texts; None where no text has two spellings."""
+        given = [
+            each for some in (answer, wrong) for each in (some if isinstance(some, list | tuple) else [some])
+        ]
+        words = dict.fromkeys(each for each in given if isinstance(each, str) and each.strip())
+        bare = [word for word in words if not word[0].isspace() and _is_spelling(text, f" {word}", word)]
+        spaced = [word for word in words if word[0] == " " and _is_spelling(text, word[1:], word)]
+        return cls(text, tuple(bare), tuple(spaced)) if bare or spaced else None
+
+    def notes(self, batch: Batch) -> tuple[str, ...]:
+        """A sentence for each answer without space after a prompt that ends in a word, or with one after a space.
+
+        By the spelling alone: which of the two is the more probable is not looked at.
+        """
+        columns = batch.last().to(batch.tokens.device)[:, None]
+        last = batch.tokens.gather(1, columns)[:, 0].unique().tolist()
+        ends = [piece[-1] for piece in self.text.pieces(last) if piece]
+        found: list[str] = []
+        if any(end.isalpha() or end in ",;" for end in ends):
+            found += _sentences(
+                self.bare, "has no leading space, and the prompt ends in a word", " {}".format
+            )
+        if " " in ends:
+            found += _sentences(self.spaced, "has a leading space, and the prompt ends in one", "{}".format)
+        return tuple(found)
+
+
+def _sentences(words: Sequence[str], how: str, other: Callable[[str], str]) -> Iterator[str]:
+    for word in words:
+        yield f"the answer {word!r} {how}: it is taken as it is, and {other(word.strip())!r} is another token"
+
+
+def _is_spelling(text: Text, other: str, word: str) -> bool:
+    """Whether the other spelling is one token too, or the answer is of several, which are spelled in any case."""
+    several = [len(text.tokenizer.encode(each)) > 1 for each in (word, other)]
+    return several[0] or not several[1]
