@@ -189,17 +189,20 @@ class Spellings:
         ends = [piece[-1] for piece in self.text.pieces(last) if piece]
         found: list[str] = []
         if any(end.isalpha() or end in ",;" for end in ends):
-            found += _sentences(
+            found += self._sentences(
                 self.bare, "has no leading space, and the prompt ends in a word", " {}".format
             )
         if " " in ends:
-            found += _sentences(self.spaced, "has a leading space, and the prompt ends in one", "{}".format)
+            found += self._sentences(
+                self.spaced, "has a leading space, and the prompt ends in one", "{}".format
+            )
         return tuple(found)
 
-
-def _sentences(words: Sequence[str], how: str, other: Callable[[str], str]) -> Iterator[str]:
-    for word in words:
-        yield f"the answer {word!r} {how}: it is taken as it is, and {other(word.strip())!r} is another token"
+    def _sentences(self, words: Sequence[str], how: str, other: Callable[[str], str]) -> Iterator[str]:
+        for word in words:
+            several = len(self.text.tokenizer.encode(word)) > 1
+            says = "would be other tokens" if several else "is another token"
+            yield f"the answer {word!r} {how}: it is taken as it is, and {other(word.strip())!r} {says}"
 
 
 def _is_spelling(text: Text, other: str, word: str) -> bool:

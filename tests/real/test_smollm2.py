@@ -246,3 +246,25 @@ def test_an_answer_without_its_space_is_pointed_out(model: HookedTransformer) ->
     interp.core.notes.note.cache_clear()
     with pytest.warns(interp.Note, match="'Mary' has no leading space.*' Mary' is another token"):
         interp.attribute(model, PROMPT, "Mary", "John")
+
+
+def test_answers_of_several_tokens_have_the_log_probability_that_transformers_gives(
+    model: HookedTransformer, theirs: PreTrainedModel
+) -> None:
+    """Prompts of 7 and of some 400 tokens in one batch, answers of one to three tokens."""
+    story = "The quick brown fox jumps over the lazy dog. " * 40
+    prompts = [
+        "The capital of Germany is",
+        f"{story}The author of Pride and Prejudice is",
+        "The man on the moon was",
+    ]
+    answers = [" Berlin", " Jane Austen", " Neil Armstrong,"]
+    found = interp.ablate(
+        model, prompts, ["L0.mlp"], change=Zero(), metric=interp.metrics.answer_log_probability(answers)
+    )
+    for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        before, said = (model.to_tokens(text, prepend_bos=j == 0) for j, text in enumerate((prompt, answer)))
+        with torch.no_grad():
+            logits = theirs(torch.cat((before, said), 1)).logits[0, before.shape[1] - 1 : -1]
+        expected = -F.cross_entropy(logits, said[0], reduction="sum")
+        assert float(found.base[i]) == pytest.approx(float(expected), abs=2e-4)
