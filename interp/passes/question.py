@@ -209,6 +209,24 @@ class Reading:
 
 
 @dataclass(frozen=True, eq=False)
+class ReadingThen:
+    """Rows of a question that reads one pass and then needs others, which depend on what it read."""
+
+    reads: Sequence[Read]
+    steps: Callable[[Trace, Batch, Transformer], Steps[Values]]
+    """From what was recorded to the values of the rows, step by step."""
+    ends_aligned: bool = False
+    """Whether `steps` wants every row to end in the last column, padding on the left."""
+    last_only: ClassVar[bool] = False
+
+    def __call__(self, model: Transformer, batch: Batch) -> Steps[Values]:
+        """The pass, then the others, and the values of the batch's rows."""
+        batch = batch.left_aligned() if self.ends_aligned else batch
+        seen = yield from recorded(batch, self.reads)
+        return (yield from self.steps(seen.trace, batch, model))
+
+
+@dataclass(frozen=True, eq=False)
 class Unshared:
     """Rows of a question that runs its passes itself, so that no other question shares them."""
 
@@ -365,9 +383,9 @@ class Questions:
         return found
 
     @property
-    def readings(self) -> list[Reading]:
-        """Those that need one pass; its memory can be predicted."""
-        return [each.rows for each in self.asked if isinstance(each.rows, Reading)]
+    def readings(self) -> list[Reading | ReadingThen]:
+        """Those that begin with one pass; its memory can be predicted."""
+        return [each.rows for each in self.asked if isinstance(each.rows, Reading | ReadingThen)]
 
     def values(self, model: Transformer, batch: Batch) -> BatchValues:
         """What every question computes of a batch.

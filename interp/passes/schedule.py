@@ -174,8 +174,9 @@ class Sweeping:
 
     batch: Batch
     variants: Sequence[Variant]
-    watch: tuple[Metric, ...] | tuple[Read, ...]
-    """Metrics, each of which is a sweep of its own from one base run; or what sites hold."""
+    watch: tuple[Metric, ...] | tuple[Read, ...] | None
+    """Metrics, each of which is a sweep of its own from one base run; what sites hold; None = the final stream at each
+    row's last token."""
     common: Variant = field(default_factory=Variant)
     """What is edited in every variant and in the run that they are compared with."""
     reference: Float[Tensor, "b n d"] | None = None
@@ -187,8 +188,8 @@ class Sweeping:
 
 
 Need = Pass | Sweeping
-Answer = Recorded | Sequence[Swept] | Mapping[Read, Tensor]
-"""What was found: of a pass; of a sweep by metric, or by read."""
+Answer = Recorded | Sequence[Swept] | Mapping[Read, Tensor] | Tensor
+"""What was found: of a pass; of a sweep by metric, by read, or of the final stream."""
 Steps = Generator[Need, list[Answer], T]
 """A computation over one batch that yields what it needs next, is sent what was found, and ends with its values.
 
@@ -261,6 +262,18 @@ def swept_reads(
     """The step of needing what sites hold in every variant (`Sweep.read`)."""
     found = (yield Sweeping(batch, variants, tuple(reads), common or Variant())).pop()
     assert isinstance(found, Mapping)
+    return found
+
+
+def swept_final(
+    batch: Batch, variants: Sequence[Variant], *, model: Transformer | None = None
+) -> Steps[Float[Tensor, "v b d"]]:
+    """The step of needing the final stream of every variant at each row's last token (`Sweep.final`).
+
+    That of the run they depart from is one more: of a variant that edits nothing.
+    """
+    found = (yield Sweeping(batch, variants, None, model=model)).pop()
+    assert isinstance(found, Tensor)
     return found
 
 
@@ -447,14 +460,16 @@ def _swept(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) ->
         variants = [variant for need in some for variant in need.variants]
         first, counts = some[0], [len(need.variants) for need in some]
         sweep = Sweep(first.model or model, first.batch, variants, first.common, made=bases.of(first))
-        reads = [each for each in first.watch if isinstance(each, Read)]
-        parts = _split_reads(sweep.read(reads), counts) if reads else _measured(sweep, first, counts)
-        found |= dict(zip(names, parts, strict=True))
+        found |= dict(zip(names, _watched(sweep, first, counts), strict=True))
     return found
 
 
-def _measured(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
-    """Every metric of a sweep, by consecutive groups of so many variants."""
+def _watched(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
+    """What a sweep watches, by consecutive groups of so many variants."""
+    if need.watch is None:
+        return sweep.final().split(list(counts))
+    if reads := [each for each in need.watch if isinstance(each, Read)]:
+        return _split_reads(sweep.read(reads), counts)
     metrics = [each for each in need.watch if isinstance(each, Metric)]
     every = [sweep.run(metric, need.reference, need.reference_model) for metric in metrics]
     return list(zip(*(_split(one, counts) for one in every), strict=True))
@@ -489,11 +504,18 @@ def _pass_key(need: Pass) -> Hashable:
 
 
 def _sweep_key(need: Sweeping, model: Transformer) -> Hashable:
-    """Sweeps of one key depart from the same run and are judged by the same metrics, or read at the same sites."""
-    rows = tuple(id(getattr(need.batch, each.name)) for each in fields(need.batch))
+    """Sweeps of one key depart from the same run and are judged by the same metrics, or read at the same sites.
+
+    A metric may look at anything that the batch has; what is read follows from its tokens and the numbers of its rows.
+    """
+    batch, numbers = need.batch, need.batch.row
+    if any(isinstance(each, Metric) for each in need.watch or ()):
+        rows: Hashable = tuple(id(getattr(batch, each.name)) for each in fields(batch))
+    else:
+        rows = _tokens_key(batch), None if numbers is None else tuple(numbers.tolist())
     common = id(need.common) if need.common.edits else 0
     edited = _slow_sites(_edited_sites(need), model)
-    watch = tuple(each if isinstance(each, Read) else _metric_key(each) for each in need.watch)
+    watch = tuple(each if isinstance(each, Read) else _metric_key(each) for each in need.watch or ())
     models = id(need.model or model), id(need.reference_model)
     return rows, watch, common, id(need.reference), models, edited
 

@@ -29,8 +29,8 @@ from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading
-from interp.passes.schedule import Steps, recorded, run_steps
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading, ReadingThen
+from interp.passes.schedule import Steps, recorded
 from interp.runs.functions import of_data
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.tokens.mixing import check_tokens
@@ -193,7 +193,7 @@ class CompareMethods(Question):
         attrs = {**_attrs(how), "draws": self.draws, "seed": self.seed}
         return ByRow(
             self.name,
-            Reading(list(reads), partial(_of_every, each=each, how=how, asked=self)),
+            ReadingThen(list(reads), partial(_of_every, each=each, how=how, asked=self)),
             Rows,
             partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
             AnswerTokens.of(model.text, self.answer, self.wrong),
@@ -299,13 +299,13 @@ def _of_every(
     each: Mapping[str, Reading],
     how: Removal,
     asked: CompareMethods,
-) -> Mapping[str, Tensor]:
+) -> Steps[Mapping[str, Tensor]]:
     """What erasing says of every method's values, and of random ones."""
     at, device = columns(batch, asked.pos), batch.tokens.device
     values = [sent(method.compute(trace, batch, model)["value"], device) for method in each.values()]
     chance = random_values(batch, asked.draws, asked.seed)
     ranked = torch.stack([*(value.double() for value in values), *sent(chance.double(), device)])
-    found = run_steps(model, erased(model, batch, ranked, at, how, batch_size=asked.rows_together))
+    found = yield from erased(model, batch, ranked, at, how, batch_size=asked.rows_together)
     return {"each": torch.cat((found[: len(values)], found[len(values) :].mean(0)[None])).transpose(0, 1)}
 
 

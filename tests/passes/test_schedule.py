@@ -17,7 +17,7 @@ from interp.data.batch import Batch
 from interp.data.pairs import paired
 from interp.data.stream import prompt_source
 from interp.edits import Edit, Mean, Resample, Variant, Zero
-from interp.lenses import LogitLens
+from interp.lenses import LateLayers, LogitLens, Patchscope
 from interp.metrics import kl_divergence, logit_difference, of_logits
 from interp.model import sites
 from interp.model.tap import Read
@@ -33,6 +33,7 @@ from interp.passes.schedule import (
     one_pass,
     recorded,
     run_steps,
+    swept_final,
     swept_reads,
 )
 from interp.passes.sweep import Sweep
@@ -377,6 +378,61 @@ def test_sweeps_that_read_are_one_and_each_gets_its_own_variants() -> None:
             for read in READS[1:]:
                 torch.testing.assert_close(found[name][read][i], expected[read], rtol=1e-10, atol=1e-12)
         assert len(found[name][READS[1]]) == len(variants)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "bidirectional"])
+def test_sweeps_of_the_final_stream_over_the_same_tokens_are_one(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model, sweeps, final = build(name), [0], Sweep.final
+
+    def counted_final(sweep: Sweep) -> torch.Tensor:
+        sweeps[0] += 1
+        return final(sweep)
+
+    monkeypatch.setattr(Sweep, "final", counted_final)
+    asked = {
+        "head": [Variant([Edit("L0H1", Zero())])],
+        "none, MLP": [Variant([]), Variant([Edit("L1.mlp", Zero())])],
+    }
+    steps = {each: swept_final(Batch(CLEAN.clone()), variants) for each, variants in asked.items()}
+    found = answer_together(model, steps)
+    assert sweeps == [1]
+    for each, variants in asked.items():
+        assert len(found[each]) == len(variants)
+        for mine, variant in zip(found[each], variants, strict=True):
+            expected = interp.observe(
+                model, Batch(CLEAN), (), variant.edits, stop=model.config.n_layers
+            ).output
+            torch.testing.assert_close(mine, expected[:, -1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["patchscopes", "late layers", "a scope and its target", "two targets"])
+def test_questions_that_look_at_final_streams_share_their_sweep(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    questions, wanted = {
+        "patchscopes": ([Patchscope(CORRUPT[0]), Patchscope(CORRUPT[0].clone(), pos=-2)], 1),
+        "late layers": ([LateLayers([3, 4, 5], frequencies=torch.arange(31) + x) for x in (1.0, 9.0)], 1),
+        "a scope and its target": (
+            [Patchscope(CORRUPT[0]), LateLayers([3, 4, 5], frequencies=torch.ones(31))],
+            2,
+        ),
+        "two targets": ([Patchscope(row) for row in CORRUPT[:2]], 2),
+    }[kind]
+    sweeps, final = [0], Sweep.final
+
+    def counted_final(sweep: Sweep) -> torch.Tensor:
+        sweeps[0] += 1
+        return final(sweep)
+
+    every = dict(zip("ab", questions, strict=True))
+    with monkeypatch.context() as here:
+        here.setattr(Sweep, "final", counted_final)
+        together = answers("gpt2", every)
+    assert sweeps == [BATCHES * wanted]
+    for each, question in every.items():
+        check_alike(together[each], answers("gpt2", {each: question})[each])
 
 
 def test_what_was_found_is_freed_when_the_question_lets_go_of_it() -> None:
