@@ -147,7 +147,7 @@ def _measured(
     values = (
         (yield from _held(batch.pair()[1], grid.sites, [] if freeze else [schedule.Ahead(batch, grid.sites)]))
         if isinstance(fill.change, Resample)
-        else fill.values(model, batch)
+        else fill.values(batch)
     )
     put = {site: Zero() if values is None else Set(values[site]) for site in grid.sites}
     frozen = (yield from _held(batch, _patterns(model.config))) if freeze else {}

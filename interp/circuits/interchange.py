@@ -310,7 +310,7 @@ class CircuitPasses:
         if self.replacement == "resample":
             seen = yield from recorded(batch.pair()[1], Change.reads(model), exact=True)
             return said_in(model, seen.trace)
-        values = self.fill.values(model, batch)
+        values = self.fill.values(batch)
         return nothing_said(model) if values is None else values
 
     def first_order(

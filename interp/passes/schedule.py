@@ -25,6 +25,7 @@ from interp.model.edits import Edit
 from interp.model.rules import Rule
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.passes.checkpointed import differentiated_in_runs, runs_of_blocks
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import deepest, observe
 from interp.passes.rules import Rules, as_rules, completeness, under_rules
@@ -57,6 +58,9 @@ class TowardMetric:
     """What a metric that compares compares with: the final stream of each example, at the columns that it sees."""
     example: Int[Tensor, "r"] | None = None
     """Which example each row is a copy of, where examples are run several times; None = row i is example i."""
+    in_runs: bool = False
+    """Whether blocks are differentiated in runs where a whole pass would keep too much (`checkpointed`): of a pass that
+    is read and edited at the embeddings alone."""
 
     def value(self, model: Transformer, batch: Batch, stream: Float[Tensor, "r p d"]) -> Float[Tensor, ""]:
         """The number, from the final stream of the pass."""
@@ -67,7 +71,7 @@ class TowardMetric:
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""
         about = (batch.answer, batch.wrong, batch.row, self.reference, self.example)
-        return _metric_key(self.metric), *map(id, about)
+        return _metric_key(self.metric), self.in_runs, *map(id, about)
 
 
 @dataclass(frozen=True, eq=False)
@@ -443,6 +447,9 @@ def _differentiated(
     if isinstance(toward, TowardLoss):
         where = toward.columns(model, batch)
         return observe(model, batch, reads, edits, logits_at=where, metric=number).trace, None
+    runs = runs_of_blocks(model, batch) if toward.in_runs else []
+    if len(runs) > 1:
+        return differentiated_in_runs(model, batch, reads, edits, number, runs)
     seen = observe(model, batch, reads, edits, stop=model.config.n_layers, metric=number)
     return seen.trace, seen.output
 

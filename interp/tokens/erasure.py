@@ -29,7 +29,7 @@ from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading, ReadingThen
+from interp.passes.question import AnswerTokens, ByRow, Question, ReadingThen
 from interp.passes.schedule import Steps, recorded
 from interp.runs.functions import of_data
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
@@ -296,17 +296,20 @@ def _of_every(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Mapping[str, Reading],
+    each: Mapping[str, ReadingThen],
     how: Removal,
     asked: CompareMethods,
 ) -> Steps[Mapping[str, Tensor]]:
     """What erasing says of every method's values, and of random ones."""
     at, device = columns(batch, asked.pos), batch.tokens.device
-    values = [sent(method.compute(trace, batch, model)["value"], device) for method in each.values()]
+    values = []
+    for method in each.values():
+        found = yield from method.steps(trace, batch, model)
+        values.append(sent(found["value"], device))
     chance = random_values(batch, asked.draws, asked.seed)
     ranked = torch.stack([*(value.double() for value in values), *sent(chance.double(), device)])
-    found = yield from erased(model, batch, ranked, at, how, batch_size=asked.rows_together)
-    return {"each": torch.cat((found[: len(values)], found[len(values) :].mean(0)[None])).transpose(0, 1)}
+    scores = yield from erased(model, batch, ranked, at, how, batch_size=asked.rows_together)
+    return {"each": torch.cat((scores[: len(values)], scores[len(values) :].mean(0)[None])).transpose(0, 1)}
 
 
 def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]:

@@ -201,6 +201,8 @@ READING: dict[str, tuple[Sequence[str], int]] = {
     "parts and what is put from their run": (["parts", "z"], 2),
     "scores and what is put": (["entropy", "z"], 3),
     "scores and scores": (["entropy", "scores"], 2),
+    "what a knock-out sees and its sweep": (["knocked out"], 1),
+    "a knock-out and scores": (["knocked out", "scores"], 2),
 }
 """How many passes, those that sweeps depart from among them; reading scores takes another path of attention."""
 
@@ -241,6 +243,14 @@ GRADIENTS: dict[str, Question] = {
     "cosines": interp.lenses.GradientCosines([3, 4, 5], matrices=["W_O"]),
     "cosines of a difference": interp.lenses.GradientCosines([3, 4, 5], [6, 7, 8], matrices=["W_O"]),
     "cosines under rules": interp.lenses.GradientCosines([3, 4, 5], matrices=["W_O"], rules="relp"),
+    "inputs": interp.tokens.TokenAttribution([3, 4, 5], method="gradient_x_input"),
+    "other inputs": interp.tokens.TokenAttribution([3, 4, 5], method="gradient_x_input", pos=-2),
+    "inputs under rules": interp.tokens.TokenAttribution([3, 4, 5], method="relp"),
+    "along a line": interp.tokens.TokenAttribution([3, 4, 5], method=interp.tokens.IntegratedGradients(3)),
+    "parts by token": interp.tokens.TokenAttribution([3, 4, 5], method="alti_logit"),
+    "methods": interp.tokens.CompareMethods(
+        [3, 4, 5], methods=["gradient_x_input", "alti_logit"], shares=[0.5], draws=1
+    ),
 }
 BACK: dict[str, tuple[Sequence[str], int, int]] = {
     "one site": (["z"], 2, 1),
@@ -260,6 +270,10 @@ BACK: dict[str, tuple[Sequence[str], int, int]] = {
     "a lens and the shapes of gradients": (["lens", "rank", "cosines"], 1, 1),
     "another loss": (["lens", "cosines of a difference"], 2, 2),
     "a lens and rules": (["lens", "cosines under rules"], 2, 2),
+    "inputs at two places": (["inputs", "other inputs"], 2, 2),
+    "parts": (["parts by token"], 1, 0),
+    "methods compared": (["methods"], 3, 1),
+    "methods and the first of them": (["methods", "inputs"], 3, 1),
 }
 """Passes forward and back per batch. The check that relevances sum takes one of each."""
 
