@@ -33,7 +33,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.edited import edits_at
 from interp.passes.frozen import embedding_scale, input_norm, sum_norm, sum_scale
-from interp.passes.schedule import Steps, recorded
+from interp.passes.needs import Steps, recorded
 from interp.residual.attribution import places_of
 from interp.residual.decomposition import (
     Decomposition,

@@ -28,9 +28,9 @@ from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Ahead, Steps, recorded
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Ahead, Steps, recorded
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 

@@ -42,9 +42,9 @@ from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.needs import Steps, swept_final
 from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, Ask, ByRow, Question, Reading, ReadingThen, Staged
-from interp.passes.schedule import Steps, swept_final
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
 from interp.residual.written import check_arrives, reads_of, written_by

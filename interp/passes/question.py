@@ -29,8 +29,9 @@ from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import check_tokens, of_columns
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Model, Subject
-from interp.passes.schedule import Steps, answer_together, recorded
+from interp.passes.schedule import answer_together
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -21,8 +21,8 @@ from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import after_pattern, edits_at, names_tokens, of_columns
+from interp.passes.needs import Steps, recorded
 from interp.passes.question import Reading
-from interp.passes.schedule import Steps, recorded
 from interp.residual.attribution import attribution, labels
 from interp.residual.decomposition import IncompleteSumError, bound, in_half
 from interp.tokens.mixing import check_stream, contributions, layers_read

@@ -38,8 +38,8 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.checkpointed import rows_at_once
 from interp.passes.metrics import Metric, Outcome
+from interp.passes.needs import Recorded, Steps, TowardMetric, recorded
 from interp.passes.rules import Rules, as_rules
-from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded
 
 _EMBEDDED, _SLOPE = Read("hook_embed"), Read("hook_embed", grad=True)
 Baseline = Literal["zero", "mean"] | int

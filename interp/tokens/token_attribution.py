@@ -25,10 +25,10 @@ from interp.model.config import ModelConfig
 from interp.model.edits import Add, Detach, Project, Scale
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.passes.needs import Steps
 from interp.passes.observe import Subject
 from interp.passes.question import AnswerTokens, ByRow, Question, Reading, ReadingThen
 from interp.passes.rules import promises, under_rules
-from interp.passes.schedule import Steps
 from interp.runs.functions import of_data
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
 from interp.tokens.input_gradients import (

@@ -22,20 +22,9 @@ from interp.metrics import kl_divergence, logit_difference, of_logits
 from interp.model import sites
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.needs import Pass, Steps, TowardLoss, TowardMetric, recorded, swept_final, swept_reads
 from interp.passes.question import Question
-from interp.passes.schedule import (
-    Pass,
-    Steps,
-    TowardLoss,
-    TowardMetric,
-    _slow_paths,
-    answer_together,
-    one_pass,
-    recorded,
-    run_steps,
-    swept_final,
-    swept_reads,
-)
+from interp.passes.schedule import _slow_paths, answer_together, one_pass, run_steps
 from interp.passes.sweep import Sweep
 from interp.residual import Attribute
 from tests.configs import CONFIGS, build, some_tokens

@@ -17,9 +17,10 @@ from interp.model.edits import Scale
 from interp.model.transformer import Transformer
 from interp.passes import checkpointed
 from interp.passes.checkpointed import runs_of_blocks
+from interp.passes.needs import Steps
 from interp.passes.observe import observe
 from interp.passes.rules import Rules
-from interp.passes.schedule import Steps, run_steps
+from interp.passes.schedule import run_steps
 from interp.tokens import IntegratedGradients, token_attribution
 from interp.tokens.input_gradients import (
     Integral,
