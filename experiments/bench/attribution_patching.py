@@ -23,7 +23,8 @@ from interp.circuits import edge_attribution
 from interp.circuits.edge_scores import Change, Gradients
 from interp.metrics import logit_difference
 from interp.model import MLP, ModelConfig, RMSNorm, Rotary, Transformer
-from interp.passes.schedule import TowardMetric, recorded, run_steps
+from interp.passes.needs import TowardMetric, recorded
+from interp.passes.schedule import run_steps
 
 COLUMNS, ANSWER, WRONG = 15, 1000, 2000
 CLAIM, CLAIM_EDGES = 1.15, 1.5

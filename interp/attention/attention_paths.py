@@ -25,9 +25,9 @@ from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.parts import Named, Part
 from interp.model.transformer import Transformer
+from interp.passes.needs import Steps
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Steps
 from interp.runs.functions import of_data
 
 if TYPE_CHECKING:

@@ -51,9 +51,9 @@ from interp.model.sites import EMBEDDING_SITES
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import after_pattern, edits_at, inner_site, layer_of
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Studied, Subject
 from interp.passes.question import Ask, ByRow, Question, Reading, Staged, Stages, Values
-from interp.passes.schedule import Steps, recorded
 from interp.residual.decomposition import IncompleteSumError, not_linear
 from interp.runs.functions import of_own_rows, of_weights
 from interp.runs.kept import once

@@ -33,8 +33,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.edited import edits_at
 from interp.passes.frozen import embedding_scale, input_norm, sum_norm, sum_scale
-from interp.passes.observe import observe
-from interp.passes.schedule import Steps, recorded
+from interp.passes.needs import Steps, recorded
 from interp.residual.attribution import places_of
 from interp.residual.decomposition import (
     Decomposition,
@@ -213,20 +212,18 @@ def every_score(
     model: Transformer,
     batch: Batch,
     layers: Sequence[int],
-    trace: Trace | None = None,
+    trace: Trace,
     heads: Container[tuple[int, int]] | None = None,
 ) -> Iterator[tuple[int, Sequence[int], ScoreParts]]:
     """All scores of some layers on one prompt: the layer, heads of it that see the same, and a row for each of them,
     query and key it sees.
 
-    Rows are in the order of heads, queries within, keys within those. One pass, and the stream is split once for each
-    token, which the pairs then share; errors as in `score_parts`. trace: a pass that read `score_reads`, None = one of
-    its own. heads: those that are wanted, by layer and index; None = all.
+    Rows are in the order of heads, queries within, keys within those. The stream is split once for each token, which
+    the pairs then share; errors as in `score_parts`. trace: a pass that read `score_reads`. heads: those that are
+    wanted, by layer and index; None = all.
     """
     if not layers:
         return
-    if trace is None:
-        trace = observe(model, batch, score_reads(model, layers), answers_only=True).trace
     masks = fetched({layer: trace[Read(_scores(layer))][0] > -torch.inf for layer in layers})
     # Every token is a row, at both ends of the scores.
     seen = {

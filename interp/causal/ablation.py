@@ -28,12 +28,12 @@ from interp.model.edits import Edit, Resample, Set, Zero
 from interp.model.parts import KINDS, Named, Part, as_part, axis_size
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes import schedule
+from interp.passes import needs
 from interp.passes.edit_text import change_to_json
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Steps
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 
@@ -145,9 +145,9 @@ def _measured(
     """The effects of every cell."""
     check_left(fill.change, batch)
     values = (
-        (yield from _held(batch.pair()[1], grid.sites, [] if freeze else [schedule.Ahead(batch, grid.sites)]))
+        (yield from _held(batch.pair()[1], grid.sites, [] if freeze else [needs.Ahead(batch, grid.sites)]))
         if isinstance(fill.change, Resample)
-        else fill.values(model, batch)
+        else fill.values(batch)
     )
     put = {site: Zero() if values is None else Set(values[site]) for site in grid.sites}
     frozen = (yield from _held(batch, _patterns(model.config))) if freeze else {}
@@ -157,10 +157,10 @@ def _measured(
 
 
 def _held(
-    batch: Batch, sites: Sequence[str], ahead: Sequence[schedule.Ahead] = ()
+    batch: Batch, sites: Sequence[str], ahead: Sequence[needs.Ahead] = ()
 ) -> Steps[Mapping[str, Tensor]]:
     """What these sites hold on some prompts; ahead: what is swept next."""
-    found = yield from schedule.recorded(batch, [Read(site) for site in sites], exact=True, ahead=ahead)
+    found = yield from needs.recorded(batch, [Read(site) for site in sites], exact=True, ahead=ahead)
     return {site: found.trace[Read(site)] for site in sites}
 
 

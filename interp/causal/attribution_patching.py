@@ -41,10 +41,10 @@ from interp.model.sites import DIMS, final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Recorded, Steps, TowardMetric, recorded, swept
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.rules import Rules, as_rules, rules_attrs, under_rules
-from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded, swept
 from interp.runs.functions import of_pairs
 
 if TYPE_CHECKING:

@@ -40,11 +40,11 @@ from interp.model.layout import each_position
 from interp.model.parts import KINDS, Named, Part, axis_size, is_part
 from interp.model.sites import DIMS, axes_of
 from interp.model.transformer import Transformer
-from interp.passes import schedule
+from interp.passes import needs
 from interp.passes.metrics import Metric
+from interp.passes.needs import Steps
 from interp.passes.observe import Subject
-from interp.passes.question import ByRow, NotFiniteError, Values
-from interp.passes.schedule import Steps
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Values
 from interp.passes.sweep import Swept
 from interp.passes.variants import Variant
 
@@ -208,7 +208,7 @@ def swept(
     without them. Corrupted prompts that the rows bring have no part in it.
     """
     batch = batch if batch.corrupt is None else batch.pair()[0]
-    found = yield from schedule.swept(batch, variants, metric, common=common)
+    found = yield from needs.swept(batch, variants, metric, common=common)
     return Measured.of(found, shape, {"base": found.base})
 
 

@@ -28,9 +28,9 @@ from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
-from interp.passes.observe import Subject, observe
+from interp.passes.needs import Ahead, Steps, recorded
+from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 
@@ -186,7 +186,7 @@ def _measured(
     check_first_column(batch, "queries and keys")
     both = (_columns(queries, batch, "query"), _columns(keys, batch, "key"))
     layouts: list[Layout] = list(zip(*both, strict=True))
-    check_sight(model, batch, cuts, layouts)
+    yield from check_sight(model, batch, cuts, layouts)
     rows = {
         each: [i for i, layout in enumerate(layouts) if layout == each] for each in dict.fromkeys(layouts)
     }
@@ -204,8 +204,11 @@ def _measured(
     return Measured.joined(parts, torch.tensor([i for some in rows.values() for i in some]).argsort())
 
 
-def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[Layout]) -> None:
-    """ValueError for a query to which a cut would leave no key; in models with sinks the sink takes what is left."""
+def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[Layout]) -> Steps[None]:
+    """ValueError for a query to which a cut would leave no key; in models with sinks the sink takes what is left.
+
+    Sight is read in the pass that the sweep departs from, where all rows are cut alike.
+    """
     if model.config.sinks:
         return
     queries, keys = torch.zeros(2, *batch.tokens.shape, dtype=torch.bool)
@@ -214,8 +217,9 @@ def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[
         keys[row, list(ends)] = True
     layers = sorted({layer for group in cuts.groups for layer in group})
     reads = [Read(f"blocks.{layer}.attn.hook_attn_scores", via=_finite) for layer in layers]
-    trace = observe(model, batch, reads, answers_only=True).trace
-    every = fetched({layer: trace[read] for layer, read in zip(layers, reads, strict=True)})
+    ahead = [Ahead(batch, [read.site for read in reads])] if len(set(layouts)) == 1 else []
+    seen = yield from recorded(batch, reads, ahead=ahead)
+    every = fetched({layer: seen.trace[read] for layer, read in zip(layers, reads, strict=True)})
     for layer, visible in every.items():
         seen = visible & queries[:, :, None]
         hit = seen & keys[:, None, :]

@@ -28,11 +28,11 @@ from interp.model.edits import Edit, Set
 from interp.model.sites import DIMS
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
-from interp.passes import schedule
+from interp.passes import needs
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Steps
 from interp.passes.observe import Model, Subject, as_network
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
 from interp.runs.functions import of_pairs
 
@@ -158,12 +158,12 @@ def _measured(
     """The effect of every cell in every pair."""
     pair = Contrast.of(batch, direction)
     reads = [Read(name) for name in cells.names]
-    ahead = [schedule.Ahead(pair.own, cells.names)]
-    given = yield from schedule.recorded(pair.other, reads, final=True, exact=True, ahead=ahead)
+    ahead = [needs.Ahead(pair.own, cells.names)]
+    given = yield from needs.recorded(pair.other, reads, final=True, exact=True, ahead=ahead)
     variants, shape = cells.variants({name: given.trace[Read(name)] for name in cells.names}, pair.own)
     # What compares does so with the clean run: the other one, or the one that is patched.
     clean = given.home(metric) if metric.compares and direction == "denoise" else None
-    found = yield from schedule.swept(pair.own, variants, metric, reference=clean)
+    found = yield from needs.swept(pair.own, variants, metric, reference=clean)
     other = given.value(metric, found.reference if metric.compares else None)
     return Measured.of(found, shape, pair.runs(found.base, other))
 

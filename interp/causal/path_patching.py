@@ -28,9 +28,9 @@ from interp.model.parts import Named, Part, as_part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Steps, recorded, swept, swept_reads
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Steps, recorded, swept, swept_reads
 from interp.passes.variants import Variant
 from interp.runs.functions import of_pairs
 

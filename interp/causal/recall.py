@@ -28,9 +28,9 @@ from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.model.transformer import Transformer
 from interp.passes.metrics import Metric, Outcome
+from interp.passes.needs import Steps, swept_by
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, NotFiniteError, Question, Values
-from interp.passes.schedule import Steps, swept_by
 from interp.runs.functions import of_data
 
 if TYPE_CHECKING:

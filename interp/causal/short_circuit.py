@@ -24,9 +24,9 @@ from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Steps
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Steps
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 

@@ -102,10 +102,9 @@ def useless(change: StandIn, groups: Sequence[str] | None, *, given: bool) -> st
 
 @dataclass(frozen=True, eq=False)
 class StandIns:
-    """What is put in place of what is taken away, batch by batch: nothing, means, or what the corrupted prompt says."""
+    """What is put in place of what is taken away, batch by batch: nothing, or means."""
 
     change: StandIn
-    recorder: Recorder
     means: Mapping[str, Float[Tensor, "group p ..."]] = field(default_factory=dict)
     """By name: of each group and column, or of one for all."""
     known: Bool[Tensor, "group p"] | None = None
@@ -125,7 +124,7 @@ class StandIns:
     ) -> StandIns:
         """Means looked up over the reference prompts. ValueError for a mean without them."""
         if not isinstance(change, Mean):
-            return cls(change, recorder)
+            return cls(change)
         if reference is None:
             raise ValueError(f"{said(change)} requires reference prompts, got none")
         if change.over == "template" and groups is None:
@@ -142,18 +141,17 @@ class StandIns:
         means, counts = slot_means(model, source, recorder, slots, count * width, batch_size=batch_size)
         by_group = {name: x.unflatten(0, (count, width)) for name, x in means.items()}
         known = None if change.over == "reference" else counts.unflatten(0, (count, width)) > 0
-        return cls(change, recorder, by_group, known, numbers)
+        return cls(change, by_group, known, numbers)
 
-    def values(self, model: Transformer, batch: Batch) -> Mapping[str, Float[Tensor, "#b p ..."]] | None:
-        """What stands in on these prompts, by name; None where nothing does.
+    def values(self, batch: Batch) -> Mapping[str, Float[Tensor, "#b p ..."]] | None:
+        """The means that stand in on these prompts, by name; None where nothing does. What a corrupted prompt says is a
+        pass that the question needs.
 
         Errors: ValueError for prompts that have tokens where the reference has none, or that are not as wide and have
         padding on the left.
         """
         if isinstance(self.change, Zero):
             return None
-        if isinstance(self.change, Resample):
-            return self.recorder(model, batch.pair()[1])
         columns = batch.tokens.shape[1]
         if self.known is None:
             return {name: x.expand(1, columns, *x.shape[2:]) for name, x in self.means.items()}

@@ -29,10 +29,10 @@ from interp.model.edits import Edit
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Recorded, Steps, TowardMetric, recorded
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.rules import Rules, rules_attrs, under_rules
-from interp.passes.schedule import Recorded, Steps, TowardMetric, recorded
 from interp.runs.functions import of_pairs
 from interp.tokens.input_gradients import nodes
 

@@ -33,9 +33,9 @@ from interp.model.edits import Edit, Set
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Steps, recorded, swept
 from interp.passes.observe import Model, Subject, as_network, text_of
 from interp.passes.question import ByRow, Question
-from interp.passes.schedule import Steps, recorded, swept
 from interp.passes.variants import Variant
 from interp.runs.run import answered
 

@@ -43,9 +43,9 @@ from interp.model.weights import Weights
 from interp.passes.frozen import output_norm
 from interp.passes.memory import room, that_fit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.needs import Steps, TowardMetric, recorded
 from interp.passes.observe import Model, Subject, observe, text_of
-from interp.passes.question import ByRow, NotFiniteError, Question
-from interp.passes.schedule import Steps, TowardMetric, recorded
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
 from interp.passes.sweep import Judge
 from interp.runs.functions import of_pairs
 
@@ -311,7 +311,7 @@ class CircuitPasses:
         if self.replacement == "resample":
             seen = yield from recorded(batch.pair()[1], Change.reads(model), exact=True)
             return said_in(model, seen.trace)
-        values = self.fill.values(model, batch)
+        values = self.fill.values(batch)
         return nothing_said(model) if values is None else values
 
     def first_order(

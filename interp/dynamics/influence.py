@@ -28,9 +28,9 @@ from interp.dynamics.kronecker import Kronecker, along, products
 from interp.lenses.factors import GradientFactors, Matrix, check_differentiable, chosen, factor_steps
 from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
+from interp.passes.needs import Steps
 from interp.passes.observe import Model, Objective, Subject, as_model
 from interp.passes.question import ByRow, Values
-from interp.passes.schedule import Steps
 from interp.runs.over_data import reduced_over
 from interp.tasks.examples import Examples
 

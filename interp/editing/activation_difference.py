@@ -24,9 +24,9 @@ from interp.model import sites
 from interp.model.parts import Part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, NotFiniteError, Question, Values
-from interp.passes.schedule import Steps, recorded
 from interp.runs.functions import of_data
 from interp.weights.directions import Directions
 

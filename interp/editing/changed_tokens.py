@@ -25,9 +25,9 @@ from interp.editing.exchange import Other
 from interp.model.loss import next_token_loss, predicted
 from interp.model.transformer import Transformer
 from interp.passes.memory import that_fit
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Model, Subject
 from interp.passes.question import ByRow, NotFiniteError, Question, Values
-from interp.passes.schedule import Steps, recorded
 from interp.runs.functions import of_data
 
 if TYPE_CHECKING:

@@ -44,9 +44,9 @@ from interp.model.parts import Named, Part, is_part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence
+from interp.passes.needs import Recorded, Steps, recorded, swept
 from interp.passes.observe import Model, Subject
-from interp.passes.question import ByRow, NotFiniteError, Question
-from interp.passes.schedule import Recorded, Steps, recorded, swept
+from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
 from interp.passes.sweep import Judge
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data

@@ -33,10 +33,10 @@ from interp.editing.weight_edit import WeightEdit
 from interp.model.loss import next_token_loss, predicted
 from interp.model.transformer import Transformer
 from interp.passes.generate import generate
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Model, Subject, as_model, as_network, text_of
 from interp.passes.question import ByRow, Values
 from interp.passes.sampling import Sampling
-from interp.passes.schedule import Steps, recorded
 from interp.runs.over_data import reduced_over
 
 if TYPE_CHECKING:

@@ -27,9 +27,9 @@ from interp.model.parts import KINDS, Part, axis_size
 from interp.model.sites import find, full_name
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question, Values
-from interp.passes.schedule import Steps, recorded
 from interp.runs.functions import of_data
 
 if TYPE_CHECKING:

@@ -40,10 +40,10 @@ from interp.lenses.factors import (
 from interp.model.config import ModelConfig
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.needs import Steps
 from interp.passes.observe import Subject
 from interp.passes.question import ByRow, Question
 from interp.passes.rules import Rules, under_rules
-from interp.passes.schedule import Steps
 from interp.runs.functions import of_data
 
 if TYPE_CHECKING:

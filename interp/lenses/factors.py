@@ -34,10 +34,11 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import gradient_before, output_norm
+from interp.passes.needs import Steps, TowardLoss, recorded
 from interp.passes.observe import Model, Objective, Studied, as_model
 from interp.passes.question import ByRow, NotFiniteError
 from interp.passes.rules import Rules, under_rules
-from interp.passes.schedule import Steps, TowardLoss, recorded, run_steps
+from interp.passes.schedule import run_steps
 from interp.runs.over_data import reduced_over
 from interp.weights.matrices import between, given_at, held, reads_memory, side_by_side
 

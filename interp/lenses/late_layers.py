@@ -43,9 +43,9 @@ from interp.model.sites import final_stream
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
+from interp.passes.needs import Steps, swept_final
 from interp.passes.observe import Subject
-from interp.passes.question import Ask, ByRow, Question, Reading, Staged
-from interp.passes.sweep import Sweep
+from interp.passes.question import AnswerTokens, Ask, ByRow, Question, Reading, ReadingThen, Staged
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
 from interp.residual.written import check_arrives, reads_of, written_by
@@ -145,7 +145,7 @@ class LateLayers(Brief, Question):
         given = GIVEN if self.frequencies is not None else "the model's mean prediction on the reference"
         return ByRow(
             self.name,
-            Reading(_reads(config), partial(_compute, share=share, words=self.words), ends_aligned=True),
+            ReadingThen(_reads(config), partial(_steps, share=share, words=self.words), ends_aligned=True),
             Means,
             partial(_finish, name=self.name, config=config, frequencies=given, words=self.words),
             answers,
@@ -233,13 +233,13 @@ def _reads(config: ModelConfig) -> tuple[Read, ...]:
 
 
 @torch.no_grad()
-def _compute(
+def _steps(
     trace: Trace,
     batch: Batch,
     model: Transformer,
     share: Float[Tensor, "v"],
     words: Literal["unembedding", "embedding"],
-) -> Mapping[str, Tensor]:
+) -> Steps[Mapping[str, Tensor]]:
     if batch.answer is None:
         raise ValueError(
             "late layers require an answer for every prompt, got none: name it, or bring it with the data"
@@ -247,6 +247,7 @@ def _compute(
     if batch.keep is not None and not bool(batch.keep[:, -1].all()):
         raise ValueError("late layers require rows that end in the last column (padding on the left)")
     config, groups = model.config, _groups(model.config)
+    without = yield from _without(batch, model, list(groups.values()))
     single = dict.fromkeys(part for group in groups.values() for part in group)
     last = Trace(
         {read: value[:, -1:] for read, value in trace.items()}
@@ -265,21 +266,24 @@ def _compute(
         "cosine": torch.cosine_similarity(out, axis.to(out)[None, None], dim=-1),
         "cosine_null": torch.nn.functional.normalize(out, dim=-1)
         @ torch.nn.functional.normalize(null).to(out).mT,
-        **_without(batch, model, list(groups.values())),
+        **without,
         "first_attention": _to_first(wide(trace[last_attention(config, config.n_layers - 1)]), batch),
         "log_prob": log_prob,
         "rank": rank.to(log_prob.dtype),
     }  # fmt: skip
 
 
-def _without(batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]]) -> dict[str, Tensor]:
+def _without(
+    batch: Batch, model: Transformer, groups: Sequence[Sequence[Part]]
+) -> Steps[Mapping[str, Tensor]]:
     """By how much log probability and rank of the answer change when the output of each group is zero.
 
     All groups are rows of one pass through the last block (`Sweep`).
     """
     assert batch.answer is not None
-    sweep = Sweep(model, batch, [Variant([Edit(part, Zero()) for part in group]) for group in groups])
-    streams = torch.cat((sweep.base.final[None, :, -1], sweep.final()))
+    streams = yield from swept_final(
+        batch, [Variant([]), *(Variant([Edit(part, Zero()) for part in group]) for group in groups)]
+    )
     said = [
         _said(model.read_out(wide(stream[:, None])), batch.answer.to(stream.device)) for stream in streams
     ]

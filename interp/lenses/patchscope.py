@@ -28,9 +28,9 @@ from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.passes.needs import Steps, swept_final
 from interp.passes.observe import Model, Subject, as_model
-from interp.passes.question import ByRow, Question, Reading
-from interp.passes.sweep import Sweep
+from interp.passes.question import AnswerTokens, ByRow, Question, ReadingThen
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 
@@ -99,8 +99,8 @@ class Patchscope(Question):
         where = int(columns_of(batch, (self.target_pos,))[0])
         sites, targets = lens_sites(config, "resid_pre"), lens_sites(other, "resid_pre")
         top = listed(self.top, 10, config.n_outputs)
-        compute = partial(
-            _compute, into=self.into, target=batch, sites=sites, targets=targets, pos=self.pos, where=where,
+        steps = partial(
+            _steps, into=self.into, target=batch, sites=sites, targets=targets, pos=self.pos, where=where,
             mapping=self.mapping, top=top,
         )  # fmt: skip
         attrs: dict[str, str | int] = {
@@ -108,7 +108,7 @@ class Patchscope(Question):
             "target_pos": where,
         }
         finish = partial(_finish, name=self.name, sites=sites, targets=targets, text=model.text, attrs=attrs)
-        rows = Reading([Read(site) for site in sites], compute)
+        rows = ReadingThen([Read(site) for site in sites], steps)
         answers = AnswerTokens.of(model.text, self.answer)
         answers = None if answers is None else replace(answers, follow=batch)
         return ByRow(self.name, rows, Rows, finish, answers)
@@ -118,7 +118,7 @@ patchscope = of_data(Patchscope)
 
 
 @torch.no_grad()
-def _compute(
+def _steps(
     trace: Trace,
     batch: Batch,
     model: Transformer,
@@ -130,7 +130,7 @@ def _compute(
     where: int,
     mapping: Mapped | None,
     top: int,
-) -> Mapping[str, Tensor]:
+) -> Steps[Mapping[str, Tensor]]:
     receiver = model if into is None else as_model(into).transformer
     column = sent(columns_of(batch.host(), (pos,))[0], batch.tokens.device)
     states = [trace[Read(site)].gather(1, _wide(column, trace[Read(site)]))[:, 0] for site in sites]
@@ -140,10 +140,9 @@ def _compute(
     columns = rows.tokens.shape[1]
     put = [Set(state[:, None].expand(-1, columns, -1)) for state in given]
     variants = [Variant([Edit(site, change, {"pos": where})]) for change in put for site in targets[:-1]]
-    sweep = Sweep(receiver, rows, variants)
-    ran = sweep.final().unflatten(0, (len(sites), -1))
-    cells = torch.cat((ran, torch.stack(given)[:, None].to(ran)), 1).flatten(0, 1)
-    plain = sweep.base.final[:, int(target.last()[0])]
+    plain, *ran = yield from swept_final(rows, [Variant([]), *variants], model=receiver)
+    by_depth = torch.stack(ran).unflatten(0, (len(sites), -1))
+    cells = torch.cat((by_depth, torch.stack(given)[:, None].to(by_depth)), 1).flatten(0, 1)
     found = _read_out(model, receiver, states[-1], torch.cat((cells, plain[None])), batch.answer, top)
     base = found["target_prob"][:, -1]
     out = {name: x[:, :-1].unflatten(1, (len(sites), len(targets))) for name, x in found.items()}

@@ -60,13 +60,11 @@ class Reasons(Brief):
         return {**names, "unit": self.unit, "width": self.cells.shape[1], "cells": packed(self.cells)}
 
 
-def reasons(
-    model: Transformer, batch: Batch, written: xr.Dataset | None, trace: Trace | None = None
-) -> list[Reasons]:
+def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace: Trace) -> list[Reasons]:
     """Those of all heads; of a model with too many scores those that write most of the answer.
 
     written: the attribution to heads, which says how much they write; None = the first ones. trace: a pass that read
-    `score_reads` of the layers that are `splitting`, None = one of its own.
+    `score_reads` of the layers that are `splitting`.
     """
     config = model.config
     heads = [(layer, head) for layer in splitting(config) for head in range(config.n_heads)]

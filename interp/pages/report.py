@@ -288,7 +288,7 @@ def _made(
     record["absent"] = absent.why
     why, unsplit = _reasons(model, batch, written, trace, absent)
     named = [each.part for each in why]
-    steps = absent.tried("stages", lambda: stages.payload(model.transformer, batch, named, trace)) or {}
+    steps = absent.tried("stages", lambda: stages.payload(model.transformer, named, trace)) or {}
     record["notes"] = absent.notes
     return Report(
         about, config, question, contrast, other, data, found, absent.why, record, why, unsplit, steps,

@@ -17,14 +17,12 @@ from torch import Tensor
 from interp.attention.score_parts import product_site
 from interp.core.stats import wide
 from interp.core.transfers import fetched
-from interp.data.batch import Batch
 from interp.model.parts import Part
 from interp.model.sites import names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.pages.reasons import STEPS, splitting
 from interp.pages.views import packed
-from interp.passes.observe import observe
 
 STEPS_IN_WORDS = (
     "q · k: the query of the token that looks times the key of every token, also of those it may not see. ×: the "
@@ -104,12 +102,8 @@ def stage_reads(model: Transformer, layers: Iterable[int]) -> list[Read]:
 
 
 @torch.no_grad()
-def every_stage(
-    model: Transformer, batch: Batch, layers: Sequence[int], trace: Trace | None = None
-) -> dict[int, Stages]:
-    """Those of every query of the only row, by layer; trace: a pass that read `stage_reads`, None = one of its own."""
-    if trace is None:
-        trace = observe(model, batch, stage_reads(model, layers), answers_only=True).trace
+def every_stage(model: Transformer, layers: Sequence[int], trace: Trace) -> dict[int, Stages]:
+    """Those of every query of the only row, by layer; trace: a pass that read `stage_reads`."""
     found = {}
     for layer in layers:
         q, k, v, scores, pattern = (trace[Read(site)][0] for site in sites_of(model, layer))
@@ -117,9 +111,7 @@ def every_stage(
     return found
 
 
-def payload(
-    model: Transformer, batch: Batch, heads: Iterable[str], trace: Trace | None = None
-) -> Mapping[str, Mapping[str, object]]:
+def payload(model: Transformer, heads: Iterable[str], trace: Trace) -> Mapping[str, Mapping[str, object]]:
     """What the script of the page needs of these heads, by name: whole numbers, and what 1 stands for in them.
 
     q . k of every pair; the factor of every query; the weighted values; the scores where they are something else than
@@ -130,7 +122,7 @@ def payload(
         if part.layer in able:
             assert part.layer is not None and part.index is not None
             chosen.setdefault(part.layer, []).append(part.index)
-    stages = _on_host(every_stage(model, batch, sorted(chosen), trace))
+    stages = _on_host(every_stage(model, sorted(chosen), trace))
     return {
         str(Part("head", layer, head)): said
         for layer, of_layer in chosen.items()

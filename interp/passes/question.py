@@ -29,8 +29,9 @@ from interp.model.config import ModelConfig
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import check_tokens, of_columns
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Model, Subject
-from interp.passes.schedule import Steps, answer_together, recorded
+from interp.passes.schedule import answer_together
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -140,6 +141,24 @@ class Reading:
         batch = batch.left_aligned() if self.ends_aligned else batch
         seen = yield from recorded(batch, self.reads, last_only=self.last_only)
         return self.compute(seen.trace, batch, model)
+
+
+@dataclass(frozen=True, eq=False)
+class ReadingThen:
+    """Rows of a question that reads one pass and then needs others, which depend on what it read."""
+
+    reads: Sequence[Read]
+    steps: Callable[[Trace, Batch, Transformer], Steps[Values]]
+    """From what was recorded to the values of the rows, step by step."""
+    ends_aligned: bool = False
+    """Whether `steps` wants every row to end in the last column, padding on the left."""
+    last_only: ClassVar[bool] = False
+
+    def __call__(self, model: Transformer, batch: Batch) -> Steps[Values]:
+        """The pass, then the others, and the values of the batch's rows."""
+        batch = batch.left_aligned() if self.ends_aligned else batch
+        seen = yield from recorded(batch, self.reads)
+        return (yield from self.steps(seen.trace, batch, model))
 
 
 @dataclass(frozen=True, eq=False)
@@ -299,9 +318,9 @@ class Questions:
         return found
 
     @property
-    def readings(self) -> list[Reading]:
-        """Those that need one pass; its memory can be predicted."""
-        return [each.rows for each in self.asked if isinstance(each.rows, Reading)]
+    def readings(self) -> list[Reading | ReadingThen]:
+        """Those that begin with one pass; its memory can be predicted."""
+        return [each.rows for each in self.asked if isinstance(each.rows, Reading | ReadingThen)]
 
     def values(self, model: Transformer, batch: Batch) -> BatchValues:
         """What every question computes of a batch.

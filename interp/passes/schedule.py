@@ -1,7 +1,6 @@
-"""What questions need of the model for one batch, and how the needs of several questions are met together.
+"""How the needs of several questions for one batch are met together.
 
-A question about rows is a generator (`Steps`): it yields the pass or the sweep that it needs next, is sent what was
-found, and ends with its values. `answer_together` drives several of them over one batch. Passes over the same tokens
+`answer_together` drives the generators of several questions (`needs.Steps`) over one batch. Passes over the same tokens
 become one pass with everybody's reads; so do passes that are differentiated towards the same number. Sweeps of the same
 rows and metric become one sweep with everybody's variants; sweeps wait until nobody needs a pass. The numbers are those
 of each question alone, to rounding.
@@ -9,261 +8,42 @@ of each question alone, to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TypeVar
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.edits import Edit
 from interp.model.rules import Rule
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
-from interp.passes.metrics import Metric, Outcome
+from interp.passes.checkpointed import differentiated_in_runs, runs_of_blocks
+from interp.passes.metrics import Metric
+from interp.passes.needs import (
+    Answer,
+    Need,
+    Pass,
+    Recorded,
+    Steps,
+    Sweeping,
+    Toward,
+    TowardLoss,
+    metric_key,
+)
 from interp.passes.observe import deepest, observe
-from interp.passes.rules import Rules, as_rules, completeness, under_rules
-from interp.passes.sweep import Base, Judge, Sweep, Swept, Touched
-from interp.passes.variants import Variant, canonical
+from interp.passes.rules import as_rules, under_rules
+from interp.passes.sweep import Base, Sweep, Swept, Touched
+from interp.passes.variants import canonical
 
 T = TypeVar("T")
 K = TypeVar("K", bound=Hashable)
 _CARRYING = ("hook_scale", "hook_expert_weights")
 """Sites whose values a pass carries on only where they are changed or differentiated; otherwise they are looked at."""
-
-
-@dataclass(frozen=True, eq=False)
-class Ahead:
-    """Rows that a question will sweep after its pass, and the sites that it will edit there.
-
-    Said beforehand, a pass over these rows that somebody needs now is recorded so that the sweep can depart from it.
-    """
-
-    batch: Batch
-    sites: Sequence[str]
-
-
-@dataclass(frozen=True, eq=False)
-class TowardMetric:
-    """A pass is differentiated towards the sum of a metric over its rows: rows do not meet, so each has its own."""
-
-    metric: Metric
-    reference: Float[Tensor, "b n d"] | None = None
-    """What a metric that compares compares with: the final stream of each example, at the columns that it sees."""
-    example: Int[Tensor, "r"] | None = None
-    """Which example each row is a copy of, where examples are run several times; None = row i is example i."""
-
-    def value(self, model: Transformer, batch: Batch, stream: Float[Tensor, "r p d"]) -> Float[Tensor, ""]:
-        """The number, from the final stream of the pass."""
-        whose = torch.arange(len(batch), device=stream.device) if self.example is None else self.example
-        seen, batch = self.metric.sees(stream, batch), batch.to(stream.device)
-        return self.metric.of(Outcome(model, seen, batch, sent(whose, stream.device), self.reference)).sum()
-
-    def key(self, batch: Batch) -> Hashable:
-        """Equal for passes over the same tokens that are differentiated towards the same number."""
-        about = (batch.answer, batch.wrong, batch.forced, batch.row, self.reference, self.example)
-        return _metric_key(self.metric), *map(id, about)
-
-
-@dataclass(frozen=True, eq=False)
-class TowardLoss:
-    """A pass is differentiated towards a loss of its logits; of a model without logits, of its final states."""
-
-    loss: Callable[[Float[Tensor, "b n v"], Batch], Float[Tensor, ""]]
-    everywhere: bool = False
-    """Whether it sees the logits at every token; otherwise those at each row's last."""
-
-    def value(self, model: Transformer, batch: Batch, logits: Float[Tensor, "b n v"]) -> Float[Tensor, ""]:
-        """The number, from the logits that the loss sees."""
-        return self.loss(logits, batch.to(logits.device))
-
-    def columns(self, model: Transformer, batch: Batch) -> Int[Tensor, "b 1"] | None:
-        """Where logits are computed; None = everywhere."""
-        return None if self.everywhere or not model.config.unembed else batch.host().last()[:, None]
-
-    def key(self, batch: Batch) -> Hashable:
-        """Equal for passes over the same tokens that are differentiated towards the same number."""
-        return self.loss, self.everywhere, *map(id, (batch.answer, batch.wrong, batch.forced, batch.row))
-
-
-Toward = TowardMetric | TowardLoss
-"""What a pass is differentiated towards."""
-
-
-@dataclass(frozen=True, eq=False)
-class Pass:
-    """A need: one pass over these rows, and what these sites hold in it."""
-
-    batch: Batch
-    reads: Sequence[Read]
-    last_only: bool = False
-    """Whether sites after the blocks (final norm, logits) are needed at the last real token only."""
-    final: bool = False
-    """Whether the final stream is needed too, to compute metrics from it."""
-    exact: bool = False
-    """Whether what is read must equal the base run of a sweep bit by bit: then attention takes the path of these reads
-    alone (reading patterns rounds otherwise), whatever others read."""
-    model: Transformer | None = None
-    """The model that runs; None = the one that is asked about."""
-    ahead: Sequence[Ahead] = ()
-    """What will be swept next."""
-    edits: Sequence[Edit] = ()
-    """Interventions of this pass alone. It is shared with passes that have the very same ones."""
-    toward: Toward | None = None
-    """What it is differentiated towards, which answers `Read(site, grad=True)`; None = it keeps no gradients."""
-    rules: Rules = ()
-    """Backward rules under which the model runs; those who name the same ones share the model under them."""
-
-
-@dataclass(frozen=True, eq=False)
-class Recorded:
-    """What a pass found, for one of the questions that needed it."""
-
-    model: Transformer
-    batch: Batch
-    trace: Trace
-    final: Float[Tensor, "b p d"] | None
-    _homes: dict[tuple[bool, bool], Float[Tensor, "b n d"]] = field(default_factory=dict)
-    _values: dict[Hashable, tuple[object, Float[Tensor, "b"]]] = field(default_factory=dict)
-    """Metrics by what they are and are about, each with the tensors whose identities stand in its key."""
-    _missed: list[dict[str, Float[Tensor, "b"]]] = field(default_factory=list)
-
-    @property
-    def end(self) -> Float[Tensor, "b p d"]:
-        """The final stream, of a pass with `final=True`."""
-        assert self.final is not None, "the final stream was not asked for"
-        return self.final
-
-    def home(self, metric: Metric) -> Float[Tensor, "b n d"]:
-        """The final stream at the columns that the metric sees; the same tensor for all who ask."""
-        of_answer = metric.of_answer and self.batch.forced is not None
-        key = metric.everywhere, of_answer
-        if key not in self._homes:
-            self._homes[key] = metric.sees(self.end, self.batch)
-        return self._homes[key]
-
-    def reference(self, metric: Metric) -> Float[Tensor, "b n d"] | None:
-        """What a metric compares with, where it compares with this run; None for one that compares with none."""
-        return self.home(metric) if metric.compares else None
-
-    def completeness(self) -> dict[str, Float[Tensor, "b"]]:
-        """How far relevances miss the final stream's (`rules.completeness`), of a differentiated pass that reads the
-        gradient there. Computed once for all who ask.
-        """
-        if not self._missed:
-            slope = self.trace[Read(sites.final_stream(self.model.config), grad=True)]
-            self._missed.append(completeness(self.model, self.batch, self.end, slope))
-        return dict(self._missed[0])
-
-    def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
-        """The metric of every row; one that compares does so with the reference. Computed once for all who ask."""
-        about = (self.batch.answer, self.batch.wrong, self.batch.forced, self.batch.row, reference)
-        key = (_metric_key(metric), *map(id, about))
-        if key not in self._values:
-            judge = Judge(metric, self.batch, self.model, reference)
-            self._values[key] = about, judge.value(self.home(metric), 1)[0]
-        return self._values[key][1]
-
-
-@dataclass(frozen=True, eq=False)
-class Sweeping:
-    """A need: variants of these rows, and what is watched of them."""
-
-    batch: Batch
-    variants: Sequence[Variant]
-    watch: tuple[Metric, ...] | tuple[Read, ...]
-    """Metrics, each of which is a sweep of its own from one base run; or what sites hold."""
-    common: Variant = field(default_factory=Variant)
-    """What is edited in every variant and in the run that they are compared with."""
-    reference: Float[Tensor, "b n d"] | None = None
-    """What a metric that compares compares with (`Sweep.run`)."""
-    reference_model: Transformer | None = None
-    """The model that the reference comes from; None = the one that runs."""
-    model: Transformer | None = None
-    """The model that runs; None = the one that is asked about."""
-
-
-Need = Pass | Sweeping
-Answer = Recorded | Sequence[Swept] | Mapping[Read, Tensor]
-"""What was found: of a pass; of a sweep by metric, or by read."""
-Steps = Generator[Need, list[Answer], T]
-"""A computation over one batch that yields what it needs next, is sent what was found, and ends with its values.
-
-What was found comes in a list of one that is emptied at once, so that it is freed when the question lets go of it.
-"""
-
-
-def recorded(
-    batch: Batch,
-    reads: Sequence[Read],
-    *,
-    last_only: bool = False,
-    final: bool = False,
-    exact: bool = False,
-    model: Transformer | None = None,
-    ahead: Sequence[Ahead] = (),
-    edits: Sequence[Edit] = (),
-    toward: Toward | None = None,
-    rules: Rules = (),
-) -> Steps[Recorded]:
-    """The step of needing a pass: `seen = yield from recorded(batch, reads)`. Arguments are those of `Pass`."""
-    found = (yield Pass(batch, reads, last_only, final, exact, model, ahead, edits, toward, rules)).pop()
-    assert isinstance(found, Recorded)
-    return found
-
-
-def swept(
-    batch: Batch,
-    variants: Sequence[Variant],
-    metric: Metric,
-    *,
-    common: Variant | None = None,
-    reference: Float[Tensor, "b n d"] | None = None,
-    reference_model: Transformer | None = None,
-    model: Transformer | None = None,
-) -> Steps[Swept]:
-    """The step of needing a sweep: `found = yield from swept(batch, variants, metric)`."""
-    (found,) = yield from swept_by(
-        batch,
-        variants,
-        (metric,),
-        common=common,
-        reference=reference,
-        reference_model=reference_model,
-        model=model,
-    )
-    return found
-
-
-def swept_by(
-    batch: Batch,
-    variants: Sequence[Variant],
-    metrics: Sequence[Metric],
-    *,
-    common: Variant | None = None,
-    reference: Float[Tensor, "b n d"] | None = None,
-    reference_model: Transformer | None = None,
-    model: Transformer | None = None,
-) -> Steps[Sequence[Swept]]:
-    """The step of needing several metrics of the same variants; what is found is in their order."""
-    need = Sweeping(batch, variants, tuple(metrics), common or Variant(), reference, reference_model, model)
-    found = (yield need).pop()
-    assert isinstance(found, Sequence)
-    return found
-
-
-def swept_reads(
-    batch: Batch, variants: Sequence[Variant], reads: Sequence[Read], *, common: Variant | None = None
-) -> Steps[Mapping[Read, Float[Tensor, "v b ..."]]]:
-    """The step of needing what sites hold in every variant (`Sweep.read`)."""
-    found = (yield Sweeping(batch, variants, tuple(reads), common or Variant())).pop()
-    assert isinstance(found, Mapping)
-    return found
 
 
 def run_steps(model: Transformer, steps: Steps[T]) -> T:
@@ -432,6 +212,9 @@ def _differentiated(
     if isinstance(toward, TowardLoss):
         where = toward.columns(model, batch)
         return observe(model, batch, reads, edits, logits_at=where, metric=number).trace, None
+    runs = runs_of_blocks(model, batch) if toward.in_runs else []
+    if len(runs) > 1:
+        return differentiated_in_runs(model, batch, reads, edits, number, runs)
     seen = observe(model, batch, reads, edits, stop=model.config.n_layers, metric=number)
     return seen.trace, seen.output
 
@@ -449,14 +232,16 @@ def _swept(model: Transformer, needed: Mapping[str, Sweeping], bases: _Bases) ->
         variants = [variant for need in some for variant in need.variants]
         first, counts = some[0], [len(need.variants) for need in some]
         sweep = Sweep(first.model or model, first.batch, variants, first.common, made=bases.of(first))
-        reads = [each for each in first.watch if isinstance(each, Read)]
-        parts = _split_reads(sweep.read(reads), counts) if reads else _measured(sweep, first, counts)
-        found |= dict(zip(names, parts, strict=True))
+        found |= dict(zip(names, _watched(sweep, first, counts), strict=True))
     return found
 
 
-def _measured(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
-    """Every metric of a sweep, by consecutive groups of so many variants."""
+def _watched(sweep: Sweep, need: Sweeping, counts: Sequence[int]) -> Sequence[Answer]:
+    """What a sweep watches, by consecutive groups of so many variants."""
+    if need.watch is None:
+        return sweep.final().split(list(counts))
+    if reads := [each for each in need.watch if isinstance(each, Read)]:
+        return _split_reads(sweep.read(reads), counts)
     metrics = [each for each in need.watch if isinstance(each, Metric)]
     every = [sweep.run(metric, need.reference, need.reference_model) for metric in metrics]
     return list(zip(*(_split(one, counts) for one in every), strict=True))
@@ -491,11 +276,18 @@ def _pass_key(need: Pass) -> Hashable:
 
 
 def _sweep_key(need: Sweeping, model: Transformer) -> Hashable:
-    """Sweeps of one key depart from the same run and are judged by the same metrics, or read at the same sites."""
-    rows = tuple(id(getattr(need.batch, each.name)) for each in fields(need.batch))
+    """Sweeps of one key depart from the same run and are judged by the same metrics, or read at the same sites.
+
+    A metric may look at anything that the batch has; what is read follows from its tokens and the numbers of its rows.
+    """
+    batch, numbers = need.batch, need.batch.row
+    if any(isinstance(each, Metric) for each in need.watch or ()):
+        rows: Hashable = tuple(id(getattr(batch, each.name)) for each in fields(batch))
+    else:
+        rows = _tokens_key(batch), None if numbers is None else tuple(numbers.tolist())
     common = id(need.common) if need.common.edits else 0
     edited = _slow_sites(_edited_sites(need), model)
-    watch = tuple(each if isinstance(each, Read) else _metric_key(each) for each in need.watch)
+    watch = tuple(each if isinstance(each, Read) else metric_key(each) for each in need.watch or ())
     models = id(need.model or model), id(need.reference_model)
     return rows, watch, common, id(need.reference), models, edited
 
@@ -538,8 +330,3 @@ def _tokens_key(batch: Batch) -> Hashable:
         return tuple(map(id, (batch.tokens, batch.keep, batch.documents, batch.types, batch.memory)))
     values = (host.tokens, host.keep, host.documents, host.types)
     return id(batch.memory), *(None if x is None else (x.shape, x.numpy().tobytes()) for x in values)
-
-
-def _metric_key(metric: Metric) -> Hashable:
-    """Metrics of one key are equal, field by field; a field that cannot be compared counts by its identity."""
-    return tuple(each if isinstance(each, Hashable) else id(each) for each in vars(metric).values())

@@ -42,9 +42,9 @@ from interp.passes.frozen import (
     sum_norm,
     sum_scale,
 )
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Subject
-from interp.passes.question import ByRow, Question, Reading, Values
-from interp.passes.schedule import Steps, recorded
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading, Values
 from interp.residual.decomposition import (
     EPS,
     IncompleteSumError,

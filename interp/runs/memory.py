@@ -16,9 +16,10 @@ from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.needs import Pass
 from interp.passes.observe import deepest
 from interp.passes.question import Questions
-from interp.passes.schedule import Pass, one_pass
+from interp.passes.schedule import one_pass
 from interp.passes.together import least
 
 SHARE = 0.6

@@ -21,7 +21,7 @@ from interp.model.parts import Part
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.edited import after_pattern, edits_at, names_tokens, of_columns
-from interp.passes.observe import observe
+from interp.passes.needs import Steps, recorded
 from interp.passes.question import Reading
 from interp.residual.attribution import attribution, labels
 from interp.residual.decomposition import IncompleteSumError, bound, in_half
@@ -56,7 +56,7 @@ def check_alti_logit(model: Transformer) -> None:
             )
 
 
-def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
+def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> Steps[dict[str, Tensor]]:
     """ALTI-Logit of rows with answers, at one column of each: `value` [row, pos], and what belongs to no token.
 
     `initial` (the stream that the token at this column starts with), `mlp` and `bias` (b_O, betas, b_U, and what the
@@ -81,9 +81,8 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> dict[s
     there = replace(home, keep=keep).left_aligned().to(model.device)
     by_source = attribution(model.config, "source")
     reads = (*by_source.reads, *layers_read(model, "alti", range(model.config.n_layers - 1)))
-    where = there.host().last()[:, None]
-    trace = observe(model, there, reads, logits_at=where, answers_only=True).trace
-    found = credited(model, there, trace, by_source)
+    seen = yield from recorded(there, reads, last_only=True)
+    found = credited(model, there, seen.trace, by_source)
     order = sent(keep.int().argsort(dim=1, stable=True), found["value"].device)
     return {**found, "value": torch.zeros_like(found["value"]).scatter(1, order, found["value"])}
 

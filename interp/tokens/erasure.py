@@ -29,9 +29,9 @@ from interp.data.batch import Answers, Batch
 from interp.model.edits import Edit
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer
+from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Subject
-from interp.passes.question import ByRow, Question, Reading
-from interp.passes.schedule import Steps, recorded, run_steps
+from interp.passes.question import AnswerTokens, ByRow, Question, ReadingThen
 from interp.runs.functions import of_data
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.tokens.mixing import check_tokens
@@ -194,7 +194,7 @@ class CompareMethods(Question):
         attrs = {**_attrs(how), "draws": self.draws, "seed": self.seed}
         return ByRow(
             self.name,
-            Reading(list(reads), partial(_of_every, each=each, how=how, asked=self)),
+            ReadingThen(list(reads), partial(_of_every, each=each, how=how, asked=self)),
             Rows,
             partial(_compared, name=self.name, methods=[*each, RANDOM], attrs=attrs, fewest=how.fewest),
             AnswerTokens.of(model.text, self.answer, self.wrong),
@@ -297,17 +297,20 @@ def _of_every(
     trace: Trace,
     batch: Batch,
     model: Transformer,
-    each: Mapping[str, Reading],
+    each: Mapping[str, ReadingThen],
     how: Removal,
     asked: CompareMethods,
-) -> Mapping[str, Tensor]:
+) -> Steps[Mapping[str, Tensor]]:
     """What erasing says of every method's values, and of random ones."""
     at, device = columns(batch, asked.pos), batch.tokens.device
-    values = [sent(method.compute(trace, batch, model)["value"], device) for method in each.values()]
+    values = []
+    for method in each.values():
+        found = yield from method.steps(trace, batch, model)
+        values.append(sent(found["value"], device))
     chance = random_values(batch, asked.draws, asked.seed)
     ranked = torch.stack([*(value.double() for value in values), *sent(chance.double(), device)])
-    found = run_steps(model, erased(model, batch, ranked, at, how, batch_size=asked.rows_together))
-    return {"each": torch.cat((found[: len(values)], found[len(values) :].mean(0)[None])).transpose(0, 1)}
+    scores = yield from erased(model, batch, ranked, at, how, batch_size=asked.rows_together)
+    return {"each": torch.cat((scores[: len(values)], scores[len(values) :].mean(0)[None])).transpose(0, 1)}
 
 
 def random_values(batch: Batch, draws: int, seed: int) -> Float[Tensor, "n b p"]:

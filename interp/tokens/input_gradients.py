@@ -3,7 +3,7 @@
 Both differentiate the answer's logit (minus the wrong answer's, before a soft cap) at one position with respect to the
 token embeddings, `hook_embed`; positions keep their own. Steps of a line are rows of a pass. What a backward pass keeps
 is bounded, not by the length of a prompt: a pass has as many rows as fit, and one that is too long by itself is done in
-runs of blocks, the last first, each computed once more from the stream that entered it.
+runs of blocks (`passes/checkpointed.py`).
 
 On real models the logit is no smooth function of the way along the line. On SmolLM2 most of it changes within
 thousandths of the line, where one token's stream becomes a massive activation, and nowhere near the baseline: no
@@ -14,7 +14,7 @@ that miss most are halved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import fsum, hypot
@@ -32,13 +32,16 @@ from interp.core.stats import ACCEPTED_MISS, wide
 from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model.edits import Edit
+from interp.model.sites import final_stream
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.observe import observe
-from interp.passes.rules import Rules, as_rules, completeness, under_rules
+from interp.passes.checkpointed import rows_at_once
+from interp.passes.metrics import Metric, Outcome
+from interp.passes.needs import Recorded, Steps, TowardMetric, recorded
+from interp.passes.rules import Rules, as_rules
 
-_EMBED = "hook_embed"
+_EMBEDDED, _SLOPE = Read("hook_embed"), Read("hook_embed", grad=True)
 Baseline = Literal["zero", "mean"] | int
 """What stands for an absent token: the zero embedding, the vocabulary's mean embedding, or that of a token id."""
 Rule = Literal["adaptive", "gauss", "midpoint"]
@@ -48,10 +51,6 @@ WORST = 4
 """Pieces are halved whose miss is at least a fourth of the largest."""
 TINY = 1e-300
 """So that nothing is divided by 0 where there is no change at all."""
-ROOM = 256 * 2**20
-"""Bytes that a backward pass may keep of its forward pass, about."""
-KEPT = 20
-"""Numbers per unit of the stream's width that a block keeps of a token for its backward pass; 19 in a Llama."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def answer_logits(
 
 def gradient_x_input(
     model: Transformer, batch: Batch, at: Int[Tensor, "b"], *, rules: Rules = (), batch_size: int = 32
-) -> dict[str, Tensor]:
+) -> Steps[dict[str, Tensor]]:
     """Embedding . gradient at every position `[b p]`, as `value`. It sums to nothing in particular.
 
     Under rules that make the model linear it sums, with `bias` (what biases and other embeddings are due), to `total`,
@@ -151,22 +150,22 @@ def gradient_x_input(
     Caveat: where a norm follows the token embeddings at once (BLOOM) their length changes nothing, so this is 0.
     Errors: ValueError without answers or logits.
     """
-    model = under_rules(model, rules)
-    found = []
-    for rows in _chunks(len(batch), _rows_at_once(model, batch, batch_size)):
-        some = batch.rows(rows)
-        seen = _differentiated(model, some, at[sent(rows, at.device)])
-        value = (wide(seen.embedded) * wide(seen.gradient)).sum(-1)
-        chunk = {"value": value, **completeness(model, some, seen.stream, seen.towards)}
+    end = Read(final_stream(model.config), grad=True)
+    size, found = rows_at_once(model, batch, batch_size), []
+    for some, columns in zip(batch.split(size), at.split(size), strict=True):
+        seen = yield from _toward_answers(some, columns.tolist(), (_EMBEDDED, _SLOPE, end), rules=rules)
+        value = (wide(seen.trace[_EMBEDDED]) * wide(seen.trace[_SLOPE])).sum(-1)
+        chunk = {"value": value, **seen.completeness()}
         if "completeness_error" in chunk:
-            chunk |= {"total": seen.logit, "bias": seen.logit - value.sum(1)}
+            logit = _logits(seen, columns.tolist())
+            chunk |= {"total": logit, "bias": logit - value.sum(1)}
         found.append(chunk)
     return {name: torch.cat([chunk[name] for chunk in found]) for name in found[0]}
 
 
 def integrated_gradients(
     model: Transformer, batch: Batch, at: Int[Tensor, "b"], how: IntegratedGradients, *, batch_size: int = 32
-) -> Integral:
+) -> Steps[Integral]:
     """(embedding - baseline) . mean gradient on the line between them; the scores sum to the logit's change.
 
     Prompts are done one after the other, so that which points of its line are looked at follows from a prompt alone;
@@ -177,12 +176,14 @@ def integrated_gradients(
     base, width = baseline_embedding(model, how.baseline), batch.tokens.shape[1]
     scores, totals, errors = [], [], []
     bar = tqdm(total=how.steps * len(batch), desc="gradients, at most", delay=10, leave=False)
-    for i in range(len(batch)):
-        one = torch.tensor([i])
-        prompt = batch.rows(one).trimmed()
-        rows = _rows_at_once(model, prompt, batch_size)
-        line = _Line(model, prompt, at[sent(one, at.device)], base, rows, bar.update)
-        weights, error = _adapted(line, how.steps) if how.rule == "adaptive" else _fixed(line, how)
+    for i, column in enumerate(at.tolist()):
+        prompt = batch.rows(torch.tensor([i])).trimmed()
+        seen = yield from recorded(prompt, [_EMBEDDED])
+        change = wide(seen.trace[_EMBEDDED]) - wide(base)
+        line = _Line(model, prompt, column, base, change, rows_at_once(model, prompt, batch_size), bar.update)
+        weights, error = yield from (
+            _adapted(line, how.steps) if how.rule == "adaptive" else _fixed(line, how)
+        )
         score = line.summed(weights)
         scores.append(F.pad(score, (0, width - len(score))))
         totals.append(line.total)
@@ -198,35 +199,32 @@ class _Line:
 
     model: Transformer
     prompt: Batch
-    at: Int[Tensor, "1"]
+    at: int
     base: Float[Tensor, "d"]
+    change: Float[Tensor, "1 p d"]
+    """What the line moves: the prompt's embeddings minus the baseline."""
     rows: int
     """Points of one pass."""
     count: Callable[[int], object]
     """Told how many more gradients were taken."""
-    change: Float[Tensor, "1 p d"] = field(init=False)
-    """What the line moves: the prompt's embeddings minus the baseline."""
     products: dict[float, Float[Tensor, "p"]] = field(default_factory=dict)
     """(embedding - baseline) . gradient, by position."""
     slope: dict[float, float] = field(default_factory=dict)
     """Their sum: d logit / d point."""
     logit: dict[float, float] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        found = observe(self.model, self.prompt, [Read(_EMBED)], stop=0, answers_only=True).trace[_EMBED]
-        self.change = wide(found) - wide(self.base)
-
-    def look(self, points: Iterable[float]) -> None:
+    def look(self, points: Iterable[float]) -> Steps[None]:
         """Differentiate at those of the points that were not looked at yet."""
         new = sorted(set(points) - self.products.keys())
         for some in (new[i : i + self.rows] for i in range(0, len(new), self.rows)):
             share = sent(torch.tensor(some, dtype=torch.float64), self.base.device)
-            edit = Edit(_EMBED, partial(_towards, base=self.base, share=share))
+            edit = Edit(_EMBEDDED.site, partial(_towards, base=self.base, share=share))
             rows = self.prompt.rows(torch.zeros(len(some), dtype=torch.long))
-            seen = _differentiated(self.model, rows, self.at.expand(len(some)), edit)
+            columns = [self.at] * len(some)
+            seen = yield from _toward_answers(rows, columns, (_SLOPE,), [edit])
             self.count(len(some))
-            products = (self.change * wide(seen.gradient)).sum(-1)
-            logits, slopes = seen.logit.tolist(), products.double().sum(1).tolist()
+            products = (self.change * wide(seen.trace[_SLOPE])).sum(-1)
+            logits, slopes = _logits(seen, columns).tolist(), products.double().sum(1).tolist()
             for point, product, slope, logit in zip(some, products, slopes, logits, strict=True):
                 self.products[point], self.slope[point], self.logit[point] = product, slope, logit
 
@@ -253,12 +251,12 @@ class _Line:
         return torch.einsum("mp, m -> p", products, products.new_tensor(list(weights.values())))
 
 
-def _adapted(line: _Line, steps: int) -> tuple[dict[float, float], float]:
+def _adapted(line: _Line, steps: int) -> Steps[tuple[dict[float, float], float]]:
     """Weights of points that lie denser where the logit bends, and the error; no more points than steps."""
     first = max(1, min(FIRST, (steps - 1) // 2))
     parts = [(i / first, (i + 1) / first) for i in range(first)]
     while True:
-        line.look(point for part in parts for point in _simpson(part))
+        yield from line.look(point for part in parts for point in _simpson(part))
         missed = {part: line.missed(part) for part in parts}
         error = max(abs(fsum(missed.values())), hypot(*missed.values())) / line.scale
         room = (steps - len(line.products)) // 2
@@ -284,96 +282,39 @@ def _simpson(part: tuple[float, float]) -> dict[float, float]:
     return {start: sixth, (start + end) / 2: 4 * sixth, end: sixth}
 
 
-def _fixed(line: _Line, how: IntegratedGradients) -> tuple[dict[float, float], float]:
+def _fixed(line: _Line, how: IntegratedGradients) -> Steps[tuple[dict[float, float], float]]:
     """The weights of the nodes of a rule, and the error."""
     points, weights = (each.tolist() for each in nodes(how.rule, how.steps))
-    line.look([0.0, *points, 1.0])
+    yield from line.look([0.0, *points, 1.0])
     sum_ = fsum(weight * line.slope[point] for point, weight in zip(points, weights, strict=True))
     return dict(zip(points, weights, strict=True)), abs(sum_ - line.total) / line.scale
 
 
-@dataclass(frozen=True, eq=False)
-class _Slopes:
-    """What a pass to the final stream and back gives of its rows."""
+@dataclass(frozen=True)
+class _AnswerLogit:
+    """The answers' logits at one column of each example, as the value of a metric; equal for the same columns."""
 
-    embedded: Float[Tensor, "b p d"]
-    gradient: Float[Tensor, "b p d"]
-    """d logit / d embedding."""
-    logit: Float[Tensor, "b"]
-    """Of the answer, minus that of the wrong one."""
-    stream: Float[Tensor, "b p d"]
-    """The final stream."""
-    towards: Float[Tensor, "b p d"]
-    """d logit / d final stream."""
+    at: tuple[int, ...]
+
+    def __call__(self, outcome: Outcome) -> Float[Tensor, "r"]:
+        at = sent(torch.tensor(self.at), outcome.stream.device)
+        return answer_logits(outcome.model, outcome.stream, outcome.batch, at[outcome.example])
 
 
-def _differentiated(model: Transformer, batch: Batch, at: Int[Tensor, "b"], *edits: Edit) -> _Slopes:
-    """The answers' logits differentiated; rows do not meet, so that their sum will do.
-
-    Where a whole pass would keep too much, blocks are differentiated in runs, the last first, from the streams that
-    entered them: a second forward pass for bounded memory (Chen et al. 2016, arXiv:1604.06174).
-    """
-    batch, at = batch.to(model.device), at.to(model.device)
-    first, *later = _runs_of_blocks(model, batch)
-    entering: list[Tensor] = []
-    if later:
-        entering.append(observe(model, batch, (), edits, stop=first.stop).output)
-        with torch.no_grad():
-            for run in later:
-                entering.append(_through(model, batch, entering[-1], run))
-    found: list[tuple[Tensor, Tensor, Tensor]] = []
-
-    def logits(stream: Tensor) -> Float[Tensor, ""]:
-        end = stream.detach().requires_grad_()
-        with torch.enable_grad():
-            logit = answer_logits(model, end, batch, at)
-        (towards,) = torch.autograd.grad(logit.sum(), end)
-        found.append((logit.detach(), end.detach(), towards))
-        return (wide(stream) * wide(towards)).sum()
-
-    gradient = None
-    if later:
-        logits(entering.pop())
-        gradient = found[0][2]
-        for run in reversed(later):
-            with torch.enable_grad():
-                entered = entering.pop().requires_grad_()
-                left = _through(model, batch, entered, run)
-                (gradient,) = torch.autograd.grad(left, entered, gradient)
-
-    def metric(stream: Tensor) -> Float[Tensor, ""]:
-        return logits(stream) if gradient is None else (wide(stream) * wide(gradient)).sum()
-
-    value, slope = Read(_EMBED), Read(_EMBED, grad=True)
-    trace = observe(model, batch, (value, slope), edits, stop=first.stop, metric=metric).trace
-    return _Slopes(trace[value], trace[slope], *found[0])
+def _toward_answers(
+    batch: Batch, at: Sequence[int], reads: Sequence[Read], edits: Sequence[Edit] = (), rules: Rules = ()
+) -> Steps[Recorded]:
+    """A pass that is differentiated towards the answers' logits; rows do not meet, so that their sum will do."""
+    metric = Metric("logit", "logits before the soft cap", _AnswerLogit(tuple(at)), everywhere=True)
+    toward = TowardMetric(metric, in_runs=True)
+    return (yield from recorded(batch, reads, edits=edits, toward=toward, rules=rules))
 
 
-def _through(
-    model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], blocks: range
-) -> Float[Tensor, "b p d"]:
-    """The stream after these blocks, from the one that enters the first of them."""
-    return model(stream, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents)
-
-
-def _kept(model: Transformer, batch: Batch) -> int:
-    """Bytes that a block keeps of one row for its backward pass, about."""
-    config, width = model.config, batch.tokens.shape[1]
-    return width * (KEPT * config.d_model + config.n_heads * width) * model.dtype.itemsize
-
-
-def _rows_at_once(model: Transformer, batch: Batch, most: int) -> int:
-    """Rows of a differentiated pass."""
-    return max(1, min(most, ROOM // max(1, model.config.n_layers * _kept(model, batch))))
-
-
-def _runs_of_blocks(model: Transformer, batch: Batch) -> list[range]:
-    """All blocks, in as many runs as it takes for the rows of a run to fit; one where a pass cannot begin later."""
-    n = model.config.n_layers
-    room = max(1, ROOM // max(1, len(batch) * _kept(model, batch)))
-    if not model.restarts or room >= n:
-        return [range(n)]
-    return [range(i, min(i + room, n)) for i in range(0, n, room)]
+@torch.no_grad()
+def _logits(seen: Recorded, at: Sequence[int]) -> Float[Tensor, "b"]:
+    """The answers' logits in a pass."""
+    device = seen.end.device
+    return answer_logits(seen.model, seen.end, seen.batch.to(device), sent(torch.tensor(at), device))
 
 
 def _towards(
@@ -381,7 +322,3 @@ def _towards(
 ) -> Float[Tensor, "b p d"]:
     start = wide(base)
     return (start + (wide(value) - start) * share[:, None, None].to(start)).to(value.dtype)
-
-
-def _chunks(n: int, size: int) -> Iterator[Int[Tensor, "r"]]:
-    yield from torch.arange(n).split(size)

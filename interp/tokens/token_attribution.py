@@ -26,8 +26,9 @@ from interp.model.config import ModelConfig
 from interp.model.edits import Add, Detach, Project, Scale
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
+from interp.passes.needs import Steps
 from interp.passes.observe import Subject
-from interp.passes.question import ByRow, Question, Reading
+from interp.passes.question import AnswerTokens, ByRow, Question, Reading, ReadingThen
 from interp.passes.rules import promises, under_rules
 from interp.runs.functions import of_data
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
@@ -175,13 +176,13 @@ class TokenAttribution(Question):
             answers,
         )
 
-    def reading(self, network: Transformer) -> tuple[Reading, str]:
+    def reading(self, network: Transformer) -> tuple[ReadingThen, str]:
         """What is read of a pass with the values of every token, and what these sum to."""
         how = as_method(self.method)
         check_tokens(network.config)
         reads, inner, sums_to = _computed(network, how, self.rows_together)
         method = None if isinstance(how, Mixing) else self._method_name
-        return Reading(reads, partial(_compute, inner=inner, pos=self.pos, method=method)), sums_to
+        return ReadingThen(reads, partial(_steps, inner=inner, pos=self.pos, method=method)), sums_to
 
     def _unused(self, how: Method) -> tuple[str, ...]:
         """What is said of answers that the method does not look at."""
@@ -256,8 +257,8 @@ def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
     return batch.tokens_at(pos).columns[:, 0]
 
 
-Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], dict[str, Tensor]]
-"""From what was recorded of some rows to their values at one column of each, which the host names."""
+Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], Steps[dict[str, Tensor]]]
+"""From what was recorded of some rows to their values at one column of each, which the host names, step by step."""
 
 
 def _computed(model: Transformer, how: Method, batch_size: int) -> tuple[tuple[Read, ...], Inner, str]:
@@ -282,14 +283,14 @@ def _computed(model: Transformer, how: Method, batch_size: int) -> tuple[tuple[R
     return (), partial(_integrated, how=how, batch_size=batch_size), sums_to
 
 
-def _compute(
+def _steps(
     trace: Trace, batch: Batch, model: Transformer, inner: Inner, pos: int, method: str | None
-) -> Mapping[str, Tensor]:
+) -> Steps[Mapping[str, Tensor]]:
     """method: the name of one that attributes the logit of an answer."""
     at = columns(batch, pos)
     if method is not None and batch.answer is None:
         raise ValueError(f"{method} attributes the logit of an answer: an answer is required, got None")
-    found = inner(trace, batch, model, at)
+    found = yield from inner(trace, batch, model, at)
     real = batch.real.to(found["value"].device)
     value = found["value"].masked_fill(~real, torch.nan)
     return {**found, "value": value, "token": batch.token_ids}
@@ -297,7 +298,8 @@ def _compute(
 
 def _mixed(
     trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"], how: Mixing
-) -> dict[str, Tensor]:
+) -> Steps[dict[str, Tensor]]:
+    yield from ()  # all that it needs was read
     layers = [contributions(model, layer, trace, how.kernel)[0] for layer in how.layers(model.config)]
     if how.kernel == "attention" and isinstance(how.across, str):
         layers = [with_residual(layer) for layer in layers]
@@ -309,7 +311,9 @@ def _mixed(
     return {"value": shares(sent(torch.stack(flows), stacked.device))}
 
 
-def _alti_logit(trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"]) -> dict[str, Tensor]:
+def _alti_logit(
+    trace: Trace, batch: Batch, model: Transformer, at: Int[Tensor, "b"]
+) -> Steps[dict[str, Tensor]]:
     return alti_logit(model, batch, at)
 
 
@@ -320,8 +324,8 @@ def _gradient(
     at: Int[Tensor, "b"],
     how: GradientTimesInput,
     batch_size: int,
-) -> dict[str, Tensor]:
-    return gradient_x_input(model, batch, sent(at, model.device), rules=how.rules, batch_size=batch_size)
+) -> Steps[dict[str, Tensor]]:
+    return gradient_x_input(model, batch, at, rules=how.rules, batch_size=batch_size)
 
 
 def _integrated(
@@ -331,8 +335,8 @@ def _integrated(
     at: Int[Tensor, "b"],
     how: IntegratedGradients,
     batch_size: int,
-) -> dict[str, Tensor]:
-    found = integrated_gradients(model, batch, sent(at, model.device), how, batch_size=batch_size)
+) -> Steps[dict[str, Tensor]]:
+    found = yield from integrated_gradients(model, batch, at, how, batch_size=batch_size)
     return {"value": found.score, "total": found.total, "error": found.error}
 
 

@@ -8,9 +8,11 @@ import torch
 
 import interp
 from interp.attention import attention_attribution
-from interp.attention.score_parts import every_score
+from interp.attention.score_parts import every_score, score_reads
+from interp.data.batch import Batch
 from interp.lab import Differential
 from interp.model import Softmax
+from interp.model.tap import Trace
 from interp.pages.absent import why_unsplit
 from interp.pages.reasons import PAIRS, SIDES, reasons, splitting
 from tests.configs import CONFIGS, build, some_tokens
@@ -19,11 +21,17 @@ from tests.tolerances import assert_close
 NAMES = ["gpt2", "llama-gqa", "gemma2", "bloom", "t5", "window", "post-norm"]
 
 
+def scores_of(model: interp.HookedTransformer, batch: Batch) -> Trace:
+    network = model.transformer
+    return interp.observe(network, batch, score_reads(network, splitting(model.cfg))).trace
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_score_of_a_layer_is_split_as_one_by_one(name: str) -> None:
     model, tokens = interp.HookedTransformer(build(name)), some_tokens(1, 6)
     told = []
-    for layer, heads, found in every_score(model.transformer, model.text.batch(tokens), [1]):
+    trace = interp.observe(model, tokens, score_reads(model.transformer, [1])).trace
+    for layer, heads, found in every_score(model.transformer, Batch(tokens), [1], trace):
         assert layer == 1
         told += heads
         each = len(found.total) // len(heads)
@@ -45,7 +53,7 @@ def test_what_is_kept_are_the_largest_parts_of_every_score(
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     prompt = "When Mary and John went to the store"
     batch = model.text.batch(prompt)
-    found = {each.part: each for each in reasons(model.transformer, batch, None)}
+    found = {each.part: each for each in reasons(model.transformer, batch, None, scores_of(model, batch))}
     assert len(found) == 32 and len(found["L2H3"].cells) == 9 * 10 // 2
     for head, at in (("L0H2", 7), ("L1H5", 30), ("L3H5", 44)):
         why, row = found[head], found[head].cells[at]
@@ -82,7 +90,8 @@ def test_of_a_long_prompt_the_heads_that_write_the_answer_are_split(monkeypatch:
     prompt = "When Mary and John went to the store, John gave a drink to"
     written = interp.attribute(model, prompt, " Mary", " John", parts="head")
     monkeypatch.setattr("interp.pages.reasons.MOST_SCORES", 3 * 15 * 16 // 2)
-    found = [each.part for each in reasons(model.transformer, model.text.batch(prompt), written)]
+    batch = model.text.batch(prompt)
+    found = [each.part for each in reasons(model.transformer, batch, written, scores_of(model, batch))]
     heads = written.value[0][[str(part).count("H") == 1 for part in written.part.values]]
     assert sorted(found) == sorted(map(str, heads.part.values[np.abs(heads.values).argsort()[::-1][:3]]))
 

@@ -2,17 +2,18 @@
 
 import base64
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
 
 import interp
-from interp.attention.score_parts import score_reads
+from interp.data.batch import Batch
 from interp.model.transformer import Transformer
 from interp.pages.flow import NEURONS
-from interp.pages.reasons import STEPS, reasons, splitting
-from interp.pages.stages import NEVER, every_stage, payload, stage_reads, staged
+from interp.pages.reasons import STEPS
+from interp.pages.stages import NEVER, Stages, every_stage, payload, stage_reads, staged
 from tests.configs import build, perturbed, some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS
@@ -23,6 +24,12 @@ from tests.tolerances import assert_close
 PLAIN = ["gpt2", "llama-gqa", "mqa", "scale-by-layer", "parallel"]
 ADDED = ["bloom", "t5", "gemma2", "window"]
 """Positions add to the scores, a soft cap bends them, a window hides some."""
+
+
+def stages_of(network: Transformer, tokens: torch.Tensor, layers: Sequence[int]) -> dict[int, Stages]:
+    return every_stage(
+        network, layers, interp.observe(network, Batch(tokens), stage_reads(network, layers)).trace
+    )
 
 
 def ends(name: str, model: interp.HookedTransformer, layer: int) -> tuple[str, str]:
@@ -37,7 +44,7 @@ def ends(name: str, model: interp.HookedTransformer, layer: int) -> tuple[str, s
 def test_every_stage_is_what_the_pass_holds(name: str) -> None:
     model, tokens = interp.HookedTransformer(build(name)), some_tokens(1, 7)
     _, cache = model.run_with_cache(tokens)
-    found = every_stage(model.transformer, model.text.batch(tokens), staged(model.transformer))
+    found = stages_of(model.transformer, tokens, staged(model.transformer))
     assert sorted(found) == list(range(model.cfg.n_layers))
     for layer, stages in found.items():
         q, k = (cache[site][0] for site in ends(name, model, layer))
@@ -66,7 +73,7 @@ def test_stages_end_in_z_under_every_mixer_that_has_them(name: str) -> None:
     tokens = some_tokens(1, 7)
     _, cache = model.run_with_cache(tokens)
     layers = staged(model.transformer)
-    for layer, stages in every_stage(model.transformer, model.text.batch(tokens), layers).items():
+    for layer, stages in stages_of(model.transformer, tokens, layers).items():
         assert_close(stages.weighted.sum(-1), cache["z", layer][0].norm(dim=-1).T)
         assert_close(stages.scores, cache["attn_scores", layer][0])
     if name.startswith("log-n") and layers:  # the factor goes by the number of keys
@@ -86,9 +93,9 @@ def test_stages_end_in_z_under_every_mixer_that_has_them(name: str) -> None:
 @pytest.mark.parametrize("name", [*PLAIN, *ADDED])
 def test_what_the_page_keeps_is_a_whole_number_of_its_unit(name: str) -> None:
     model, tokens = interp.HookedTransformer(build(name)), some_tokens(1, 7)
-    batch = model.text.batch(tokens)
-    kept = payload(model.transformer, batch, ["L0H1", "L1H0"])
-    stages = every_stage(model.transformer, batch, [0, 1])
+    trace = interp.observe(model, tokens, stage_reads(model.transformer, [0, 1])).trace
+    kept = payload(model.transformer, ["L0H1", "L1H0"], trace)
+    stages = every_stage(model.transformer, [0, 1], trace)
     assert set(kept) == {"L0H1", "L1H0"}
     for part, layer, head in (("L0H1", 0, 1), ("L1H0", 1, 0)):
         one, says = stages[layer], kept[part]
@@ -104,21 +111,6 @@ def test_what_the_page_keeps_is_a_whole_number_of_its_unit(name: str) -> None:
                 cells[~hidden] * unit, values[head].numpy()[~hidden], rtol=0, atol=0.51 * unit
             )
             assert np.abs(cells[~hidden]).max() == STEPS
-
-
-@pytest.mark.parametrize("name", [*PLAIN, *ADDED])
-def test_a_pass_that_has_read_everything_is_not_made_again(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tokens = interp.HookedTransformer(build(name)), some_tokens(1, 7)
-    network, batch, heads = model.transformer, model.text.batch(tokens), ["L0H1", "L1H0"]
-    own = payload(network, batch, heads), reasons(network, batch, None)
-    reads = [*stage_reads(network, staged(network)), *score_reads(network, splitting(network.config))]
-    trace = interp.observe(network, batch, reads).trace
-    monkeypatch.setattr(Transformer, "forward", None)
-    assert payload(network, batch, heads, trace) == own[0]
-    for one, other in zip(reasons(network, batch, None, trace), own[1], strict=True):
-        assert one.part == other.part and one.unit == other.unit and (one.cells == other.cells).all()
 
 
 def slow_shares(model: interp.HookedTransformer, layer: int, pos: int, mlp: float) -> np.ndarray:

@@ -17,24 +17,14 @@ from interp.data.batch import Batch
 from interp.data.pairs import paired
 from interp.data.stream import prompt_source
 from interp.edits import Edit, Mean, Resample, Variant, Zero
-from interp.lenses import LogitLens
+from interp.lenses import LateLayers, LogitLens, Patchscope
 from interp.metrics import kl_divergence, logit_difference, of_logits
 from interp.model import sites
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
+from interp.passes.needs import Pass, Steps, TowardLoss, TowardMetric, recorded, swept_final, swept_reads
 from interp.passes.question import Question
-from interp.passes.schedule import (
-    Pass,
-    Steps,
-    TowardLoss,
-    TowardMetric,
-    _slow_paths,
-    answer_together,
-    one_pass,
-    recorded,
-    run_steps,
-    swept_reads,
-)
+from interp.passes.schedule import _slow_paths, answer_together, one_pass, run_steps
 from interp.passes.sweep import Sweep
 from interp.residual import Attribute
 from tests.configs import CONFIGS, build, some_tokens
@@ -200,6 +190,8 @@ READING: dict[str, tuple[Sequence[str], int]] = {
     "parts and what is put from their run": (["parts", "z"], 2),
     "scores and what is put": (["entropy", "z"], 3),
     "scores and scores": (["entropy", "scores"], 2),
+    "what a knock-out sees and its sweep": (["knocked out"], 1),
+    "a knock-out and scores": (["knocked out", "scores"], 2),
 }
 """How many passes, those that sweeps depart from among them; reading scores takes another path of attention."""
 
@@ -240,6 +232,14 @@ GRADIENTS: dict[str, Question] = {
     "cosines": interp.lenses.GradientCosines([3, 4, 5], matrices=["W_O"]),
     "cosines of a difference": interp.lenses.GradientCosines([3, 4, 5], [6, 7, 8], matrices=["W_O"]),
     "cosines under rules": interp.lenses.GradientCosines([3, 4, 5], matrices=["W_O"], rules="relp"),
+    "inputs": interp.tokens.TokenAttribution([3, 4, 5], method="gradient_x_input"),
+    "other inputs": interp.tokens.TokenAttribution([3, 4, 5], method="gradient_x_input", pos=-2),
+    "inputs under rules": interp.tokens.TokenAttribution([3, 4, 5], method="relp"),
+    "along a line": interp.tokens.TokenAttribution([3, 4, 5], method=interp.tokens.IntegratedGradients(3)),
+    "parts by token": interp.tokens.TokenAttribution([3, 4, 5], method="alti_logit"),
+    "methods": interp.tokens.CompareMethods(
+        [3, 4, 5], methods=["gradient_x_input", "alti_logit"], shares=[0.5], draws=1
+    ),
 }
 BACK: dict[str, tuple[Sequence[str], int, int]] = {
     "one site": (["z"], 2, 1),
@@ -259,6 +259,10 @@ BACK: dict[str, tuple[Sequence[str], int, int]] = {
     "a lens and the shapes of gradients": (["lens", "rank", "cosines"], 1, 1),
     "another loss": (["lens", "cosines of a difference"], 2, 2),
     "a lens and rules": (["lens", "cosines under rules"], 2, 2),
+    "inputs at two places": (["inputs", "other inputs"], 2, 2),
+    "parts": (["parts by token"], 1, 0),
+    "methods compared": (["methods"], 3, 1),
+    "methods and the first of them": (["methods", "inputs"], 3, 1),
 }
 """Passes forward and back per batch. The check that relevances sum takes one of each."""
 
@@ -377,6 +381,61 @@ def test_sweeps_that_read_are_one_and_each_gets_its_own_variants() -> None:
             for read in READS[1:]:
                 torch.testing.assert_close(found[name][read][i], expected[read], rtol=1e-10, atol=1e-12)
         assert len(found[name][READS[1]]) == len(variants)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "bidirectional"])
+def test_sweeps_of_the_final_stream_over_the_same_tokens_are_one(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    model, sweeps, final = build(name), [0], Sweep.final
+
+    def counted_final(sweep: Sweep) -> torch.Tensor:
+        sweeps[0] += 1
+        return final(sweep)
+
+    monkeypatch.setattr(Sweep, "final", counted_final)
+    asked = {
+        "head": [Variant([Edit("L0H1", Zero())])],
+        "none, MLP": [Variant([]), Variant([Edit("L1.mlp", Zero())])],
+    }
+    steps = {each: swept_final(Batch(CLEAN.clone()), variants) for each, variants in asked.items()}
+    found = answer_together(model, steps)
+    assert sweeps == [1]
+    for each, variants in asked.items():
+        assert len(found[each]) == len(variants)
+        for mine, variant in zip(found[each], variants, strict=True):
+            expected = interp.observe(
+                model, Batch(CLEAN), (), variant.edits, stop=model.config.n_layers
+            ).output
+            torch.testing.assert_close(mine, expected[:, -1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["patchscopes", "late layers", "a scope and its target", "two targets"])
+def test_questions_that_look_at_final_streams_share_their_sweep(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    questions, wanted = {
+        "patchscopes": ([Patchscope(CORRUPT[0]), Patchscope(CORRUPT[0].clone(), pos=-2)], 1),
+        "late layers": ([LateLayers([3, 4, 5], frequencies=torch.arange(31) + x) for x in (1.0, 9.0)], 1),
+        "a scope and its target": (
+            [Patchscope(CORRUPT[0]), LateLayers([3, 4, 5], frequencies=torch.ones(31))],
+            2,
+        ),
+        "two targets": ([Patchscope(row) for row in CORRUPT[:2]], 2),
+    }[kind]
+    sweeps, final = [0], Sweep.final
+
+    def counted_final(sweep: Sweep) -> torch.Tensor:
+        sweeps[0] += 1
+        return final(sweep)
+
+    every = dict(zip("ab", questions, strict=True))
+    with monkeypatch.context() as here:
+        here.setattr(Sweep, "final", counted_final)
+        together = answers("gpt2", every)
+    assert sweeps == [BATCHES * wanted]
+    for each, question in every.items():
+        check_alike(together[each], answers("gpt2", {each: question})[each])
 
 
 def test_what_was_found_is_freed_when_the_question_lets_go_of_it() -> None:

@@ -14,19 +14,22 @@ from interp.core.stats import ACCEPTED_MISS
 from interp.data.batch import Batch
 from interp.model import Edit, Read, Tap
 from interp.model.edits import Scale
+from interp.model.transformer import Transformer
+from interp.passes import checkpointed
+from interp.passes.checkpointed import runs_of_blocks
+from interp.passes.needs import Steps
 from interp.passes.observe import observe
-from interp.tokens import IntegratedGradients, input_gradients, token_attribution
+from interp.passes.rules import Rules
+from interp.passes.schedule import run_steps
+from interp.tokens import IntegratedGradients, token_attribution
 from interp.tokens.input_gradients import (
-    ROOM,
+    Integral,
     _adapted,
-    _kept,
     _Line,
-    _rows_at_once,
-    _runs_of_blocks,
     answer_logits,
     baseline_embedding,
-    gradient_x_input,
-    integrated_gradients,
+    gradient_x_input as gradient_steps,
+    integrated_gradients as integral_steps,
     nodes,
 )
 from tests.configs import CONFIGS, build, perturbed, some_tokens
@@ -37,6 +40,18 @@ ANSWER, WRONG = torch.tensor([3, 14, 7]), torch.tensor([5, 1, 30])
 SMOOTH = ("gpt2", "llama-gqa", "parallel", "gemma2", "post-norm", "masked-lm", "olmo2")
 BATCH = Batch(some_tokens()).with_answers(ANSWER, WRONG)
 LAST = BATCH.last()
+
+
+def gradient_x_input(
+    model: Transformer, batch: Batch, at: Tensor, *, rules: Rules = (), batch_size: int = 32
+) -> dict[str, Tensor]:
+    return run_steps(model, gradient_steps(model, batch, at, rules=rules, batch_size=batch_size))
+
+
+def integrated_gradients(
+    model: Transformer, batch: Batch, at: Tensor, how: IntegratedGradients, *, batch_size: int = 32
+) -> Integral:
+    return run_steps(model, integral_steps(model, batch, at, how, batch_size=batch_size))
 
 
 def logit_difference(name: str, embed: Tensor) -> Tensor:
@@ -135,7 +150,8 @@ class Bend(_Line):
     def part(self, s: float) -> float:
         return 3.0 * math.atan((s - self.centre) / self.width)
 
-    def look(self, points: Iterable[float]) -> None:
+    def look(self, points: Iterable[float]) -> Steps[None]:
+        yield from ()
         for s in set(points) - self.products.keys():
             steep = 3.0 * self.width / (self.width**2 + (s - self.centre) ** 2)
             self.products[s] = torch.tensor([steep, math.cos(5 * s)], dtype=torch.float64)
@@ -152,7 +168,7 @@ class Bend(_Line):
 def test_a_step_in_the_logit_is_found_wherever_it_is(centre: float, width: float) -> None:
     """The arctangent has its integral in closed form; the error that is told bounds the one there is."""
     line = Bend(centre, width)
-    weights, error = _adapted(line, 256)  # type: ignore[arg-type]
+    weights, error = run_steps(build("gpt2"), _adapted(line, 256))
     found = line.summed(weights)
     exact = torch.tensor([line.part(1.0) - line.part(0.0), math.sin(5.0) / 5])
     off = float((found - exact).abs().max()) / abs(line.total)
@@ -170,11 +186,11 @@ def test_a_step_in_the_logit_is_found_wherever_it_is(centre: float, width: float
 
 def test_a_line_that_is_smooth_costs_few_gradients_and_one_that_is_not_no_more_than_allowed() -> None:
     line = Bend(0.4, 2.0)
-    _, error = _adapted(line, 256)  # type: ignore[arg-type]
+    _, error = run_steps(build("gpt2"), _adapted(line, 256))
     assert len(line.products) == 17 and error < 1e-3
     for steps in (3, 4, 17, 18, 40):
         line = Bend(1 / 3, 1e-9)
-        _, error = _adapted(line, steps)  # type: ignore[arg-type]
+        _, error = run_steps(build("gpt2"), _adapted(line, steps))
         assert steps - 1 <= len(line.products) <= steps and error > ACCEPTED_MISS
 
 
@@ -192,16 +208,14 @@ def test_scores_are_those_of_a_loop_a_hundred_times_finer(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SMOOTH)
-def test_gradients_by_runs_of_blocks_are_those_of_one_pass(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_byruns_of_blocks_are_those_of_one_pass(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model, how = build(name), IntegratedGradients(5)
     whole, slope = (
         integrated_gradients(model, BATCH, LAST, how),
         gradient_x_input(model, BATCH, LAST)["value"],
     )
-    monkeypatch.setattr(input_gradients, "ROOM", 1)
-    assert [len(run) for run in _runs_of_blocks(model, BATCH)] == [1] * model.config.n_layers
+    monkeypatch.setattr(checkpointed, "ROOM", 1)
+    assert [len(run) for run in runs_of_blocks(model, BATCH)] == [1] * model.config.n_layers
     assert_close(integrated_gradients(model, BATCH, LAST, how).score, whole.score)
     assert_close(gradient_x_input(model, BATCH, LAST)["value"], slope)
     edited = model.edited([Edit("L1H0", Scale(0.5))])
@@ -209,15 +223,6 @@ def test_gradients_by_runs_of_blocks_are_those_of_one_pass(
     monkeypatch.undo()
     assert_close(by_runs, gradient_x_input(edited, BATCH, LAST)["value"])
     assert not torch.allclose(by_runs, slope)
-
-
-def test_a_passs_rows_follow_from_the_length_and_fit_the_room() -> None:
-    model = build("gpt2")
-    for width in (1, 10, 24):
-        batch = Batch(torch.zeros(4, width, dtype=torch.long))
-        rows = _rows_at_once(model, batch, 10**9)
-        assert rows * model.config.n_layers * _kept(model, batch) <= ROOM
-    assert _rows_at_once(model, batch, 3) == 3
 
 
 def test_a_prompt_has_the_same_bits_alone_and_in_a_batch() -> None:

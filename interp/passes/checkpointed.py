@@ -1,0 +1,90 @@
+"""Gradients at the embeddings in bounded memory: blocks are differentiated in runs, the last first.
+
+What a backward pass keeps of its forward pass grows with the rows, their length and the blocks. Where a whole pass
+would keep too much, each run of blocks is computed once more from the stream that entered it: a second forward pass for
+bounded memory (gradient checkpointing, Chen et al. 2016, arXiv:1604.06174).
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.core.stats import wide
+from interp.data.batch import Batch
+from interp.model.edits import Edit
+from interp.model.sites import EMBEDDING_SITES, final_stream
+from interp.model.tap import Read, Trace
+from interp.model.transformer import Transformer
+from interp.passes.observe import observe
+
+ROOM = 256 * 2**20
+"""Bytes that a backward pass may keep of its forward pass, about."""
+KEPT = 20
+"""Numbers per unit of the stream's width that a block keeps of a token for its backward pass; 19 in a Llama."""
+
+
+def kept_bytes(model: Transformer, batch: Batch) -> int:
+    """Bytes that a block keeps of one row for its backward pass, about."""
+    config, width = model.config, batch.tokens.shape[1]
+    return width * (KEPT * config.d_model + config.n_heads * width) * model.dtype.itemsize
+
+
+def rows_at_once(model: Transformer, batch: Batch, most: int) -> int:
+    """Rows of a differentiated pass: as many as fit, at most so many, at least one."""
+    return max(1, min(most, ROOM // max(1, model.config.n_layers * kept_bytes(model, batch))))
+
+
+def runs_of_blocks(model: Transformer, batch: Batch) -> list[range]:
+    """All blocks, in as many runs as it takes for the rows of a run to fit; one where a pass cannot begin later."""
+    n = model.config.n_layers
+    room = max(1, ROOM // max(1, len(batch) * kept_bytes(model, batch)))
+    if not model.restarts or room >= n:
+        return [range(n)]
+    return [range(i, min(i + room, n)) for i in range(0, n, room)]
+
+
+def differentiated_in_runs(
+    model: Transformer,
+    batch: Batch,
+    reads: Sequence[Read],
+    edits: Sequence[Edit],
+    number: Callable[[Tensor], Float[Tensor, ""]],
+    runs: Sequence[range],
+) -> tuple[Trace, Float[Tensor, "b p d"]]:
+    """What `observe` reads of a pass that is differentiated towards a number of its final stream, and that stream.
+
+    reads: at the embeddings, and the gradient of the final stream. edits: of the embeddings. runs: all blocks, in at
+    least two parts.
+    """
+    end = Read(final_stream(model.config), grad=True)
+    own, batch = [read for read in reads if read != end], batch.to(model.device)
+    places = {*(read.site for read in own), *(edit.site for edit in edits)}
+    assert places <= set(EMBEDDING_SITES), "only the first run has reads and edits"
+    first, *later = runs
+    entering = [observe(model, batch, (), edits, stop=first.stop).output]
+    with torch.no_grad():
+        for run in later:
+            entering.append(_through(model, batch, entering[-1], run))
+    final = entering.pop().detach().requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(number(final), final)
+    gradient = slope
+    for run in reversed(later):
+        with torch.enable_grad():
+            entered = entering.pop().requires_grad_()
+            (gradient,) = torch.autograd.grad(_through(model, batch, entered, run), entered, gradient)
+
+    def along(stream: Tensor) -> Float[Tensor, ""]:
+        return (wide(stream) * wide(gradient)).sum()
+
+    trace = observe(model, batch, own, edits, stop=first.stop, metric=along).trace
+    return Trace({**trace, end: slope}), final.detach()
+
+
+def _through(
+    model: Transformer, batch: Batch, stream: Float[Tensor, "b p d"], blocks: range
+) -> Float[Tensor, "b p d"]:
+    """The stream after these blocks, from the one that enters the first of them."""
+    return model(stream, start=blocks.start, stop=blocks.stop, keep=batch.keep, documents=batch.documents)
