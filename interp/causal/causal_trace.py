@@ -43,16 +43,7 @@ from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, answer_probability, as_metric
 from interp.passes.needs import Recorded, Steps, recorded, swept
 from interp.passes.observe import Model, Subject, text_of
-from interp.passes.question import (
-    AnswerTokens,
-    Ask,
-    ByRow,
-    NotFiniteError,
-    Question,
-    Reading,
-    Staged,
-    Values,
-)
+from interp.passes.question import Ask, ByRow, NotFiniteError, Question, Reading, Staged, Values
 from interp.passes.sweep import Swept
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data

@@ -44,7 +44,7 @@ from interp.passes import needs
 from interp.passes.metrics import Metric
 from interp.passes.needs import Steps
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Values
+from interp.passes.question import ByRow, NotFiniteError, Values
 from interp.passes.sweep import Swept
 from interp.passes.variants import Variant
 

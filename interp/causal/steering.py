@@ -40,16 +40,7 @@ from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence, next_token_loss
 from interp.passes.needs import Steps, swept_by
 from interp.passes.observe import Subject
-from interp.passes.question import (
-    AnswerTokens,
-    Ask,
-    ByRow,
-    NotFiniteError,
-    Question,
-    Staged,
-    Stages,
-    Values,
-)
+from interp.passes.question import Ask, ByRow, NotFiniteError, Question, Staged, Stages, Values
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data, of_weights
 

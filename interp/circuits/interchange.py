@@ -45,7 +45,7 @@ from interp.passes.memory import room, that_fit
 from interp.passes.metrics import LogitFunction, Metric, as_metric
 from interp.passes.needs import Steps, TowardMetric, recorded
 from interp.passes.observe import Model, Subject, observe, text_of
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
+from interp.passes.question import ByRow, NotFiniteError, Question
 from interp.passes.sweep import Judge
 from interp.runs.functions import of_pairs
 

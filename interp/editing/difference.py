@@ -46,7 +46,7 @@ from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence
 from interp.passes.needs import Recorded, Steps, recorded, swept
 from interp.passes.observe import Model, Subject
-from interp.passes.question import AnswerTokens, ByRow, NotFiniteError, Question
+from interp.passes.question import ByRow, NotFiniteError, Question
 from interp.passes.sweep import Judge
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data

@@ -45,7 +45,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.needs import Steps, swept_final
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, Ask, ByRow, Question, Reading, ReadingThen, Staged
+from interp.passes.question import Ask, ByRow, Question, Reading, ReadingThen, Staged
 from interp.passes.variants import Variant
 from interp.residual.decomposition import not_linear
 from interp.residual.written import check_arrives, reads_of, written_by

@@ -30,7 +30,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.needs import Steps, swept_final
 from interp.passes.observe import Model, Subject, as_model
-from interp.passes.question import AnswerTokens, ByRow, Question, ReadingThen
+from interp.passes.question import ByRow, Question, ReadingThen
 from interp.passes.variants import Variant
 from interp.runs.functions import of_data
 

@@ -61,7 +61,7 @@ class TowardMetric:
 
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""
-        about = (batch.answer, batch.wrong, batch.row, self.reference, self.example)
+        about = (batch.answer, batch.wrong, batch.forced, batch.row, self.reference, self.example)
         return metric_key(self.metric), self.in_runs, *map(id, about)
 
 
@@ -83,7 +83,7 @@ class TowardLoss:
 
     def key(self, batch: Batch) -> Hashable:
         """Equal for passes over the same tokens that are differentiated towards the same number."""
-        return self.loss, self.everywhere, *map(id, (batch.answer, batch.wrong, batch.row))
+        return self.loss, self.everywhere, *map(id, (batch.answer, batch.wrong, batch.forced, batch.row))
 
 
 Toward = TowardMetric | TowardLoss
@@ -123,7 +123,7 @@ class Recorded:
     batch: Batch
     trace: Trace
     final: Float[Tensor, "b p d"] | None
-    _homes: dict[bool, Float[Tensor, "b n d"]] = field(default_factory=dict)
+    _homes: dict[tuple[bool, bool], Float[Tensor, "b n d"]] = field(default_factory=dict)
     _values: dict[Hashable, tuple[object, Float[Tensor, "b"]]] = field(default_factory=dict)
     """Metrics by what they are and are about, each with the tensors whose identities stand in its key."""
     _missed: list[dict[str, Float[Tensor, "b"]]] = field(default_factory=list)
@@ -136,9 +136,11 @@ class Recorded:
 
     def home(self, metric: Metric) -> Float[Tensor, "b n d"]:
         """The final stream at the columns that the metric sees; the same tensor for all who ask."""
-        if metric.everywhere not in self._homes:
-            self._homes[metric.everywhere] = metric.sees(self.end, self.batch)
-        return self._homes[metric.everywhere]
+        of_answer = metric.of_answer and self.batch.forced is not None
+        key = metric.everywhere, of_answer
+        if key not in self._homes:
+            self._homes[key] = metric.sees(self.end, self.batch)
+        return self._homes[key]
 
     def reference(self, metric: Metric) -> Float[Tensor, "b n d"] | None:
         """What a metric compares with, where it compares with this run; None for one that compares with none."""
@@ -155,7 +157,7 @@ class Recorded:
 
     def value(self, metric: Metric, reference: Float[Tensor, "b n d"] | None = None) -> Float[Tensor, "b"]:
         """The metric of every row; one that compares does so with the reference. Computed once for all who ask."""
-        about = (self.batch.answer, self.batch.wrong, self.batch.row, reference)
+        about = (self.batch.answer, self.batch.wrong, self.batch.forced, self.batch.row, reference)
         key = (metric_key(metric), *map(id, about))
         if key not in self._values:
             judge = Judge(metric, self.batch, self.model, reference)

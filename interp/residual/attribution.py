@@ -44,7 +44,7 @@ from interp.passes.frozen import (
 )
 from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading, Values
+from interp.passes.question import ByRow, Question, Reading, Values
 from interp.residual.decomposition import (
     EPS,
     IncompleteSumError,

@@ -31,7 +31,7 @@ from interp.model.tap import Trace
 from interp.model.transformer import Transformer
 from interp.passes.needs import Steps, recorded
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, ReadingThen
+from interp.passes.question import ByRow, Question, ReadingThen
 from interp.runs.functions import of_data
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.tokens.mixing import check_tokens

@@ -28,7 +28,7 @@ from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
 from interp.passes.needs import Steps
 from interp.passes.observe import Subject
-from interp.passes.question import AnswerTokens, ByRow, Question, Reading, ReadingThen
+from interp.passes.question import ByRow, Question, Reading, ReadingThen
 from interp.passes.rules import promises, under_rules
 from interp.runs.functions import of_data
 from interp.tokens.alti_logit import AltiLogit, alti_logit, check_alti_logit
