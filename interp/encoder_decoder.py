@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from interp import families
 from interp.core.boundary import Device, Precision, as_dtype, public
 from interp.core.viewer import Shown, fitted
-from interp.data.batch import Batch, Prompts, Side, Text
+from interp.data.batch import Batch, Prompts, Side
+from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.hub import located
 from interp.families.live import inside

@@ -20,7 +20,8 @@ from interp.core.boundary import Device, Precision, as_dtype, nearest, public
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import narrowed
 from interp.core.viewer import Shown, fitted
-from interp.data.batch import Batch, Prompts, Side, Text
+from interp.data.batch import Batch, Prompts, Side
+from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer
 from interp.families.hub import located
 from interp.families.live import inside

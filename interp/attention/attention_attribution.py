@@ -27,7 +27,8 @@ from interp.attention.score_parts import (
 )
 from interp.core.results import labelled
 from interp.core.stats import WIDE, Partial, Rows
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.parts import Named, Part
 from interp.model.transformer import Transformer

@@ -42,8 +42,9 @@ from interp.core.patterns import (
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import SIGNED, MaskedMeans, Means, Moments, Partial, two_sided_p
 from interp.core.transfers import fetched, sent
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
 from interp.data.stream import ROWS, DataSource, prompt_source
+from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
 from interp.model.records import why_not_additive

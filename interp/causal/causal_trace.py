@@ -30,9 +30,10 @@ from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, wide
 from interp.core.transfers import fetched, sent
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource
+from interp.data.text import Text
 from interp.model.attention import picked
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set

@@ -33,7 +33,8 @@ from interp.core.stats import (
 )
 from interp.core.transfers import check, sent
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Index
 from interp.model.layout import each_position

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from interp.core.boundary import public, shape_text
 from interp.core.transfers import sent
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer
 
 ROLES = ("first subject", "middle subject", "last subject", "first after", "further", "last token")

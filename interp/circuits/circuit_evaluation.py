@@ -325,19 +325,13 @@ def _checked(
     own, _, single, some, whole, deeper = shares.split([1, 2 * draws, n, k, k, rest], 1)
     kinds = KINDS if draws else KINDS[:1]
     nothing = shares.new_full((len(shares), len(kinds)), torch.nan)
-    faithful = _rows(shares, draws, n + k)
+    faithful, score = _rows(shares, draws, n + k), partial(Score.of, unit=SHARE, fewest=fewest)
+    minimality = torch.cat((nothing, own - single, own - some), 1)
+    difference = torch.cat((nothing, torch.full_like(single, torch.nan), whole - some), 1)
     table = {
-        "faithfulness": Score.of(
-            Moments.of(faithful), SHARE, _random_first(faithful) if draws else torch.nan, fewest=fewest
-        ),
-        "minimality": Score.of(
-            Moments.of(torch.cat((nothing, own - single, own - some), 1)), SHARE, fewest=fewest
-        ),
-        "difference": Score.of(
-            Moments.of(torch.cat((nothing, torch.full_like(single, torch.nan), whole - some), 1)),
-            SHARE,
-            fewest=fewest,
-        ),
+        "faithfulness": score(Moments.of(faithful), null=_random_first(faithful) if draws else torch.nan),
+        "minimality": score(Moments.of(minimality)),
+        "difference": score(Moments.of(difference)),
     }
     table["incompleteness"] = _size(table["difference"])
     every = knocked.nodes

@@ -9,8 +9,9 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
 from interp.data.ids import check_contrast
+from interp.data.text import Text
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,16 +1,13 @@
-"""From text to token ids and back, and a batch of token rows with its padding said explicitly.
-
-Nothing downstream guesses padding from the tokens. One rule for the beginning-of-sequence token: once, or not at all.
-"""
+"""A batch of token rows with its padding said explicitly: nothing downstream guesses it from the tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import chain, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Annotated, Literal, TypeGuard
+from typing import Annotated, Literal, TypeGuard
 
 import numpy as np
 import torch
@@ -19,24 +16,12 @@ from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
 from interp.core.boundary import MOST, Required, public, shape_text, shown
-from interp.core.notes import note
 from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
-from interp.data.ids import IDS, Encoding, check_contrast, described, is_id, is_row, no_ids, sorted_out
-from interp.data.tokenizers import (
-    BatchTokenizer,
-    EndingTokenizer,
-    SpecialTokenizer,
-    Tokenizer,
-    UnreadTokenizer,
-)
+from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.model.attention import Memory
 from interp.model.layout import Layout, PerRow, Places, Tokens, several
 from interp.model.transformer import ID_TYPES
-
-if TYPE_CHECKING:
-    import xarray as xr
-
 
 Side = Literal["left", "right"]
 
@@ -488,9 +473,9 @@ def no_prompts(value: object) -> str | None:
 def _no_answers(value: object) -> str | None:
     """None for what may be answers; else how to write what was meant, "" where nothing is close."""
     if isinstance(value, Tensor):
-        return no_ids(value, (0, 1))
+        return no_ids(value, (0, 1, 2))
     if isinstance(value, np.ndarray):
-        return None if value.dtype.kind in "US" and value.ndim == 1 else no_ids(value, (0, 1))
+        return None if value.dtype.kind in "US" and value.ndim == 1 else no_ids(value, (0, 1, 2))
     every = list(islice(value, MOST)) if isinstance(value, list | tuple) else [value]
     return None if all(isinstance(each, str) or is_id(each) or is_row(each) for each in every) else ""
 
@@ -561,332 +546,3 @@ def encoded(given: Mapping[str, object], *, side: Side = "right") -> Batch:
     if found.types is not None:
         batch = replace(batch, types=Batch.of(found.types, side=side).tokens)
     return batch
-
-
-class Text:
-    """Tokenisation for one model: prompts in, batches out.
-
-    tokenizer: one that is still in its files is read when it is first needed (`UnreadTokenizer`).
-    special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
-    d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
-    ends: the ids at which the model's own generation ends; none = the tokenizer's end of text.
-    prepend_bos: whether texts begin with BOS, where nobody says otherwise and there is one.
-    """
-
-    _why: str | None = None  # the tokenizer cannot be read
-    _bos_said = False
-
-    def __init__(
-        self,
-        tokenizer: Tokenizer | UnreadTokenizer | None,
-        n_ctx: int,
-        d_vocab: int,
-        *,
-        special: bool = False,
-        d_vocab_out: int | None = None,
-        ends: Sequence[int] = (),
-        prepend_bos: bool = True,
-    ) -> None:
-        self._given = tokenizer
-        self.prepend_bos = prepend_bos
-        self._ends = tuple(ends)
-        self.n_ctx = n_ctx
-        self.d_vocab = d_vocab
-        self._d_vocab_out = d_vocab_out
-        self._wants_special = special
-
-    def __getstate__(self) -> dict[str, object]:
-        """What another process gets: the tokenizer itself, since its files may not be there, and nothing looked up."""
-        given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
-        sizes = {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
-        return given | sizes | {"_ends": self._ends, "prepend_bos": self.prepend_bos}
-
-    @cached_property
-    def _tokenizer(self) -> Tokenizer | None:
-        """The tokenizer, read now if it was not; None if there is none, or none that can be read."""
-        if not isinstance(self._given, UnreadTokenizer):
-            return self._given
-        try:
-            return self._given.opened()
-        except ValueError as cause:
-            self._why = str(cause)
-            return None
-
-    @cached_property
-    def _special(self) -> bool:
-        """Whether texts get all special tokens that their tokenizer adds."""
-        return self._wants_special and isinstance(self._tokenizer, SpecialTokenizer)
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """The tokenizer; ValueError if the model came without one, or with one that cannot be read."""
-        if self._tokenizer is None:
-            raise ValueError(self.refused)
-        return self._tokenizer
-
-    @property
-    def has_tokenizer(self) -> bool:
-        """Whether the model came with a tokenizer that can be read."""
-        return self._tokenizer is not None
-
-    @property
-    def refused(self) -> str | None:
-        """That texts are refused, why, and what to do; None for a model with a tokenizer."""
-        if self._tokenizer is not None:
-            return None
-        what = f"texts are refused, {self._why}" if self._why else "this model has no tokenizer"
-        return f"{what}: pass token ids, or give a tokenizer: from_pretrained(source, tokenizer=tokenizer)"
-
-    @property
-    def settings(self) -> tuple[int, int, int | None, bool, bool]:
-        """All that decides ids beside the tokenizer: what `_begun`, `_checked` and `outputs` look at."""
-        return self.n_ctx, self.d_vocab, self._d_vocab_out, self._special, self.prepend_bos
-
-    @property
-    def bos_id(self) -> int | None:
-        """The id that begins a sequence; None without one that the model has a row for."""
-        return None if self._tokenizer is None else self._within(self._tokenizer.bos_id)
-
-    @property
-    def eos_id(self) -> int | None:
-        """The id that ends a text; None without one that the model has a row for."""
-        return None if self._tokenizer is None else self._within(self._tokenizer.eos_id)
-
-    @property
-    def end_ids(self) -> frozenset[int]:
-        """The ids at which a continuation ends: those of the model, or else of the tokenizer, its end of text first."""
-        tokenizer = self._tokenizer
-        own = () if tokenizer is None else (tokenizer.eos_id,)
-        own = (*own, *tokenizer.ends) if isinstance(tokenizer, EndingTokenizer) else own
-        stated = {i for i in map(self._within, self._ends) if i is not None}
-        return frozenset(stated or {i for i in map(self._within, own) if i is not None})
-
-    @property
-    def pad_id(self) -> int:
-        """The id at padding, which no result depends on: the tokenizer's, or another that the model has a row for."""
-        own = None if self._tokenizer is None else self._within(self._tokenizer.pad_id)
-        return next((i for i in (own, self.eos_id, self.bos_id) if i is not None), 0)
-
-    def _within(self, token: int | None) -> int | None:
-        """The id, or None if the model has no row for it."""
-        return token if token is not None and 0 <= token < self.d_vocab else None
-
-    @public(unchecked=("prompts",))
-    def batch(self, prompts: Prompts, *, prepend_bos: bool | None = None, side: Side = "right") -> Batch:
-        """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
-
-        prepend_bos: None = as the model's own default says (`from_pretrained(..., default_prepend_bos=)`).
-        A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special
-        tokens.
-
-        Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
-        """
-        if isinstance(prompts, Batch):
-            return self._checked(prompts)
-        if isinstance(prompts, Tensor | np.ndarray):
-            ids = torch.as_tensor(prompts)
-            return self._checked(Batch(ids[None] if ids.ndim == 1 else ids))
-        if isinstance(prompts, Mapping):
-            batch = encoded(prompts, side=side)
-            hidden = ~batch.real & (
-                batch.tokens >= self.d_vocab
-            )  # padding that was added to a tokenizer later
-            return self._checked(replace(batch, tokens=batch.tokens.masked_fill(hidden, self.pad_id)))
-        if not is_prompts(prompts):
-            raise ValueError(
-                "prompts are required: a text, texts, token ids [pos] or [batch, pos], what a tokenizer returns, or a "
-                f"Batch, got {described(prompts)}"
-            )
-        texts, numbers = sorted_out(prompts)
-        if not texts:
-            return self._checked(Batch.of(numbers, side=side))
-        rows = [self.ids(text, prepend_bos=prepend_bos) for text in texts]
-        bos = self._with_bos(prepend_bos) and self.bos_id is not None and not self._special
-        return self._checked(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
-
-    def ids(self, text: str, *, prepend_bos: bool | None = None) -> list[int]:
-        """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
-
-        For encoders: with all special tokens, or none with `prepend_bos=False`.
-        Errors: ValueError for an empty text. No call takes one for BOS alone, which is a prompt as ids: a text that was
-        left empty by mistake would have an answer too.
-        """
-        if not text:
-            alone = "" if self.bos_id is None else f"; BOS alone is a prompt as ids, [[{self.bos_id}]]"
-            raise ValueError(f"the prompt is empty: at least one character is required{alone}")
-        if self._special:
-            assert isinstance(self._tokenizer, SpecialTokenizer)
-            special = self._with_bos(prepend_bos)
-            return self._tokenizer.with_special(text) if special else self._tokenizer.encode(text)
-        return self._begun(self.tokenizer.encode(text), prepend_bos)
-
-    def many(self, texts: Sequence[str], *, prepend_bos: bool | None = None) -> list[list[int]]:
-        """What `ids` gives for each of these texts, encoded together where the tokenizer can."""
-        tokenizer = self.tokenizer
-        if self._special or not all(texts) or not isinstance(tokenizer, BatchTokenizer):
-            return [self.ids(text, prepend_bos=prepend_bos) for text in texts]
-        return [self._begun(ids, prepend_bos) for ids in tokenizer.encode_batch(texts)]
-
-    def _with_bos(self, given: bool | None) -> bool:
-        """Whether texts begin with BOS: as a call says, else as the model's default does."""
-        return self.prepend_bos if given is None else given
-
-    def _begun(self, ids: list[int], prepend_bos: bool | None) -> list[int]:
-        if not self._with_bos(prepend_bos):
-            return ids
-        if not self._bos_said:
-            self._say_bos()
-        bos = self.bos_id
-        return ids if bos is None or ids[:1] == [bos] else [bos, *ids]
-
-    def _say_bos(self) -> None:
-        """Say where texts begin otherwise than the tokenizer alone would have them begin."""
-        self._bos_said = True
-        tokenizer, bos = self.tokenizer, self.bos_id
-        if bos is None and tokenizer.bos_id is not None:
-            note(f"texts begin without BOS here: {self.outside(tokenizer.bos_id)}")
-            return
-        if not isinstance(tokenizer, SpecialTokenizer):
-            return
-        alone, theirs = tokenizer.encode("a"), tokenizer.with_special("a")
-        ours = alone if bos is None else [bos, *alone]
-        if theirs == alone and bos is not None:
-            note(
-                f"texts begin with {tokenizer.piece(bos)} (BOS) here; this model's own tokenizer would not prepend it; "
-                "prepend_bos=False leaves it out"
-            )
-        elif theirs != ours:
-            here, there = (" ".join(map(tokenizer.piece, ids)) for ids in (ours, theirs))
-            note(
-                f"the text 'a' is {here} here; this model's own tokenizer makes {there} of it, with special tokens "
-                "that are not added to texts: give what the tokenizer returns as the prompt to have them"
-            )
-
-    def outside(self, token: int) -> str:
-        """What is said of an id that the model has no row for: the bounds, the id, and its token if it has one."""
-        said = f"token ids must be in [0, {self.d_vocab - 1}], got {token}"
-        try:
-            piece = self._tokenizer.piece(token) if self._tokenizer and self.d_vocab <= token < 2**31 else ""
-        except IndexError:  # an id of no token
-            piece = ""
-        return f"{said}, the tokenizer's {piece!r}, which this model has no row for" if piece else said
-
-    def single(self, text: str) -> int:
-        """The one token that `text` is; ValueError naming the tokens if it is several, or if there is no tokenizer."""
-        ids = self.tokenizer.encode(text)
-        if len(ids) != 1:
-            pieces = [self.tokenizer.piece(i) for i in ids]
-            spaced = f" {text}"
-            hint = f"; {spaced!r} is one" if len(self.tokenizer.encode(spaced)) == 1 else ""
-            raise ValueError(f"{text!r} must be a single token, got {len(ids)}: {pieces}{hint}")
-        return ids[0]
-
-    def pieces(self, ids: Int[Tensor, "p"] | Sequence[int]) -> list[str]:
-        """The text of each token; ids in brackets where the model has no tokenizer."""
-        values = [int(i) for i in ids]
-        if self._tokenizer is None:
-            return [f"<{i}>" for i in values]
-        return [self._tokenizer.piece(i) for i in values]
-
-    def token_words(self, ids: Int[Tensor, "b p"]) -> tuple[tuple[str, str], Shaped[np.ndarray, "b p"]]:
-        """The dims and the texts of a result's coordinate `token`, from `Batch.token_ids`; "" at padding."""
-        return ("prompt", "pos"), self.words(ids.cpu().numpy())
-
-    def worded(self, result: xr.Dataset, **words: str) -> xr.Dataset:
-        """The result with the texts of its token ids: with `word="top_token"` those of `top_token` as `word`."""
-        texts = {name: (result[ids].dims, self.words(result[ids].to_numpy())) for name, ids in words.items()}
-        return result.assign(texts)
-
-    @property
-    def of_outputs(self) -> Text:
-        """How the model's outputs are told: as its tokens, or as numbers in brackets where they are not its tokens."""
-        return self if self._d_vocab_out is None else Text(None, self.n_ctx, self._d_vocab_out)
-
-    def words(self, ids: Int[np.ndarray, "*n"]) -> Shaped[np.ndarray, "*n"]:
-        """The text of each token of an array, as Python strings; "" for -1, which stands for none.
-
-        Python's own, since NumPy's arrays of characters drop NULs from the end of a text, and a token can be a NUL.
-        """
-        unique, inverse = np.unique(ids, return_inverse=True)
-        texts = ["" if i < 0 else self.pieces([int(i)])[0] for i in unique]
-        return np.array(texts, dtype=object)[inverse].reshape(ids.shape)
-
-    def targets(self, answers: Answers, rows: int) -> Int[Tensor, "b"]:
-        """One answer per row, from one for all rows or one for each; texts must be single tokens."""
-        ids = self.outputs(answers)
-        if len(ids) == 1:
-            return ids.expand(rows)
-        if len(ids) != rows:
-            raise ValueError(f"one answer per prompt is required, got {len(ids)} answers for {rows} prompts")
-        return ids
-
-    def outputs(self, answers: Answers) -> Int[Tensor, "n"]:
-        """Answers as numbers of the model's outputs: token ids, or where those are not the tokens, what is given.
-
-        Errors: as `tokens`, and ValueError for a text where the outputs are not the tokens.
-        """
-        if self._d_vocab_out is None:
-            return self.tokens(answers)
-        given = answers if isinstance(answers, list | tuple) else [answers]
-        if any(isinstance(each, str) for each in given):
-            raise ValueError(
-                f"the outputs of this model are not its tokens: a number in [0, {self._d_vocab_out - 1}] is required, "
-                f"got {answers!r}"
-            )
-        return self.of_outputs.tokens(answers)
-
-    def continuations(self, answers: Answers) -> list[list[int]]:
-        """The tokens of each answer: one for a number, one or several for a text or a list of ids.
-
-        Errors: as `tokens`, but for answers of several tokens; ValueError for an empty one.
-        """
-        given = answers if isinstance(answers, list | tuple) else [answers]
-        if not any(isinstance(each, str) or is_row(each) for each in given):
-            return [[token] for token in self.outputs(answers).tolist()]
-        found = [self._continuation(each) for each in given]
-        if not all(found):
-            raise ValueError(
-                f"an answer of at least one token is required, got {described(answers)} with an empty one"
-            )
-        return [self.outputs(tokens).tolist() for tokens in found]
-
-    def _continuation(self, answer: object) -> list[int]:
-        """The ids of one answer."""
-        if isinstance(answer, str):
-            return self.tokenizer.encode(answer)
-        return [int(each) for each in answer] if is_row(answer) else [int(answer)]  # type: ignore[call-overload]
-
-    def tokens(self, answers: Answers) -> Int[Tensor, "n"]:
-        """Tokens as ids; texts must be single tokens.
-
-        Errors: ValueError for a text of several tokens, an id outside the vocabulary, no answer, or anything else.
-        """
-        given = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
-        every: list[object] = list(given) if isinstance(given, list | tuple) else [given]
-        if not every or not all(isinstance(a, str) or is_id(a) for a in every):
-            raise ValueError(
-                "an answer is a text of a single token or an id, one for all prompts or one for each, got "
-                f"{described(answers)}"
-            )
-        ids = [int(a) if is_id(a) else self.single(str(a)) for a in every]
-        if bad := [i for i in ids if self._within(i) is None]:
-            raise ValueError(f"answer tokens {self.outside(bad[0]).removeprefix('token ids ')}")
-        return torch.tensor(ids)
-
-    def _checked(self, batch: Batch) -> Batch:
-        n = batch.tokens.shape[1]
-        if n > self.n_ctx:
-            raise ValueError(f"the prompt has {n} tokens, the model's context holds {self.n_ctx}")
-        low, high = int(batch.tokens.min()), int(batch.tokens.max())
-        if low < 0 or high >= self.d_vocab:
-            wrong = low if low < 0 else high
-            row, at = (batch.tokens == wrong).nonzero()[0].tolist()
-            raise ValueError(f"{self.outside(wrong)}; at position {at} of prompt {row}")
-        most = self.of_outputs.d_vocab
-        for name in ("answer", "wrong"):
-            given = getattr(batch, name)
-            if given is not None and (bad := [i for i in given.tolist() if not 0 <= i < most]):
-                raise ValueError(f"{name} must be in [0, {most - 1}], got {bad[0]}")
-        if batch.answer is not None and batch.wrong is not None:
-            check_contrast(batch.answer.cpu(), batch.wrong.cpu(), batch.row, self.of_outputs.pieces)
-        return batch.numbered()

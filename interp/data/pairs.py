@@ -10,8 +10,9 @@ from typing import TypeGuard
 import torch
 
 from interp.core.boundary import public
-from interp.data.batch import Batch, Prompts, Text, counted, is_prompts
+from interp.data.batch import Batch, Prompts, counted, is_prompts
 from interp.data.sources import Data, Example, Rejected, Row, Source, digest_of, open_source
+from interp.data.text import Text
 
 
 @public()

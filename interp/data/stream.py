@@ -20,9 +20,10 @@ import numpy as np
 import torch
 
 from interp.core.boundary import public
-from interp.data.batch import Batch, Text, counted, is_prompts
+from interp.data.batch import Batch, counted, is_prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Example, Plain, Rejected, Row, Source, open_source
+from interp.data.text import Text
 from interp.model.config import Json
 
 TooLong = Literal["set_aside", "truncate", "split"]

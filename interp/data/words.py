@@ -1,6 +1,6 @@
 """Words that are one token in running text."""
 
-from interp.data.batch import Text
+from interp.data.text import Text
 
 
 def single_token(text: Text, word: str) -> int | None:

@@ -20,7 +20,8 @@ from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, scored
 from interp.core.stats import ANYWHERE, FEWEST_LOSSES, POSITIVE, Means, Partial, over, ratio, wide
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.editing.exchange import Other
 from interp.model.loss import next_token_loss, predicted
 from interp.model.transformer import Transformer

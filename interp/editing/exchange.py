@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from interp.core.boundary import nearest
 from interp.core.transfers import fetched
-from interp.data.batch import Text
+from interp.data.text import Text
 from interp.model import sites
 from interp.model.attention import Attention
 from interp.model.config import ModelConfig

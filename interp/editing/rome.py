@@ -21,9 +21,10 @@ from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
 from interp.core.transfers import ended, sent
 from interp.core.viewer import Brief
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
+from interp.data.text import Text
 from interp.editing.editors import entering, posed
 from interp.editing.weight_edit import WeightEdit
 from interp.model.edits import Edit

@@ -22,10 +22,11 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Partial, if_at_least, t95
 from interp.core.transfers import check, sent
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source
+from interp.data.text import Text
 from interp.features.sae import SAE
 from interp.model.edits import Edit
 from interp.model.loss import next_token_loss, predicted

@@ -24,7 +24,8 @@ from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles
 from interp.core.stats import ANYWHERE, Means, Partial, Reduction, if_at_least, ratio, wide
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.features.sae import SAE
 from interp.features.sae_metrics import counted_tokens
 from interp.model.parts import Part, as_site

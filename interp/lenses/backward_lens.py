@@ -25,7 +25,8 @@ from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, wide
 from interp.core.tiles import row_tiles
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
+from interp.data.text import Text
 from interp.lenses.factors import (
     WRITERS,
     GradientFactors,

@@ -24,9 +24,10 @@ from interp.core.boundary import Count, public
 from interp.core.results import labelled
 from interp.core.stats import Partial, wide
 from interp.core.transfers import sent
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
 from interp.data.sources import Data
 from interp.data.stream import DataSource, PromptBatches, Stream, prompt_source
+from interp.data.text import Text
 from interp.lenses.fitted_jacobian_lens import FittedJacobianLens, token_directions
 from interp.model.config import ModelConfig
 from interp.model.kv_cache import KVCache, Prefix

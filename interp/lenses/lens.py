@@ -25,7 +25,8 @@ from interp.core.results import Score, check_result, labelled, scored
 from interp.core.stats import POSITIVE, Moments, Partial, Rows, finite, wide
 from interp.core.transfers import check, sent
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
+from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.layout import PerRow, Places, several
 from interp.model.loss import predicted

@@ -23,7 +23,8 @@ from interp.core.stats import Partial, Rows
 from interp.core.tiles import row_tiles
 from interp.core.transfers import sent
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
+from interp.data.text import Text
 from interp.lenses.lens import targets
 from interp.model.config import ModelConfig
 from interp.model.parts import Named, Part

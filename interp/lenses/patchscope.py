@@ -22,7 +22,8 @@ from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, finite, share_interval
 from interp.core.transfers import check, sent
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
+from interp.data.text import Text
 from interp.lenses.lens import CHUNK, LogitTiles, Reference, columns_of, lens_sites, not_finite, statistics
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interp.core.boundary import Count, public, shown
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.pages.templates import environment, own
 from interp.pages.wording import count, harmless, number, short
 from interp.passes.observe import Model, text_of

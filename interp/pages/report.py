@@ -23,10 +23,11 @@ from interp.core.boundary import public
 from interp.core.results import frame
 from interp.core.transfers import fetched
 from interp.core.viewer import Brief
-from interp.data.batch import Batch, Prompts, Text
+from interp.data.batch import Batch, Prompts
 from interp.data.ids import check_contrast
 from interp.data.pairs import Pairs, paired
 from interp.data.stream import DataSource, prompt_source
+from interp.data.text import Text
 from interp.lenses import BackwardLens, FittedJacobianLens, LogitLens, TunedLens, logit_lens
 from interp.lenses.factors import Matrix, present
 from interp.model.config import Json, ModelConfig

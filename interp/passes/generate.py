@@ -14,8 +14,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.stats import wide
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
 from interp.data.ids import is_id
+from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer
 from interp.model.config import ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder, edits_of

@@ -22,7 +22,8 @@ from torch import Tensor
 from interp.core.boundary import Required, public, shape_text
 from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, wide
 from interp.core.transfers import sent
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
+from interp.data.text import Text
 from interp.model.attention import picked
 from interp.model.layout import PerRow, one_position
 from interp.model.transformer import Transformer

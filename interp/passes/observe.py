@@ -23,7 +23,8 @@ from torch.autograd.graph import get_gradient_edge
 from interp.core.boundary import Required, nearest, public, shape_text
 from interp.core.transfers import sent
 from interp.core.viewer import Brief
-from interp.data.batch import Batch, Prompts, Text
+from interp.data.batch import Batch, Prompts
+from interp.data.text import Text
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit

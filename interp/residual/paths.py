@@ -31,7 +31,8 @@ from interp.core.factored import FactoredMatrix
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import WIDE, Means, Partial, Rows, wide
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
+from interp.data.text import Text
 from interp.model.cells import Span, edited
 from interp.model.config import FullSoftmax, ModelConfig
 from interp.model.edits import Scale, Zero

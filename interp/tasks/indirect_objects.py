@@ -19,7 +19,8 @@ import torch
 
 from interp.core.boundary import public
 from interp.core.viewer import Brief
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer
 from interp.data.words import single_token
 from interp.tasks.pairs import Pair, TaskPairs, next_token, pairs_of, required_single_tokens, row_of

@@ -21,7 +21,8 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.results import check_result, labelled
 from interp.core.stats import Partial, Rows, wide
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
 from interp.model.records import require

@@ -21,7 +21,8 @@ from interp.core.results import labelled
 from interp.core.stats import ACCEPTED_MISS, Partial, Rows
 from interp.core.transfers import fetched, sent
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Answers, Batch, Text
+from interp.data.batch import Answers, Batch
+from interp.data.text import Text
 from interp.model.config import ModelConfig
 from interp.model.edits import Add, Detach, Project, Scale
 from interp.model.tap import Read, Trace

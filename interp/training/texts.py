@@ -6,9 +6,10 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
 from interp.data.sources import Data, open_source
 from interp.data.stream import Stream
+from interp.data.text import Text
 from interp.model.config import Json
 from interp.tasks.examples import Examples, Place
 from interp.training.vocabulary import Vocabulary

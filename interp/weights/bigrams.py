@@ -14,7 +14,8 @@ from torch import Tensor
 from interp.core.results import labelled
 from interp.core.stats import Partial, wide
 from interp.core.tiles import row_tiles
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.model.loss import predicted
 from interp.model.tap import Trace
 from interp.model.transformer import Transformer

@@ -25,7 +25,7 @@ from interp.core.boundary import listed, shape_text
 from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.viewer import Brief
-from interp.data.batch import Text
+from interp.data.text import Text
 from interp.model.config import MLP, ModelConfig
 from interp.model.parts import Named, Part, as_part, as_parts
 from interp.model.weights import Weights

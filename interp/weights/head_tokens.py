@@ -21,7 +21,8 @@ from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.tiles import row_tiles
 from interp.core.transfers import fetched, sent
-from interp.data.batch import Answers, Text
+from interp.data.batch import Answers
+from interp.data.text import Text
 from interp.model.parts import Part
 from interp.passes.observe import Subject
 from interp.passes.question import Alone, Question

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interp.core.stats import wide
 from interp.core.transfers import sent
-from interp.data.batch import Text
+from interp.data.text import Text
 from interp.data.words import single_token
 from interp.model.parts import Part
 from interp.weights.copying import unembedding_rows

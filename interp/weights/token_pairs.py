@@ -19,7 +19,8 @@ from torch import Tensor
 from interp.core.boundary import listed
 from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
-from interp.data.batch import Answers, Text
+from interp.data.batch import Answers
+from interp.data.text import Text
 from interp.model.parts import Named, Part, as_parts
 from interp.passes.observe import Subject
 from interp.passes.question import Alone, Question

@@ -11,7 +11,7 @@ import interp
 from interp import Batch, HookedTransformer
 from interp.attention.sentences import _distinct, mention_masks, sentence_scores
 from interp.core.stats import Moments
-from interp.data.batch import Text
+from interp.data.text import Text
 from interp.data.words import single_token
 from interp.model.tap import Read
 from interp.passes import Staged, observe

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from interp.causal.spans import ROLES, Mention, Where, roles, spans, within
-from interp.data.batch import Batch, Side, Text
+from interp.data.batch import Batch, Side
+from interp.data.text import Text
 from tests.tiny import hooked
 
 PROMPT = "When Mary and John went to the shop, John gave a drink to"

@@ -32,7 +32,6 @@ from interp.circuits.interchange import (
     Said,
     Values,
     inputs,
-    nothing_said,
 )
 from interp.core.stats import Moments
 from interp.data.batch import Batch
@@ -340,8 +339,7 @@ def test_the_estimate_of_a_node_is_the_slope_of_its_knockout(name: str, replacem
     clean = replace(paired(model.text, CLEAN, CORRUPT), answer=torch.full((4,), 3), wrong=torch.full((4,), 4))
     assert isinstance(clean, Batch)
     passes = CircuitPasses.of(model, METRIC, replacement, None)
-    values = passes.fill.values(model.transformer, clean)
-    replaced = nothing_said(model.transformer) if values is None else values
+    replaced = run_steps(model.transformer, passes._replaced(model.transformer, clean))
 
     def metric_at(node: str, share: float) -> float:
         change = DroppedEdges(model.transformer, task.graph, (task.graph.exists & ~kept)[None], replaced)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from interp import HookedTransformer, Part
-from interp.data.batch import Text
+from interp.data.text import Text
 from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.model import sites
 from interp.passes import HookPoint

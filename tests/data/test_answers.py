@@ -12,9 +12,9 @@ from interp.core import notes
 from interp.core.viewer import notes_of
 from interp.data import Pairs
 from interp.data.answers import Spellings
-from interp.data.batch import Text
 from interp.data.sources import open_source
 from interp.data.stream import Stream
+from interp.data.text import Text
 from interp.lenses import BackwardLens, LogitLens, Patchscope
 from interp.passes.question import Question
 from interp.residual import Attribute

@@ -9,7 +9,8 @@ from transformers import BatchEncoding
 
 import interp
 from interp import HookedTransformer
-from interp.data.batch import Batch, Text, encoded, is_prompts
+from interp.data.batch import Batch, encoded, is_prompts
+from interp.data.text import Text
 from tests.families.oracle import hf_model
 from tests.tiny import gpt2_tokenizer, hooked
 from tests.tolerances import assert_close

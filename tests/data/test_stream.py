@@ -15,7 +15,7 @@ from jaxtyping import TypeCheckError
 from transformers import BertTokenizer
 
 from interp.data import stream as stream_module
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
 from interp.data.sources import Rejected, Row, open_source
 from interp.data.stream import (
     TOKENS,
@@ -27,6 +27,7 @@ from interp.data.stream import (
     prompt_source,
     windows_of,
 )
+from interp.data.text import Text
 from interp.families.tokenizer import HuggingFaceTokenizer
 from tests.data.test_sources import TEXTS, forms
 from tests.tiny import CORPUS, END, backend, gpt2_tokenizer

@@ -12,7 +12,8 @@ from transformers import PreTrainedTokenizerFast
 
 from interp import HookedTransformer
 from interp.core.notes import Note, note
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.data.tokenizers import BatchTokenizer, SpecialTokenizer, Tokenizer as Tokenizer_
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer
 from tests.configs import build

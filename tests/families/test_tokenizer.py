@@ -20,7 +20,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from interp import HookedTransformer, Stream, families
 from interp.core.notes import Note, note
 from interp.data import open_source
-from interp.data.batch import Text
+from interp.data.text import Text
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, tokenizer_in, tokenizer_of
 from interp.runs.fingerprint import fingerprint
 from tests.configs import CONFIGS, perturbed

@@ -11,7 +11,8 @@ import interp
 from interp import Edit, HookedTransformer
 from interp.causal import ablate, attribution_patch, patch
 from interp.data.answers import AnswerTokens
-from interp.data.batch import Batch, Text
+from interp.data.batch import Batch
+from interp.data.text import Text
 from interp.edits import Add, Zero
 from interp.metrics import answer_log_probability, answer_loss, answer_probability, kl_divergence
 from interp.model.tap import Read
@@ -133,6 +134,17 @@ def test_answers_of_one_token_in_a_list_have_the_bits_of_single_ones() -> None:
         for answers in ([4, 5, 9], [(4,), (5,), (9,)])
     )
     assert one.identical(other)
+
+
+def test_an_array_of_ids_is_one_answer_for_each_prompt_and_of_two_axes_one_of_several_tokens() -> None:
+    model = subject("gpt2")
+    ask = lambda answers: ablate(  # noqa: E731
+        model, CLEAN, "head", change=Zero(), metric=answer_log_probability(answers)
+    )
+    assert ask(torch.tensor([4, 5, 9])).identical(ask([4, 5, 9]))
+    assert ask(torch.tensor([4, 5, 9]).numpy()).identical(ask([4, 5, 9]))
+    two = [(4, 6), (5, 1), (9, 2)]
+    assert ask(torch.tensor(two)).identical(ask(two))
 
 
 def test_position_minus_one_is_the_last_token_of_the_prompt() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from interp import tasks
-from interp.data.batch import Text
+from interp.data.text import Text
 from interp.tasks import TASKS, Facts, GreaterThan, IndirectObjects, Task, TaskPairs
 from interp.tasks.greater_than import CENTURIES, YEARS
 from interp.tasks.indirect_objects import is_held_out

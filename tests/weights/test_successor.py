@@ -5,7 +5,7 @@ import torch
 
 import interp
 from interp import HookedTransformer
-from interp.data.batch import Text
+from interp.data.text import Text
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
 from interp.tasks import RepeatedTokens
 from interp.weights import HeadCircuits
