@@ -17,7 +17,18 @@ import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Annotated, Literal, ParamSpec, TypeGuard, TypeVar, get_args, get_origin
+from typing import (
+    Annotated,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeGuard,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    overload,
+)
 
 import torch
 
@@ -68,6 +79,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 NOTHING: Mapping[str, str] = {}
@@ -109,9 +121,18 @@ class Required:
     """None for a value that fits; else how to write what was meant, or "" where nothing is close."""
 
 
+class _Public(Protocol):
+    """What `public` makes: a class stays a class, a function keeps its parameters."""
+
+    @overload
+    def __call__(self, function: type[T], /) -> type[T]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
 def public(
     *, renamed: Mapping[str, str] = NOTHING, unchecked: tuple[str, ...] = (), plain_pass: bool = False
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
+) -> _Public:
     """A decorator of public functions: arguments of the wrong kind are refused by name, before anything runs.
 
     renamed: what arguments were once called, so that the old word is answered with the new one (`EARLIER` is known
@@ -164,7 +185,7 @@ def public(
         checked.__dict__["public"] = True
         return checked
 
-    return decorated
+    return cast("_Public", decorated)
 
 
 def _binding(
