@@ -16,6 +16,7 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import (
     Annotated,
@@ -32,7 +33,7 @@ from typing import (
 
 import torch
 
-from interp.core.torch_state import called
+from interp.core.torch_state import undisturbed
 
 AXES: dict[str, str] = {
     "b": "batch row",
@@ -159,13 +160,14 @@ def public(
         signature, name = inspect.signature(function), _name(function)
         looked_at = set(signature.parameters) - {"self", "cls", *unchecked}
         bind = _binding(signature)
-        run: Callable[P, R] = function if plain_pass else functools.partial(called, function)
+        guarded = nullcontext if plain_pass else undisturbed
 
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             _known_keywords(name, kwargs, signature, renamed)
             if not looked_at:
-                return run(*args, **kwargs)
+                with guarded():
+                    return function(*args, **kwargs)
             bound, plain = bind(args, kwargs), True
             if bound is None:
                 return function(*args, **kwargs)  # which says what is missing
@@ -180,7 +182,8 @@ def public(
                     plain = False
                 for each in _each(value, signature.parameters[argument]):
                     check(f"{name}: {argument}", each, hints[argument])
-            return run(*args, **kwargs) if plain else run(*bound.args, **bound.kwargs)
+            with guarded():
+                return function(*args, **kwargs) if plain else function(*bound.args, **bound.kwargs)
 
         checked.__dict__["public"] = True
         return checked

@@ -5,29 +5,26 @@ bits inside `torch.autocast` or after `torch.set_default_dtype(torch.float64)`, 
 `torch.inference_mode()`. What is a plain pass of a model (`observe`, `run_with_cache`, `generate`) does as it is told.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
-from typing import ParamSpec, TypeVar
 
 import torch
 
-P = ParamSpec("P")
-R = TypeVar("R")
 CPU = torch.device("cpu")
 _INSIDE = ContextVar("interp_inside_a_public_function", default=False)
 
 
-def called(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """What the function returns under the settings that torch begins with; only the outermost call looks at them."""
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Inside `with`, torch's settings are those that it begins with; only the outermost call looks at them."""
     if _INSIDE.get():
-        return function(*args, **kwargs)
+        yield
+        return
     token = _INSIDE.set(True)
     try:
-        if untouched():
-            return function(*args, **kwargs)
-        with reset():
-            return function(*args, **kwargs)
+        with nullcontext() if untouched() else reset():
+            yield
     finally:
         _INSIDE.reset(token)
 

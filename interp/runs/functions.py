@@ -18,7 +18,7 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.passes.observe import Model, text_of
 from interp.passes.question import Question, function_name
-from interp.runs.run import answered
+from interp.runs.run import answer_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -82,7 +82,7 @@ def of_data(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING)
         model: Model, data: DataSource | Data | Pairs, *args: P.args, **kwargs: P.kwargs
     ) -> xr.Dataset:
         question, rows = _made(record, *args, **kwargs).with_data(model, data)
-        return answered(question, model, rows)
+        return answer_of(question, model, rows)
 
     return cast("OfData[P]", _public(function, record, renamed))
 
@@ -99,7 +99,7 @@ def of_pairs(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING
     ) -> xr.Dataset:
         pairs = paired(text_of(model), clean, corrupt)
         question, rows = _made(record, *args, **kwargs).with_data(model, pairs)
-        return answered(question, model, rows)
+        return answer_of(question, model, rows)
 
     return cast("OfPairs[P]", _public(function, record, renamed))
 
@@ -110,7 +110,7 @@ def of_own_rows(record: Callable[P, Question], renamed: Mapping[str, str] = NOTH
     def function(
         model: Model, data: DataSource | Data | Pairs | None = None, *args: P.args, **kwargs: P.kwargs
     ) -> xr.Dataset:
-        return answered(_made(record, *args, **kwargs), model, data)
+        return answer_of(_made(record, *args, **kwargs), model, data)
 
     return cast("OfOwnRows[P]", _public(function, record, renamed))
 
@@ -119,7 +119,7 @@ def of_weights(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHI
     """The function that asks a question of a model alone. renamed: as in `of_data`."""
 
     def function(model: Model, *args: P.args, **kwargs: P.kwargs) -> xr.Dataset:
-        return answered(_made(record, *args, **kwargs), model)
+        return answer_of(_made(record, *args, **kwargs), model)
 
     return cast("OfWeights[P]", _public(function, record, renamed))
 

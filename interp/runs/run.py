@@ -249,6 +249,11 @@ def answered(
     4 096 tokens; results have the order given. Batches as they are (`model.to_batch(texts).split(8)`) stay as they are.
     Errors: those of the question; NotFiniteError (a ValueError) for prompts on which the model gives NaN or infinity.
     """
+    return answer_of(question, model, data)
+
+
+def answer_of(question: Askable, model: Model, data: DataSource | Data | Pairs | None = None) -> xr.Dataset:
+    """`answered`, of arguments that were looked at already."""
     subject = _subject([question], model, ())
     here = Place()
     if data is None:
