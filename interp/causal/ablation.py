@@ -30,7 +30,7 @@ from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes import needs
 from interp.passes.edit_text import change_to_json
-from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.metrics import LogitFunction, Metric, as_metric, followed
 from interp.passes.needs import Steps
 from interp.passes.observe import Model, Subject, text_of
 from interp.passes.question import ByRow, Question
@@ -107,7 +107,9 @@ class Ablate(Question):
         text = text_of(model)
         given = None if self.reference is None else text.batch(self.reference)
         if is_prompts(data):
+            own = self.reference is None
             data, given = completed(self.change, text.batch(data), given, self.groups)
+            given = followed(given, self.metric, text) if own and given is not None else given
         return replace(self, reference=given), data
 
     def bind(self, model: Subject) -> ByRow:
@@ -285,11 +287,15 @@ def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
     return chosen(layers, n_layers, "layer")
 
 
-def chosen(given: Sequence[int], count: int, what: str) -> list[int]:
-    """Indices counted from the front. IndexError for one outside, ValueError for none or one that comes twice."""
-    if bad := [i for i in given if not -count <= i < count]:
+def chosen(given: Sequence[int], count: int, what: str, end: int | None = None) -> list[int]:
+    """Indices counted from the front. IndexError for one outside, ValueError for none or one that comes twice.
+
+    end: from where negative ones are counted back; None = the count.
+    """
+    end = count if end is None else end
+    if bad := [i for i in given if not -end <= i < count]:
         raise IndexError(f"{what} must be in [0, {count - 1}], got {bad[0]}")
-    found = [i % count for i in given]
+    found = [i + end if i < 0 else i for i in given]
     if not found or len(set(found)) < len(found):
         raise ValueError(f"at least one {what} and none twice is required, got {list(given)}")
     return found

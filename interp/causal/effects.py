@@ -32,7 +32,6 @@ from interp.core.stats import (
     ranks,
 )
 from interp.core.transfers import check, sent
-from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
@@ -191,9 +190,7 @@ def causal(
         partial(_rows, measure=measure, table=table, each=each),
         Rows if each else MaskedMeans if table.columns or table.compared else Means,
         partial(_finish, table=table),
-        answers=AnswerTokens.of(
-            model.text, table.metric.answer, table.metric.wrong, several=table.metric.of_answer
-        ),
+        answers=table.metric.answers(model.text),
         pairs=pairs,
     )
 

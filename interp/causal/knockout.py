@@ -242,8 +242,6 @@ def _columns(given: Columns, batch: Batch, what: str) -> list[tuple[int, ...]]:
         mask = rows_of_mask(given, batch, f"{what} columns")
         return [tuple(row.nonzero()[:, 0].tolist()) for row in mask]
     batch = batch.host()
-    first = batch.real.int().argmax(1).tolist()
-    return [
-        tuple(start + i for i in chosen(given, length, what))
-        for start, length in zip(first, batch.lengths.tolist(), strict=True)
-    ]
+    first, ends = batch.real.int().argmax(1), batch.prompt_tokens.sum(1)
+    rows = zip(first.tolist(), batch.lengths.tolist(), ends.tolist(), strict=True)
+    return [tuple(start + i for i in chosen(given, length, what, end)) for start, length, end in rows]

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
@@ -77,16 +78,17 @@ def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Boo
     Errors: ValueError for a prompt that the mask has no row for, too few columns, or padding in the mask.
     """
     rows = torch.arange(len(batch)) if batch.row is None else batch.row.cpu()
-    width = batch.tokens.shape[1]
+    columns = batch.tokens.shape[1]
+    width = columns if batch.forced is None else int(batch.host().prompt_tokens.any(0).sum())
     if int(rows.max()) >= len(mask) or mask.shape[1] < width:
         raise ValueError(
             f"a mask of the {what} must be boolean of shape {shape_text((int(rows.max()) + 1, width))} at least, got "
             f"{shape_text(mask.shape)}"
         )
-    mine = mask.cpu()[rows]
-    if bool((mine[:, :width] & ~batch.host().real).any()) or bool(mine[:, width:].any()):
+    mine = F.pad(mask.cpu()[rows], (0, max(0, columns - mask.shape[1])))
+    if bool((mine[:, :columns] & ~batch.host().real).any()) or bool(mine[:, columns:].any()):
         raise ValueError(f"{what} must be tokens of every prompt, got padding")
-    return mine[:, :width]
+    return mine[:, :columns]
 
 
 def roles(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b r p"]:

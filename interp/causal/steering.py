@@ -26,7 +26,6 @@ from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
 from interp.core.transfers import check
 from interp.core.viewer import Brief
-from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.data.stream import prompt_source
@@ -386,7 +385,7 @@ class SteeringCurve(Question):
                 partial(_rows, doses=doses, measures=here),
                 Means,
                 partial(label, name=self.name),
-                answers=AnswerTokens.of(model.text, metric.answer, metric.wrong, several=metric.of_answer),
+                answers=metric.answers(model.text),
             )
 
         if self.loss_on is None:

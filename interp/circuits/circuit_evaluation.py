@@ -114,7 +114,9 @@ class CircuitCurve(Brief, Question):
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
         """With the prompts that means are taken over, where none are named and the pairs are in memory."""
-        return replace(self, reference=reference_of(model, self.replacement, self.reference, data)), data
+        return replace(
+            self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
+        ), data
 
     def bind(self, model: Subject) -> ByRow:
         """Passes of all circuits, whose metrics are compared in the end."""
@@ -193,7 +195,9 @@ class EvaluateCircuit(Brief, Question):
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
         """With the prompts that means are taken over, where none are named and the pairs are in memory."""
-        return replace(self, reference=reference_of(model, self.replacement, self.reference, data)), data
+        return replace(
+            self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
+        ), data
 
     def bind(self, model: Subject) -> ByRow:
         """Passes of all circuits, whose metrics are compared in the end."""

@@ -193,7 +193,7 @@ def find_circuit(
     asked = FindCircuit(metric, method, edges, threshold, search, replacement, direction, task, seed)
     answer = partial(answered, model=model, data=data)
     name, graph = getattr(model, "name", ""), EdgeGraph.of(as_network(model).config)
-    reference = reference_of(model, replacement, reference, data)
+    reference = reference_of(model, replacement, reference, data, metric)
 
     def ask(kept: Bool[Tensor, "c sender receiver"]) -> xr.Dataset:
         return answer(Interchange(kept, metric=metric, replacement=replacement, reference=reference))

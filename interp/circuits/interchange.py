@@ -30,7 +30,6 @@ from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows, over, wide
 from interp.core.transfers import check, sent
 from interp.core.viewer import Brief
-from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch, Prompts
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -42,7 +41,7 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.frozen import output_norm
 from interp.passes.memory import room, that_fit
-from interp.passes.metrics import LogitFunction, Metric, as_metric
+from interp.passes.metrics import LogitFunction, Metric, as_metric, followed
 from interp.passes.needs import Steps, TowardMetric, recorded
 from interp.passes.observe import Model, Subject, observe, text_of
 from interp.passes.question import ByRow, NotFiniteError, Question
@@ -175,7 +174,9 @@ class Interchange(Brief, Question):
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
         """With the prompts that means are taken over, where none are named and the pairs are in memory."""
-        return replace(self, reference=reference_of(model, self.replacement, self.reference, data)), data
+        return replace(
+            self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
+        ), data
 
     def bind(self, model: Subject) -> ByRow:
         """Passes over rows `circuit, pair`."""
@@ -192,12 +193,15 @@ def reference_of(
     replacement: Replacement,
     reference: Prompts | None,
     pairs: DataSource | Data | Pairs,
+    metric: Metric | LogitFunction | None,
 ) -> Batch | None:
     """What means are taken over: the reference, or, for a mean over none, the corrupted prompts of a batch of pairs."""
     check_reference(replacement, reference)
     if reference is not None:
         return text_of(model).batch(reference)
-    return pairs.pair()[1] if replacement == "mean" and isinstance(pairs, Batch) else None
+    if replacement != "mean" or not isinstance(pairs, Batch):
+        return None
+    return followed(pairs.pair()[1], metric, text_of(model))
 
 
 def check_reference(replacement: str, reference: Prompts | None) -> None:
@@ -270,7 +274,7 @@ class CircuitPasses:
             partial(_compute, passes=self, kept=kept, estimated=estimated),
             Rows,
             finish,
-            AnswerTokens.of(model.text, self.metric.answer, self.metric.wrong, several=self.metric.of_answer),
+            self.metric.answers(model.text),
             pairs=True,
         )
 

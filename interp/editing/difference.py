@@ -21,7 +21,6 @@ from torch import Tensor
 from interp.core.results import Score, scored
 from interp.core.stats import Means, Moments, Partial, Rows, if_at_least, over, ratio
 from interp.core.transfers import check, sent
-from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch
 from interp.editing.exchange import (
     WITHIN_ATTENTION,
@@ -342,9 +341,7 @@ def _analysis(asked: _Exchange, model: Subject) -> ByRow:
         partial(_compute, asked=asked),
         Rows if asked.each else Means,
         partial(_finish, asked=asked),
-        answers=AnswerTokens.of(
-            model.text, asked.metric.answer, asked.metric.wrong, several=asked.metric.of_answer
-        ),
+        answers=asked.metric.answers(model.text),
     )
 
 

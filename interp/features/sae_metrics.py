@@ -21,7 +21,6 @@ from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Partial, if_at_least, t95
 from interp.core.transfers import check, sent
-from interp.data.answers import AnswerTokens
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data
@@ -171,7 +170,7 @@ class SaeQuality(Question):
             _Quality(sums, mean, metric),
             Several({"fit": Fit, "losses": Covariances("losses")}),
             partial(_finish_quality, name=self.name, runs=runs, metric=metric),
-            answers=AnswerTokens.of(text, metric.answer, metric.wrong, several=metric.of_answer),
+            answers=metric.answers(text),
         )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from interp.core.boundary import Required, public, shape_text
 from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, wide
 from interp.core.transfers import sent
+from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
 from interp.model.attention import picked
@@ -95,6 +96,10 @@ class Metric:
     """
     fewest: int = FEWEST
     """Rows below which its means get no interval: more for skewed numbers (`docs/intervals.md`)."""
+
+    def answers(self, text: Text) -> AnswerTokens | None:
+        """The answers that it brings, as tokens; None where the data must. Errors: those of `AnswerTokens.of`."""
+        return AnswerTokens.of(text, self.answer, self.wrong, several=self.of_answer)
 
     def posed(self, batch: Batch, text: Text) -> Batch:
         """The batch with this metric's answers; its own where the metric brings none."""
@@ -255,6 +260,12 @@ def as_metric(given: Metric | LogitFunction | None, text: Text) -> Metric:
         several = any(len(tokens) > 1 for tokens in text.continuations(given.answer))
         return answer_log_probability(given.answer) if several else given
     return given
+
+
+def followed(batch: Batch, metric: Metric | LogitFunction | None, text: Text) -> Batch:
+    """Prompts as a metric about answers of several tokens sees them: followed by the first tokens of their answers."""
+    answers = as_metric(metric, text).answers(text)
+    return batch if answers is None or answers.forced is None else answers.on(batch)
 
 
 def _at(outcome: Outcome, value: Value, pos: int | PerRow) -> Float[Tensor, "r"]:
