@@ -63,13 +63,13 @@ class Reference(Protocol):
         ...
 
     def half_logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """The same as `logits` in half precision: that of the model, or bfloat16."""
+        """Logits in half precision: those of the model, or bfloat16."""
         ...
 
 
 @runtime_checkable
 class PairReference(Protocol):
-    """The same for an encoder-decoder."""
+    """What an encoder-decoder is compared with: `Reference` for two stacks."""
 
     name: str
 

@@ -297,7 +297,7 @@ def _finish_heads(merged: Partial, config: ModelConfig, asked: AttentionEntropy)
 
 
 def _known(score: Score) -> Score:
-    """The same with NaN where there is nothing to take a mean of: a layer without a pattern."""
+    """The means with NaN where there was nothing to average: a layer without a pattern."""
     none = score.n == 0
     value, low, high = (x.masked_fill(none, torch.nan) for x in (score.value, score.low, score.high))
     return score._replace(value=value, low=low, high=high)

@@ -60,7 +60,7 @@ class Odds(Evidence):
     times: float
 
     def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
-        """That of the share that has these odds."""
+        """The confidence of the share that has these odds."""
         mine = cells[self.score]
         return sure_above(mine, self.times * mine.null / (1 + (self.times - 1) * mine.null))
 
@@ -72,7 +72,7 @@ class Beyond(Evidence):
     margin: float
 
     def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
-        """That of the null and the margin."""
+        """The confidence of the null plus the margin."""
         mine = cells[self.score]
         return sure_above(mine, mine.null + self.margin, below=self.margin < 0)
 
@@ -90,7 +90,7 @@ class PartOf(Evidence):
         return (self.score,) if self.whole is None else (self.score, self.whole)
 
     def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
-        """That of the other one's value, whose own error is added to the score's."""
+        """The confidence of the other score's value, whose own error is added to this score's."""
         if self.whole is None:
             return sure_above(cells[self.score], self.share)
         whole = cells[self.whole]

@@ -147,7 +147,7 @@ class _End:
         )
 
     def at(self, heads: Int[Tensor, "h 1"], rows: Int[Tensor, "n"]) -> _End:
-        """That of some heads at some rows."""
+        """This end of the scores, for some heads at some rows."""
         every = (self.parts, self.rounding, self.whole, self.size, self.length)
         return _End(*(x[heads, rows] for x in every))
 
@@ -248,7 +248,7 @@ def _of_layer(
     scores: Float[Tensor, "h q k"],
     asked: tuple[Bool[Tensor, "h q k"], Sequence[int]],
 ) -> Iterator[tuple[Sequence[int], ScoreParts]]:
-    """Those of one layer; asked: which keys each head's queries see, on the host, and the heads wanted."""
+    """The parts of one layer's scores; asked: which keys each head's queries see, on the host, and the heads wanted."""
     masks, wanted = asked
     factor = _attention(model, layer).score_factor((scores > -torch.inf).sum(-1), scores)
     both = torch.arange(scores.shape[-1], device=scores.device)[:, None].expand(-1, 2)
@@ -438,7 +438,7 @@ def _head_scale(layer: int, part: str) -> str:
 def _rotation(
     model: Transformer, layer: int, batch: Batch, column: Int[Tensor, "b"], like: Tensor
 ) -> Rotation | None:
-    """That of one column of each row; None where queries and keys are not rotated."""
+    """The rotation of one column of each row; None where queries and keys are not rotated."""
     rotary = HeadCircuits(model).rotary(layer)
     if rotary is None:
         return None

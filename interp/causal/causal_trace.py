@@ -441,7 +441,7 @@ def _restored(
 
 
 def _isolated(swept: Swept, noised: Noised) -> Swept:
-    """The same where nothing can change, whatever rounding says: causal runs agree before the subject."""
+    """The sweep with the base's values where nothing can change, whatever rounding says: before the subject."""
     columns = torch.arange(noised.batch.tokens.shape[1], device=swept.base.device)[:, None]
     before = (columns < noised.noise.any(2).int().argmax(1)) & noised.model.config.causal
     same = before.repeat(len(swept.values) // len(before), 1)

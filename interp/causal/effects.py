@@ -85,7 +85,7 @@ class Measured:
 
     @classmethod
     def joined(cls, parts: Sequence[Measured], order: Int[Tensor, "b"] | None = None) -> Measured:
-        """That of several groups of prompts, in this order of their rows."""
+        """The measurements of several groups of prompts together, in this order of their rows."""
 
         def rows(values: Iterable[Tensor]) -> Tensor:
             found = torch.cat(list(values))

@@ -183,7 +183,7 @@ class States(NamedTuple):
         return cls(torch.cat(found), labels, test)
 
     def shuffled(self, generator: torch.Generator) -> States:
-        """The same with the kinds of the prompts that directions are made from in another order."""
+        """These states, with the kinds of the prompts that directions are made from in another order."""
         labels, mine = self.labels.clone(), (~self.test).nonzero()[:, 0]
         labels[mine] = labels[mine[torch.randperm(len(mine), generator=generator)]]
         return self._replace(labels=labels)

@@ -543,7 +543,7 @@ def _resolved(hint: object, space: dict[str, object], source: object) -> object:
 
 
 def _evaluated(hint: object, space: dict[str, object]) -> object:
-    """The same with the names of one space; the axes of arrays, which are texts as well, stay what they are."""
+    """A text annotation evaluated in one namespace; the axes of arrays, which are texts as well, stay what they are."""
     whole = eval(hint, space) if isinstance(hint, str) else hint
     if isinstance(whole, type) and not typing.get_args(whole):
         return whole

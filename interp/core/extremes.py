@@ -173,7 +173,7 @@ class Extremes:
         return found if self.context is None else found | {"context": self.context}
 
     def _emptied(self) -> "Extremes":
-        """The same with -1 in every place that nothing fills."""
+        """The extremes with -1 in every place that nothing fills."""
         empty = self.scores == -torch.inf
         context = None if self.context is None else self.context.masked_fill(empty[..., None], -1)
         rows, positions = (x.masked_fill(empty, -1) for x in (self.rows, self.positions))

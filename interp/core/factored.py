@@ -185,7 +185,7 @@ class FactoredMatrix(Viewable):
         return tiles.diagonal_ranks(*self._single())
 
     def wide(self) -> "FactoredMatrix":
-        """The same with both factors in float32 at least."""
+        """This matrix with both factors in float32 at least."""
         return FactoredMatrix(wide(self.A), wide(self.B))
 
     def _single(self) -> tuple[Float[Tensor, "left mid"], Float[Tensor, "mid right"]]:

@@ -358,7 +358,7 @@ class Replicates:
         return self.weight.view(-1, *[1] * (self.total.ndim - 1)).expand_as(self.total)
 
     def widened(self, pad: Sequence[int]) -> "Replicates":
-        """The same with more entries without rows at the ends of the axes; pad: as `F.pad` takes it."""
+        """These sums with more entries without rows at the ends of the axes; pad: as `F.pad` takes it."""
         return Replicates(F.pad(self.per_cell(), pad), F.pad(self.total, pad))
 
     def error(self, mean: Float[Tensor, "..."], n: Float[Tensor, "..."]) -> tuple[Tensor, Tensor]:
@@ -517,7 +517,7 @@ class MaskedMoments(Moments):
         return MaskedMoments(a.n + b.n, a.mean + step * share, spread, replicates, counts=counts)
 
     def widened(self, shape: torch.Size) -> "MaskedMoments":
-        """The same with entries that no row has, up to longer axes."""
+        """These moments with entries that no row has, up to longer axes."""
         more = [max(0, wanted - have) for wanted, have in zip(shape, self.mean.shape, strict=True)]
         if not any(more):
             return self
@@ -639,7 +639,7 @@ class Rows:
         return Rows({name: _stacked(r, other.rows[name]) for name, r in self.rows.items()}, ids)
 
     def ordered(self) -> "Rows":
-        """The same rows sorted by identity; equal ones keep their order."""
+        """These rows sorted by identity; equal ones keep their order."""
         if self.ids is None:
             return self
         order = self.ids.argsort(stable=True)

@@ -24,7 +24,7 @@ LOOK = 8
 
 
 def sent(values: Tensor | Whole, device: torch.device) -> Tensor:
-    """The same numbers on a device, queued after its work; the host's copy may change at once.
+    """A tensor on a device, queued after the device's work; the host's copy may change at once.
 
     values: a tensor, or whole numbers, which become int64.
 
@@ -37,7 +37,7 @@ def sent(values: Tensor | Whole, device: torch.device) -> Tensor:
 
 
 def fetched(tensors: Mapping[K, Tensor]) -> dict[K, Tensor]:
-    """The same tensors on the host, without gradients, those of one device in one copy; the host's own as they are.
+    """Tensors brought to the host, without gradients, those of one device in one copy; the host's own as they are.
 
     Example:
         >>> fetched({"a": torch.ones(2), "b": torch.ones(1, dtype=torch.bool)})["b"]

@@ -22,7 +22,7 @@ Draw = Callable[..., object]
 
 @dataclass
 class Pictures:
-    """Who draws what; ValueError where somebody looks before anything was registered."""
+    """The functions that draw results; ValueError where somebody looks before anything was registered."""
 
     draws: dict[str | type, Draw] = field(default_factory=dict)
     """Name of an analysis, the same and " over training", or class of a result -> its function."""

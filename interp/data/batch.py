@@ -287,12 +287,12 @@ class Batch(Brief):
         return found
 
     def _beside(self, host: Batch) -> Batch:
-        """The same, whose copy on the host is known."""
+        """This batch, whose copy on the host is known."""
         object.__setattr__(self, "_host", host)
         return self
 
     def pinned(self) -> Batch:
-        """The same in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
+        """This batch in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
 
         Errors: RuntimeError without an accelerator.
         """
@@ -323,7 +323,7 @@ class Batch(Brief):
         return replace(found, keep=None) if bool(found.real.all()) else found
 
     def numbered(self) -> Batch:
-        """The same with its rows (the texts of packed rows) numbered, if they are not."""
+        """This batch with its rows (the texts of packed rows) numbered, if they are not."""
         if self.row is not None:
             return self
         count = len(self) if self.documents is None else int(self.documents.max()) + 1
@@ -407,7 +407,7 @@ class Batch(Brief):
             raise ValueError(f"{what} requires one text per row, this batch is packed")
 
     def _columns(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """The same with everything that has a value per position changed."""
+        """This batch with everything that has a value per position changed."""
         keep, documents, types, corrupt = (
             None if x is None else change(x) for x in (self.keep, self.documents, self.types, self.corrupt)
         )
@@ -417,7 +417,7 @@ class Batch(Brief):
     def _each(
         self, change: Callable[[Tensor], Tensor], numbers: Callable[[Tensor], Tensor] | None = None
     ) -> Batch:
-        """The same with everything changed; numbers: what is done with those of its rows, if it is something else."""
+        """This batch with everything changed; numbers: what is done with those of its rows, if it is something else."""
 
         def changed(x: Tensor | None) -> Tensor | None:
             return None if x is None else change(x)

@@ -303,7 +303,7 @@ def _finish(merged: Partial, name: str, compared: Sequence[tuple[int, int]]) -> 
 
 
 def _of(moments: MaskedMoments, which: int) -> MaskedMoments:
-    """Those of one row of the cells."""
+    """The values of one row of the cells."""
     drawn = moments.replicates
     if drawn is not None:
         drawn = Replicates(drawn.per_cell()[:, which], drawn.total[:, which])

@@ -135,7 +135,7 @@ class _Asked:
         return reduced_over(ByRow("influence", rows, kept), self.subject, source)
 
     def factors(self, model: Transformer, batch: Batch, loss: Objective) -> Steps[GradientFactors]:
-        """Those of a loss of all logits."""
+        """The gradient factors of a loss of all logits."""
         return factor_steps(model, batch, self.matrices, self.layers, loss=loss, everywhere=True)
 
     def tokens(self, rows: Examples) -> int:

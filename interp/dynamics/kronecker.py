@@ -38,7 +38,7 @@ class Kronecker:
         return cls(basis_in, basis_out, scale * torch.outer(a.clamp_min(0), s.clamp_min(0)))
 
     def to(self, like: Tensor) -> Kronecker:
-        """The same where `like` is, in its dtype (float32 at least)."""
+        """This basis where `like` is, in its dtype (float32 at least)."""
         dtype = wide(like).dtype
         parts = (self.basis_in, self.basis_out, self.eigenvalues)
         return Kronecker(*(sent(each.to(dtype), like.device) for each in parts))
@@ -49,7 +49,7 @@ class Kronecker:
         return einsum(*turned, "b p i, b p o -> b i o")
 
     def corrected(self, eigenvalues: Float[Tensor, "i o"]) -> Kronecker:
-        """The same basis with other eigenvalues: the mean squares of what `in_basis` gives are EK-FAC's."""
+        """This basis with other eigenvalues: the mean squares of what `in_basis` gives are EK-FAC's."""
         return replace(self, eigenvalues=eigenvalues)
 
     def solved(

@@ -503,7 +503,7 @@ def _share(moments: Mapping[str, Moments], effect: Score) -> Score:
 
 
 def _where(score: Score, known: Tensor) -> Score:
-    """The same without numbers where nothing is known."""
+    """The result without numbers where nothing is known."""
     known = known.to(score.value.device)
     ends = (score.value, score.low, score.high)
     value, low, high = (x.masked_fill(~known, torch.nan) for x in ends)

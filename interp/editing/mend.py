@@ -83,7 +83,7 @@ class GradientNetwork(Brief):
         return FactoredMatrix(left.mT, -self.alpha[m] * right)
 
     def normed(self, pairs: Sequence[Mapping[str, Pair]]) -> GradientNetwork:
-        """The same with the means and standard deviations of these factors, of the tokens whose delta is not 0."""
+        """This network with the means and standard deviations of these factors, of the tokens whose delta is not 0."""
         rows = [
             torch.cat(each[name], 1)[(each[name][1] != 0).any(1)] for each in pairs for name in self.names
         ]
@@ -91,7 +91,7 @@ class GradientNetwork(Brief):
         return replace(self, mean=mean, std=torch.where(std > CONSTANT * mean.abs(), std, 1.0))
 
     def on(self, device: torch.device) -> GradientNetwork:
-        """The same on this device."""
+        """This network on another device."""
         return GradientNetwork(
             self.names, **{name: sent(each, device) for name, each in self.numbers.items()}
         )

@@ -86,7 +86,7 @@ class WeightEdit(Brief):
             mine.end()
 
     def as_edits(self, model: Model, *, rows: tuple[int, ...] | None = None) -> tuple[Edit, Edit]:
-        """The same change without touching a weight: y' = y + (x A) B at the site of the matrix' output.
+        """The change as edits, without touching a weight: y' = y + (x A) B at the site of the matrix' output.
 
         The first edit remembers x, the second adds to y; both belong into the same pass, `rows` limits them to some
         batch rows, so one batch can hold many edited models. They agree with `applied` to rounding. Edits of y's

@@ -40,7 +40,7 @@ class HuggingFaceReference:
             return self._run(self._model, input_ids=tokens)
 
     def half_logits(self, tokens: Int[Tensor, "b p"]) -> Float[Tensor, "b p v"]:
-        """The same in half precision: the model's own, or those of a copy in bfloat16."""
+        """Logits in half precision: the model's own, or those of a copy in bfloat16."""
         half = copied(self._model).to(torch.bfloat16) if self._half is None else self._half
         with torch.no_grad():
             return self._run(half, input_ids=tokens)

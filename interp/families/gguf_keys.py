@@ -438,7 +438,7 @@ def agrees(said: Said, config: AnyConfig) -> None:
 
 
 def agrees_with_theirs(said: Said, config: PreTrainedConfig) -> None:
-    """The same for a network of transformers that is wrapped: of the keys that no table reads, these must be plain."""
+    """Whether a wrapped network of transformers agrees with the file: keys that no table reads must be plain."""
     heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
     plain = {"attention.key_length": width, "attention.value_length": width, "rope.dimension_count": width}

@@ -15,7 +15,7 @@ def config(settings: Settings) -> ModelConfig:
 
 
 def multiplied(settings: Settings, body: ModelConfig) -> ModelConfig:
-    """The same with the four factors that the config names."""
+    """The family's config with the four factors that the checkpoint's config names."""
     return replace(
         body,
         embed_scale=settings.real("embedding_multiplier", 1.0),

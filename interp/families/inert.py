@@ -23,7 +23,7 @@ CHECKS = re.compile(r"\n    def _?validate_.*?(?=\n    def |\n    @|\n\S|\Z)", r
 
 
 def read_keys(kind: str, keys: Iterable[str]) -> set[str]:
-    """Those of `keys` that transformers' code may read of a config of a `model_type`, or of a table inside one.
+    """The keys that transformers' code may read of a config of a `model_type`, or of a table inside one.
 
     kind: the `model_type`; of one that this transformers does not have, every key counts as read.
     """

@@ -81,7 +81,7 @@ def decoder(
 
 
 def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
-    """The same, its rotary positions in some layers only: the others have no positions at all."""
+    """The config with rotary positions in some layers only: the others have no positions at all."""
     if all(layers):
         return body
     kind = body.mixers[0]
@@ -90,7 +90,7 @@ def rotated(body: ModelConfig, layers: Sequence[bool]) -> ModelConfig:
 
 
 def mixed(body: ModelConfig, mixers: Sequence[Mixer]) -> ModelConfig:
-    """The same with these mixers in its layers, as the shortest run that, counted round, gives every layer its own."""
+    """The config with these mixers in its layers, as the shortest run that gives every layer its own in turn."""
     n = len(mixers)
     if n != body.n_layers:
         raise ValueError(f"a mixer for each of {body.n_layers} layers is required, got {n}")

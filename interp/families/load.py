@@ -263,7 +263,7 @@ def any_from_hf_model(
     devices: Devices | None = None,
     wrapped: bool | None = None,
 ) -> AnyModel:
-    """The same for a model of either kind, an encoder-decoder included."""
+    """A model of either kind made from a live one of transformers, an encoder-decoder included."""
     live, said = inside(hf_model)
     _require_in_memory(live)
     note_hooks(live)
@@ -368,7 +368,7 @@ def any_from_folder(
     devices: Devices | None = None,
     wrapped: bool | None = None,
 ) -> AnyModel:
-    """The same for a model of either kind, an encoder-decoder included."""
+    """A model of either kind opened from a folder, an encoder-decoder included."""
     places = places_of(dtype, device, devices)
     if (file := gguf_in(path)) is not None:
         return _from_gguf(file, places, dtype, wrapped)

@@ -61,7 +61,7 @@ def plain(settings: Settings, defaults: Mapping[str, int | float], wording: Word
 
 
 def hybrid(settings: Settings, body: ModelConfig) -> ModelConfig:
-    """The same with its mixers: a gated delta net, and in every fourth layer (or as `layer_types` says) attention."""
+    """The config with its mixers: a gated delta net, and in every fourth layer (or as `layer_types` says) attention."""
     every = settings.count("full_attention_interval", 4)
     full = full_layers(settings, body.n_layers, lambda layer: (layer + 1) % every == 0)
     delta = GatedDelta(

@@ -133,7 +133,7 @@ class Settings:
         return self._values.get(key)
 
     def present(self, keys: Sequence[str]) -> dict[str, object]:
-        """Those of `keys` that the config has; marks them as understood."""
+        """Which of `keys` the config has; marks them as understood."""
         return {key: self.get(key) for key in keys if key in self._values}
 
     def table(self, key: str) -> Mapping[str, object]:

@@ -416,7 +416,7 @@ class _Sums:
 
     @classmethod
     def of(cls, asked: Reconstruction | SaeQuality, model: Subject) -> _Sums:
-        """Those that a question asks for. Errors: those of `as_site`."""
+        """The sums that a question asks for. Errors: those of `as_site`."""
         site = as_site(asked.site, model.transformer.config)
         return cls(asked.sae, site, model.text.bos_id, asked.skip_bos)
 
@@ -478,7 +478,7 @@ class _Quality:
 
 
 def _unpacked(batch: Batch) -> Batch:
-    """The same texts, one per row, in the order in which they stand."""
+    """The texts of packed rows, one per row, in the order in which they stand."""
     if batch.documents is None:
         return batch
     home = batch.host()

@@ -132,7 +132,7 @@ def objective(sae: SAE, x: Float[Tensor, "n d"], sparsity: float, dead: Bool[Ten
 
 
 def _topk_objective(sae: SAE, k: int, x: Float[Tensor, "n d"], dead: Bool[Tensor, "s"]) -> Terms:
-    """The same with k rows of each matrix per vector, forwards and backwards: of the dense products only z is left."""
+    """The TopK objective with k rows of each matrix per vector, both ways: of the dense products only z is left."""
     with torch.no_grad():
         z = sae.before(x)
         index = z.topk(k, sorted=False).indices
@@ -372,7 +372,7 @@ def _checked(history: list[Tensor], steps: int) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def _unscaled(sae: SAE, scale: Float[Tensor, ""]) -> SAE:
-    """The same function of activations that were not scaled, still with directions of norm 1."""
+    """The dictionary as a function of activations that were not scaled, still with directions of norm 1."""
     for name, weight in sae.named_parameters():
         if name not in ("W_enc", "W_dec"):
             weight.div_(scale)

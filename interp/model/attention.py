@@ -71,7 +71,7 @@ class Mask:
         return None if self.allowed is None else ~self.allowed.any(-1, keepdim=True)
 
     def with_bias(self, bias: Float[Tensor, "b h q k"]) -> "Mask":
-        """The same with an addition to the scores, as one matrix that hides what the mask hides.
+        """This mask with an addition to the scores, as one matrix that hides what the mask hides.
 
         Blind queries keep finite scores (their attention is set to 0 afterwards), for the sake of the gradients.
         """
@@ -81,7 +81,7 @@ class Mask:
         return Mask(causal=False, allowed=allowed, bias=bias)
 
     def queries(self, columns: Int[Tensor, "b n"], n_query: int, n_key: int) -> "Mask":
-        """The same for these queries of each row only."""
+        """This mask for some queries of each row."""
         rows = columns[:, None, :, None]
         given = (self.matrix(n_query, n_key, columns.device), self.bias)
         allowed, bias = (
@@ -90,12 +90,12 @@ class Mask:
         return Mask(causal=False, allowed=allowed, bias=bias)
 
     def rows(self, rows: slice) -> "Mask":
-        """The same for these rows only."""
+        """This mask for some of its rows."""
         allowed, bias = (x if x is None or len(x) == 1 else x[rows] for x in (self.allowed, self.bias))
         return Mask(self.causal, allowed, bias)
 
     def to(self, device: torch.device) -> "Mask":
-        """The same on another device."""
+        """This mask on another device."""
         moved = [None if x is None else x.to(device) for x in (self.allowed, self.bias)]
         return Mask(self.causal, moved[0], moved[1])
 
@@ -282,7 +282,7 @@ def _explicit(
     sinks: Float[Tensor, "h"] | None,
     rules: frozenset[Rule],
 ) -> Float[Tensor, "b h q e"]:
-    """The same with scores and pattern as sites; the softmax runs in float32 at least."""
+    """Attention with scores and pattern as sites; the softmax runs in float32 at least."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
         k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -312,7 +312,7 @@ def _by_steps(
     name: str,
     size: int,
 ) -> Float[Tensor, "b h q e"]:
-    """The same for a plain causal pattern that is only read: some heads of a row at a time, from scaled queries."""
+    """Attention with a plain causal pattern that is only read: some heads of a row at a time, from scaled queries."""
     n_query, n_key = q.shape[2], k.shape[2]
     heads = max(1, STEP // (n_query * n_key))
     hidden = _ahead(q, n_query, n_key)
@@ -403,7 +403,7 @@ class View:
     rotation: Rotation | None
 
     def to(self, device: torch.device) -> "View":
-        """The same on another device."""
+        """This view on another device."""
         return View(self.mask.to(device), None if self.rotation is None else self.rotation.to(device))
 
 
@@ -423,7 +423,7 @@ class Memory:
         return Memory(self.states[index], None if self.keep is None else self.keep[index])
 
     def to(self, device: torch.device) -> "Memory":
-        """The same on another device."""
+        """This memory on another device."""
         return Memory(self.states.to(device), None if self.keep is None else self.keep.to(device))
 
 
@@ -451,7 +451,7 @@ class Pass:
         return self._made[key]  # type: ignore[return-value]
 
     def to(self, device: torch.device) -> "Pass":
-        """The same on another device; the cache keeps each layer where it is."""
+        """What the pass shares, on another device; the cache keeps each layer where it is."""
         memory = None if self.memory is None else self.memory.to(device)
         positions = None if self.positions is None else self.positions.to(device)
         return replace(

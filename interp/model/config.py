@@ -283,7 +283,7 @@ class ModelConfig(Record):
         return frozenset(each[1] for each in found if each is not None and not isinstance(each[0], NoNorm))
 
     def at_layer(self, layer: int) -> ModelConfig:
-        """The same with the mixer and the MLP of one layer in all of them; itself where they do not differ."""
+        """This config with the mixer and the MLP of one layer in all layers; itself where they do not differ."""
         mlp = None if self.mlp is None else self.mlp.at_layer(layer)
         if isinstance(self.mixer, Mixer) and mlp is self.mlp:
             return self

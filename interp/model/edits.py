@@ -164,7 +164,7 @@ class Detach:
     """Leave the value and cut its gradient."""
 
     def __call__(self, cells: Tensor, own: Tensor | None) -> Tensor:
-        """The same numbers outside the graph."""
+        """The values without their gradient."""
         return cells.detach()
 
 
@@ -268,7 +268,7 @@ class Edit(Brief):
         return self.rows is not None or any(isinstance(i, PerRow) for i in self.cells.values())
 
     def singly(self) -> list[Edit]:
-        """The same as edits that name one index per axis, or one for each row."""
+        """This edit as several that name one index per axis, or one for each row."""
         many = {dim: i for dim, i in self.at.items() if isinstance(i, tuple)}
         if not many:
             return [self]

@@ -159,11 +159,11 @@ class MoE(AnyMLP):
 
     @classmethod
     def any_sites(cls) -> tuple[Site, ...]:
-        """Those of the shared expert too."""
+        """The sites that any layer may have, those of the shared expert too."""
         return (*cls.own_sites, *cls.shared_sites)
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Those of the experts, of the shared one, and of the dense MLP of some layers."""
+        """The sites of the experts, of the shared one, and of the dense MLP of some layers."""
         dense = () if self.dense is None else self.dense.sites(config)
         shared = [s for s in self.shared_sites if self.shared_gate or not s.name.endswith("shared_weight")]
         return (*dense, *self.own_sites, *(shared if self.shared else ()))

@@ -62,7 +62,7 @@ class PerRow:
         return f"PerRow({list(self.places)})"
 
     def of(self, rows: Iterable[int]) -> PerRow:
-        """Those of these rows. ValueError for a row that has none."""
+        """The positions of some rows. ValueError for a row that has none."""
         wanted = list(rows)
         if max(wanted) >= len(self.places):
             raise ValueError(f"one position per prompt is required, got {len(self)} for prompt {max(wanted)}")
@@ -135,7 +135,7 @@ class Layout:
     """
 
     def to(self, device: torch.device) -> Layout:
-        """The same on another device."""
+        """This layout on another device."""
         keep, documents = (None if x is None else x.to(device) for x in (self.keep, self.documents))
         return Layout(keep, documents, self.prompt, self.numbers, self.forced)
 

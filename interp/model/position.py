@@ -247,7 +247,7 @@ class Rotation:
         return cls(cos, sin, rotary.interleaved)
 
     def to(self, device: torch.device) -> "Rotation":
-        """The same on another device."""
+        """This rotation on another device."""
         return Rotation(self.cos.to(device), self.sin.to(device), self.interleaved)
 
     def apply(self, x: Float[Tensor, "b p h e"]) -> Float[Tensor, "b p h e"]:

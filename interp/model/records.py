@@ -285,7 +285,7 @@ def known() -> dict[str, type[Record]]:
 
 
 def _defined() -> dict[str, type[Record]]:
-    """Those whose modules are imported: all that the config of a usual model holds."""
+    """The kinds of record in the modules that are imported: all that the config of a usual model holds."""
     found: dict[str, type[Record]] = {}
     todo: list[type[Record]] = [Record]
     while todo:

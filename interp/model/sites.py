@@ -122,7 +122,7 @@ _ATTENTION = (
 
 
 def _crossed(site: Site) -> Site:
-    """The same site of cross-attention, whose keys stand at source positions."""
+    """The site of cross-attention that belongs to one of self-attention; its keys stand at source positions."""
     axes = site.axes.replace("k", "s")
     if site.name in ("attn.hook_k", "attn.hook_v"):
         axes = axes.replace("p", "s")

@@ -61,7 +61,7 @@ class Reasons(Brief):
 
 
 def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace: Trace) -> list[Reasons]:
-    """Those of all heads; of a model with too many scores those that write most of the answer.
+    """The reasons of all heads; of a model with too many scores those of the heads that write most of the answer.
 
     written: the attribution to heads, which says how much they write; None = the first ones. trace: a pass that read
     `score_reads` of the layers that are `splitting`.
@@ -129,7 +129,7 @@ class _Largest:
         return cls(layer, heads, {"values": values, "places": places}, widths)
 
     def reasons(self, values: Tensor, places: Tensor, sides: Mapping[str, list[str]]) -> Iterator[Reasons]:
-        """Those of each head that is kept, from its numbers on the host."""
+        """The reasons of each head that is kept, from its numbers on the host."""
         value, place = (x.numpy().reshape(len(self.heads), -1, x.shape[1]) for x in (values, places))
         unit = np.abs(value).max((1, 2)).astype(float).clip(np.finfo(np.float32).tiny) / STEPS
         whole = np.rint(value / unit.astype(value.dtype)[:, None, None])

@@ -208,7 +208,7 @@ class _Answered:
     wrong: int | None
 
     def asked_of(self, logits: Float[Tensor, "v"]) -> float:
-        """The same of any logits."""
+        """The answer's logit, minus that of the wrong answer if there is one, of any logits."""
         last = logits.float()
         return float(last[self.answer] - (0.0 if self.wrong is None else last[self.wrong]))
 
@@ -310,7 +310,7 @@ def _reasons(
 def _announced(
     work: Mapping[str, Callable[[], pd.DataFrame]],
 ) -> dict[str, Callable[[], pd.DataFrame]]:
-    """The same under one bar that moves with every table."""
+    """The tables one by one, under one bar that moves with every table."""
     bar = tqdm(total=len(work), desc="report", delay=1, leave=False)
 
     def moved(make: Callable[[], pd.DataFrame]) -> pd.DataFrame:

@@ -103,7 +103,7 @@ def stage_reads(model: Transformer, layers: Iterable[int]) -> list[Read]:
 
 @torch.no_grad()
 def every_stage(model: Transformer, layers: Sequence[int], trace: Trace) -> dict[int, Stages]:
-    """Those of every query of the only row, by layer; trace: a pass that read `stage_reads`."""
+    """The stages of every query of the only row, by layer; trace: a pass that read `stage_reads`."""
     found = {}
     for layer in layers:
         q, k, v, scores, pattern = (trace[Read(site)][0] for site in sites_of(model, layer))

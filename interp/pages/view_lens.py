@@ -112,7 +112,7 @@ def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
 
 
 def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
-    """The same of every fitted lens, by its name."""
+    """The view of every fitted lens, by its name."""
     found: dict[str, list[Depth]] = {}
     for name, part in table.groupby("lens", sort=False):
         cells: dict[str, list[Cell]] = {}

@@ -38,11 +38,11 @@ class FrozenNorm:
     """None: 1."""
 
     def recorded(self, seen: Mapping[str, Tensor]) -> "FrozenNorm":
-        """The same at the scale that a pass recorded; `seen` goes by site."""
+        """The norm at the scale that a pass recorded; `seen` goes by site."""
         return replace(self, scale=seen[self.sites[0]]) if self.sites else self
 
     def of(self, whole: Float[Tensor, "*b d"] | Callable[[], Tensor]) -> "FrozenNorm":
-        """The same at the scale that this input gives it; a function makes the input, where there is a norm to ask."""
+        """The norm at the scale that this input gives it; a function makes the input, where there is a norm to ask."""
         if self.norm is None:
             return self
         return replace(self, scale=self.norm.scale(whole if isinstance(whole, Tensor) else whole()))

@@ -129,7 +129,7 @@ class Metric:
         return found
 
     def at(self, pos: int | PerRow) -> Metric:
-        """The same metric, read at this token of every prompt instead of the last: 0 is the first, negative from the
+        """This metric, read at this token of every prompt instead of the last: 0 is the first, negative from the
         end; or at one of each prompt's own (`PerRow`).
 
         What a classifier says at its first token, or a list at one of its places. Padding does not count.

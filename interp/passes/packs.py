@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def naive_cost(self) -> float:
-        """The same for a loop that runs the whole model and all logits for every variant, and once without."""
+        """The cost of a loop that runs the whole model and all logits for every variant, and once without."""
         each = self.columns * (self.n_layers + self.head)
         return self.examples * (1 + len(self.starts)) * each
 
@@ -167,7 +167,7 @@ def block_products(config: ModelConfig) -> int:
 
 
 def halves(pack: Pack) -> list[Pack]:
-    """The same in two packs; MemoryError for a pack of one variant."""
+    """A pack cut into two; MemoryError for a pack of one variant."""
     middle = len(pack.variants) // 2
     if not middle:
         raise MemoryError(

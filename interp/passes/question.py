@@ -319,7 +319,7 @@ class Questions:
 
     @property
     def readings(self) -> list[Reading | ReadingThen]:
-        """Those that begin with one pass; its memory can be predicted."""
+        """The questions that begin with one pass; its memory can be predicted."""
         return [each.rows for each in self.asked if isinstance(each.rows, Reading | ReadingThen)]
 
     def values(self, model: Transformer, batch: Batch) -> BatchValues:

@@ -310,7 +310,7 @@ def _slow_paths(model: Transformer, needed: Iterable[Pass]) -> frozenset[str]:
 
 
 def _slow_sites(names: Iterable[str], model: Transformer) -> frozenset[str]:
-    """Those of these sites that a pass computes on another path if they are looked at: its other values then differ in
+    """The sites among these that a pass computes on another path if they are looked at: its other values then differ in
     their last bits. Attention whose scores or patterns are read is not fused; a stream for every head is projected for
     itself.
     """

@@ -54,7 +54,7 @@ class Placed(NamedTuple):
         return isinstance(self.change, Ready) and len(self.at) == len(self.named)
 
     def as_edit(self, rows: tuple[int, ...] | None = None) -> Edit:
-        """The same as an edit of a pass."""
+        """This edit as one of a pass."""
         return Edit(self.site, self.change, {sites.WORDS[axis]: i for axis, i in self.named.items()}, rows)
 
     def columns(self, axis: str, examples: int) -> np.ndarray:

@@ -71,7 +71,7 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         return fitted([repr(self), *lines])
 
     def to(self, device: torch.device | str) -> "ActivationCache":
-        """The same activations on another device (the model stays where it is)."""
+        """These activations on another device (the model stays where it is)."""
         moved = {name: value.to(device) for name, value in self._values.items()}
         return ActivationCache(moved, self.model, batched=self.batched)
 

@@ -256,7 +256,7 @@ def _from_the_first_token(
     model: Transformer,
     inner: Callable[[Trace, Batch, Transformer], Mapping[str, Tensor]],
 ) -> Mapping[str, Tensor]:
-    """The same with sources numbered as the prompt numbers its tokens, whatever the padding on its left."""
+    """The paths with sources numbered as the prompt numbers its tokens, whatever the padding on its left."""
     found = inner(trace, batch, model)
     if batch.keep is None:
         return found
@@ -297,7 +297,7 @@ def labels(config: ModelConfig, parts: Grain) -> tuple[str, ...]:
 
 
 def labels_before_attention(config: ModelConfig, layer: int, parts: Grain) -> tuple[str, ...]:
-    """Those of one grain (`sublayer` or `head`) that were written before attention of a layer reads."""
+    """The parts of one grain (`sublayer` or `head`) that were written before attention of a layer reads."""
     places = places_before_attention(config, layer)
     written = [part for place in places for part in _of_sublayer(config, parts, *place)]
     return tuple(map(str, [*_of_embeddings(config), *written]))

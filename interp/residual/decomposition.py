@@ -250,7 +250,7 @@ class _Replay:
         return found
 
     def plus(self, term: Float[Tensor, "*b d"]) -> _Replay:
-        """The same with one more term."""
+        """This sum with one more term."""
         # the sum in float32, rounded once: what an addition in half precision gives
         stream = (wide(self.stream) + wide(term.to(self.stream))).to(self.stream.dtype)
         term = wide(term)
@@ -265,7 +265,7 @@ class _Replay:
         )
 
     def through(self, norm: FrozenNorm) -> _Replay:
-        """The same after a norm of the stream, if there is one."""
+        """This sum after a norm of the stream, if there is one."""
         if norm.norm is None:
             return self
         stream = norm.norm(self.stream)

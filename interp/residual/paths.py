@@ -688,7 +688,7 @@ class Readings:
         return (mixed * einsum(self.direction, out.to(z), "b c d, h e d -> b c h e")).sum(-1)
 
     def before(self, norm: FrozenNorm) -> "Readings":
-        """The same numbers read before a norm and the factor after it, but for its beta."""
+        """The numbers read before a norm and the factor after it, but for its beta."""
         weight = self.weight if norm.factor == 1 else self.weight * norm.factor
         if norm.scale is not None:
             weight = weight / rearrange(norm.scale, "b k 1 -> b 1 k")

@@ -56,7 +56,7 @@ def bytes_of(tensor: Tensor) -> bytes:
 
 
 def in_memory(tensor: Tensor) -> memoryview:
-    """The same where it lies, for a look; of an accelerator's or a strided tensor a copy."""
+    """The bytes of a tensor where it lies; of an accelerator's or a strided tensor a copy."""
     return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
 
 

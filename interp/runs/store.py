@@ -481,7 +481,7 @@ def _check_same(store: ActivationStore, tables: Mapping[str, Tensor], start: int
 
 
 def _regrouped(parts: Iterable[Mapping[str, Tensor]], size: int) -> Iterator[dict[str, Tensor]]:
-    """The same entries in groups of `size`; the last may be smaller."""
+    """The entries in groups of `size`; the last may be smaller."""
     held: list[Mapping[str, Tensor]] = []
     for part in parts:
         held.append(part)

@@ -200,7 +200,7 @@ class Continue(Ask):
 
 
 class Source(Ask):
-    """The same as Python."""
+    """What was asked, as Python."""
 
 
 class Cancel(Record):

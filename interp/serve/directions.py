@@ -70,7 +70,7 @@ def resolved(edit: Edit, directions: Directions) -> Edit:
 
 
 def at_random(edits: Sequence[Edit], columns: int) -> list[Edit]:
-    """The same for `RANDOM` rows, where each row adds random directions of the length of those that are added."""
+    """The change for `RANDOM` rows, where each row adds random directions of the length of those that are added."""
     draw = torch.Generator().manual_seed(SEED)
     return [_at_random(edit, columns, draw) if isinstance(edit.change, Add) else edit for edit in edits]
 

@@ -118,7 +118,7 @@ class _Words:
     tokenizer: Tokenizer
 
     def of(self, listed: tuple[str, ...], kind: str) -> list[str]:
-        """Those of a list."""
+        """The words of a list."""
         return [*required_single_tokens(self.tokenizer, listed, task="agreement", kind=kind, at_least=2)]
 
     def nouns(self, listed: tuple[tuple[str, str], ...]) -> list[tuple[str, str]]:

@@ -65,7 +65,7 @@ class Examples:
         return torch.ones_like(self.batch.tokens[:, 1:], dtype=torch.bool) if known is None else known
 
     def to(self, device: torch.device) -> Examples:
-        """The same on another device."""
+        """These examples on another device."""
         return replace(
             self,
             batch=self.batch.to(device),
@@ -121,7 +121,7 @@ class Examples:
 
     @property
     def unit(self) -> str:
-        """That of `measured`."""
+        """The unit of `measured`."""
         return "nats" if self.batch.wrong is None else "logits"
 
 

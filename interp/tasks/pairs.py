@@ -244,7 +244,7 @@ def next_token(tokenizer: Tokenizer, text: str, continuation: str) -> int:
 
 
 def single_tokens(tokenizer: Tokenizer, words: Iterable[str]) -> dict[str, int]:
-    """Those of the words that are one token of their own after a space, with their ids; no unknown-word token."""
+    """The words that are one token of their own after a space, with their ids; no unknown-word token."""
     found = {word: _after_space(tokenizer, word) for word in words}
     return {word: ids[0] for word, ids in found.items() if len(ids) == 1 and spells(tokenizer, ids, word)}
 

@@ -30,7 +30,7 @@ class Settings(Protocol):
         ...
 
     def get_text_config(self) -> Settings:
-        """That of its text part."""
+        """The config of its text part."""
         ...
 
 

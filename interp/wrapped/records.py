@@ -36,7 +36,7 @@ class WrappedMixer(Mixer):
 
     @property
     def traits(self) -> Traits:
-        """Those that were proven; a sweep treats every wrapped mixer as one that keeps a state."""
+        """The traits that were proven; a sweep treats every wrapped mixer as one that keeps a state."""
         return Traits(
             queries=self.queries, values=self.values, bilinear=self.queries, reads_by_qkv=False, rotated=False,
             scored="attn.hook_attn_scores" in self.offered,
@@ -103,7 +103,7 @@ class WrappedBlock(UsualBlock):
     )
 
     def sublayers(self, config: ModelConfig) -> dict[str, str]:
-        """Those that were found to sum to the block's change of the stream."""
+        """The sublayers that were found to sum to the block's change of the stream."""
         return {name: "hook_resid_mid" if name in self.before else "hook_resid_post" for name in self.added}
 
     def factor(self, sublayer: str, config: ModelConfig) -> float:

@@ -100,7 +100,7 @@ def first_tensor(value: Value) -> Tensor | None:
 
 
 def with_first(value: Value, new: Tensor) -> Value:
-    """The same with another first tensor."""
+    """Arguments with another first tensor."""
     if isinstance(value, tuple | list):
         return type(value)([new, *value[1:]])
     return new

@@ -270,13 +270,13 @@ class Input:
     bias: Float[Tensor, "e"]
 
     def corrected(self, begun: Float[Tensor, "d"], wanted: Float[Tensor, "e"]) -> Input:
-        """The same, but `wanted` at the beginning of sequence, where the stream is `begun`."""
+        """This input, but `wanted` at the beginning of sequence, where the stream is `begun`."""
         weight = self.weight.clone()
         weight[0] += (wanted - begun @ self.weight - self.bias) / begun[0]
         return Input(weight, self.bias)
 
     def plus(self, other: Input) -> Input:
-        """The same with another one of a single dimension added to the first."""
+        """This input with another one, of a single dimension, added to its first dimension."""
         weight, bias = self.weight.clone(), self.bias.clone()
         weight[:, :1] += other.weight
         bias[:1] += other.bias

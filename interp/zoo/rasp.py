@@ -127,7 +127,7 @@ class Positions(Variable):
 @public()
 @dataclass(frozen=True, eq=False)
 class Constant(Variable):
-    """The same value everywhere: what a head moves to say no more than that it found something."""
+    """A value that is alike everywhere: what a head moves to say no more than that it found something."""
 
     value: Value
     number: bool = False

@@ -3,9 +3,15 @@
 Each rule is one test, whose message lists every place that breaks it; `make lint` runs them too.
 """
 
+import re
+
 from tests.contract.sources import none, package, sources
 
 MAX_FILE, MAX_FUNCTION = 800, 60
+RIDDLE = re.compile(
+    r"(?:The same(?:[,.:]| (?:with|on|where|in|as|of|for|under|but)\b)|Those\b|That of\b|Who\b)"
+)
+"""First lines that name nothing: a stranger would have to read the code to know what they speak of."""
 
 
 def test_files_are_at_most_800_lines_long() -> None:
@@ -28,6 +34,13 @@ def test_ninety_five_percent_of_functions_have_at_most_45_lines() -> None:
 
 def test_everything_public_is_documented() -> None:
     none([f"{s.path}:{line}: {name}" for s in package() for line, name in s.undocumented])
+
+
+def test_first_lines_name_what_they_speak_of() -> None:
+    written_here = [s for s in package() if not s.path.startswith(("interp/compat/", "interp/lab/"))]
+    lines = [(s.path, line, said) for s in written_here for line, said in s.first_lines]
+    assert len(lines) > 5000
+    none([f"{path}:{line}: {said}" for path, line, said in lines if RIDDLE.match(said)])
 
 
 def test_only_the_command_line_prints() -> None:
