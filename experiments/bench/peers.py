@@ -501,7 +501,7 @@ def saved(library: Any, call: str, file: str) -> float:
     found = {str(i): each.detach().numpy() for i, each in enumerate(answer)}
     if call == "lens" and isinstance(library, Double):
         found["logits"] = library.depth_logits().numpy()
-    np.savez(file, **found)  # type: ignore[arg-type]
+    np.savez(file, **found)
     return spent
 
 
@@ -523,8 +523,8 @@ def serve(name: str, folder: Path) -> None:
         method = getattr(library, call)
         try:
             do = {"save": lambda: saved(library, call, file), "time": lambda: timed(method)}  # noqa: B023
-            answer = {"found": do.get(what, lambda: counted(method))()}  # noqa: B023
-        except Exception as error:  # reported in the table
+            answer: dict[str, object] = {"found": do.get(what, lambda: counted(method))()}  # noqa: B023
+        except Exception as error:  # the parent raises it
             answer = {"error": f"{type(error).__name__}: {error}"[:300]}
         print(json.dumps(answer), file=out, flush=True)
 
