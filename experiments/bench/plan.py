@@ -3,9 +3,10 @@
 Which blocks a question runs follows from layers, heads, positions and prompts, not from widths; and what it holds grows
 with the widths along a line. So two thin models of the same layers and heads, whose packs are cut as those of the real
 one would be, say both: token-layers exactly, bytes by the line through the two. The same is done for SmolLM2, which is
-here, and compared with the model itself.
+here, and compared with the model itself. Where the largest moment is a tile of fixed size, bytes are no line over
+widths; those questions (`FIXED_TILES`) take it over layers, through two shallow models of the real widths.
 
-    python experiments/bench/plan.py /tmp/real/smollm2        # writes plan.md beside this file, half an hour
+    python experiments/bench/plan.py /tmp/real/smollm2        # writes plan.md beside this file, an hour
 """
 
 from __future__ import annotations
@@ -26,12 +27,23 @@ from torch import Tensor
 
 import interp
 from interp import HookedTransformer
-from interp.attention import AttentionEntropy, Heads
-from interp.causal import Ablate, AttributionPatch, CausalTrace, KnockOut, Patch, PathPatch
+from interp.attention import AttentionAttribution, AttentionEntropy, Dispersion, Heads
+from interp.causal import Ablate, AttributionPatch, CausalTrace, KnockOut, Patch, PathPatch, ShortCircuit
 from interp.circuits import EdgeAttribution
 from interp.data import Pairs
+from interp.dynamics import Consensus, InContext, OneTokenLosses, Refinement, Splitting
 from interp.edits import Zero
-from interp.lenses import BackwardLens, LateLayers, LogitLens
+from interp.features import TopExamples
+from interp.lenses import (
+    BackwardLens,
+    CompareLenses,
+    GradientCosines,
+    GradientRank,
+    LateLayers,
+    LogitLens,
+    OutputLens,
+    Patchscope,
+)
 from interp.metrics import logit_difference
 from interp.model import MLP, ModelConfig, RMSNorm, Rotary, Transformer
 from interp.model.block import Block
@@ -39,7 +51,7 @@ from interp.passes import memory as rooms, packs, sweep
 from interp.passes.question import Question
 from interp.residual import Attribute
 from interp.runs.memory import LiveBytes
-from interp.tokens import FlowRoutes, TokenAttribution
+from interp.tokens import FlowRoutes, IntegratedGradients, LayerMixing, TokenAttribution
 
 ROWS, TOKENS, PROMPTS = 2, 16, 1000
 GB, MIB = 1e9, 2**20
@@ -63,6 +75,25 @@ QUESTIONS: Mapping[str, Question] = {
     "knock_out by layer": KnockOut([-1], [1], metric=METRIC),
     "path_patch to the logits": PathPatch(metric=METRIC),
     "causal_trace, 10 samples": CausalTrace(range(1, 3), ANSWER),
+    "attribute sublayers": Attribute(ANSWER, WRONG),
+    "attribute by source": Attribute(ANSWER, WRONG, parts="source"),
+    "attribute neurons": Attribute(ANSWER, WRONG, parts="neuron", top=10),
+    "attention_attribution": AttentionAttribution("L1H2", key=3, by="head"),
+    "dispersion": Dispersion(),
+    "layer_mixing": LayerMixing(kernel="norms"),
+    "integrated_gradients, 3 steps": TokenAttribution(ANSWER, method=IntegratedGradients(steps=3)),
+    "output_lens of a head": OutputLens("L0H1"),
+    "compare_lenses": CompareLenses({"logit lens": None}),
+    "patchscope": Patchscope(torch.tensor([3, 7, 5, 11])),
+    "gradient_rank": GradientRank(ANSWER, WRONG, matrices=("W_O",)),
+    "gradient_cosines": GradientCosines(ANSWER, WRONG, matrices=("W_O",)),
+    "short_circuit by layer": ShortCircuit(metric=METRIC),
+    "top_examples of a stream": TopExamples("blocks.1.hook_resid_pre"),
+    "consensus": Consensus(),
+    "in_context": InContext(early=2, late=6),
+    "one_token_losses": OneTokenLosses(),
+    "refinement": Refinement(times=(1, 2)),
+    "splitting": Splitting(1, steps=(1, 2), fine=4),
 }
 SWEEPS = {
     "patch resid_pre by position": "2 passes + T sum of layers left",
@@ -70,6 +101,13 @@ SWEEPS = {
     "ablate heads": "1 pass + H sum of layers left",
 }
 """Token-layers of a prompt on paper, in words."""
+FIXED_TILES = (
+    "logit_lens", "attention_entropy", "flow_routes", "heads of a corpus", "backward_lens", "edge_attribution eap",
+    "edge_attribution ig", "causal_trace, 10 samples", "attention_attribution",
+)  # fmt: skip
+"""Questions whose bytes are a line over layers, not over widths."""
+SHALLOW = (12, 20)
+"""Layers of the two models of the real widths: from about ten on, what is kept of every layer is the largest moment."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +126,15 @@ class Shape:
     room: int
     """Bytes that a pack of a sweep may hold."""
     device: str
+    tied: bool = False
+    """Whether the unembedding is the embedding."""
 
     def config(self, thin: int = 1) -> ModelConfig:
         """The configuration; thin: how many times narrower."""
         return ModelConfig(
             self.layers, self.width // thin, self.heads, 512, self.vocab // thin, d_head=self.head // thin,
             n_kv_heads=self.kv_heads, mlp=MLP(self.mlp // thin, act="silu", gated=True, bias=False),
-            position=Rotary(), norm=RMSNorm(), qkv_bias=False, out_bias=False,
+            position=Rotary(), norm=RMSNorm(), qkv_bias=False, out_bias=False, tied=self.tied,
         )  # fmt: skip
 
 
@@ -103,9 +143,13 @@ def on_gpus(gib: float, weights: float) -> int:
     return int((gib * GB - weights) * rooms.DEVICE_ROOM)
 
 
-SMOLLM2 = Shape("SmolLM2-135M", 30, 9, 3, 576, 64, 1536, 49152, torch.float32, rooms.HOST_ROOM, "cpu")
+SMOLLM2 = Shape(
+    "SmolLM2-135M", 30, 9, 3, 576, 64, 1536, 49152, torch.float32, rooms.HOST_ROOM, "cpu", tied=True
+)
 EIGHT = Shape("8B", 32, 32, 8, 4096, 128, 14336, 128256, torch.bfloat16, on_gpus(80, 16e9), "cuda")
 SEVENTY = Shape("70B", 80, 64, 8, 8192, 128, 28672, 128256, torch.bfloat16, on_gpus(80, 141e9 / 4), "cuda")
+WIDE = ("SmolLM2-135M",)
+"""Shapes of whose real widths some layers fit here."""
 THIN: Mapping[str, tuple[int, int]] = {"SmolLM2-135M": (16, 8), "8B": (64, 32), "70B": (64, 32)}
 
 
@@ -174,6 +218,21 @@ def model_of(config: ModelConfig, dtype: torch.dtype) -> HookedTransformer:
     return HookedTransformer(Transformer(config).requires_grad_(False).to(dtype))
 
 
+def held_by_depth(shape: Shape, names: Sequence[str]) -> dict[str, float]:
+    """Bytes that each question holds, by the line over layers through two shallow models of the real widths."""
+    peaks: dict[str, list[float]] = {name: [] for name in names}
+    for layers in SHALLOW:
+        model = model_of(replace(shape, layers=layers).config(), shape.dtype)
+        for name in names:
+            peaks[name].append(cost_of(known(QUESTIONS[name], model), model, shape).peak)
+        del model
+    first, second = SHALLOW
+    return {
+        name: low + (high - low) / (second - first) * (shape.layers - first)
+        for name, (low, high) in peaks.items()
+    }
+
+
 def known(question: Question, model: HookedTransformer) -> Question:
     """The question with the answer that the model gives: tracing drops facts that it does not know."""
     if not isinstance(question, CausalTrace):
@@ -185,6 +244,8 @@ def known(question: Question, model: HookedTransformer) -> Question:
 
 def planned(shape: Shape, names: Sequence[str]) -> dict[str, Cost]:
     """What each question costs a model of this shape, from two thin ones."""
+    fixed = [name for name in names if name in FIXED_TILES and shape.name in WIDE]
+    by_depth = held_by_depth(shape, fixed) if fixed else {}
     first, second = (model_of(shape.config(thin), shape.dtype) for thin in THIN[shape.name])
     found = {}
     for name in names:
@@ -192,7 +253,7 @@ def planned(shape: Shape, names: Sequence[str]) -> dict[str, Cost]:
         assert (one.passes, one.token_layers) == (two.passes, two.token_layers), name
         thin, less = THIN[shape.name]
         slope = (two.peak - one.peak) / (1 / less - 1 / thin)
-        peak = one.peak + slope * (1 - 1 / thin)
+        peak = by_depth.get(name, one.peak + slope * (1 - 1 / thin))
         found[name] = replace(one, peak=peak, seconds=one.seconds + two.seconds)
         print(shape.name, name, found[name], flush=True)
     return found
@@ -236,7 +297,8 @@ def _large(plans: Mapping[str, Mapping[str, Cost]], names: Sequence[str]) -> lis
             cost = plans[shape.name][name]
             layers = cost.token_layers * PROMPTS / ROWS
             flop = 2 * layers * packs.block_products(shape.config()) / 1e18
-            cells += [f"{layers:.2e}", f"{flop:.2g}", f"{cost.peak / GB:.2g}"]
+            known_bytes = name not in FIXED_TILES or shape.name in WIDE
+            cells += [f"{layers:.2e}", f"{flop:.2g}", f"{cost.peak / GB:.2g}" if known_bytes else "?"]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
 
