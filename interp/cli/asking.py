@@ -33,11 +33,16 @@ if TYPE_CHECKING:
 
 SCALARS = (str, int, float, bool)
 MetricName = Literal[
-    "logit_difference", "answer_probability", "answer_loss", "kl_divergence", "next_token_loss"
+    "logit_difference",
+    "answer_probability",
+    "answer_log_probability",
+    "answer_loss",
+    "kl_divergence",
+    "next_token_loss",
 ]
 ANSWERS: Mapping[str, str] = {
-    "answer": "The right next token, leading space included; one for all prompts or one for each.",
-    "wrong": "The token it is contrasted with.",
+    "answer": "The right answer, leading space included, of one token or several; one for all prompts or one for each.",
+    "wrong": "The answer it is contrasted with.",
     "metric": "What is watched; without it the logit difference of answer and wrong.",
 }
 DATA: Mapping[str, str] = {
