@@ -239,7 +239,7 @@ def test_a_direction_that_nothing_writes_is_no_error() -> None:
         (
             ANSWER,
             torch.ones(24),
-            "wrong must be a text of one token or an id, .* got Tensor of torch.float32",
+            "wrong must be a text or an id, .* got Tensor of torch.float32",
         ),
     ],
 )

@@ -382,7 +382,7 @@ def test_names_and_streams_that_do_not_exist_are_refused() -> None:
         door(hooked("gpt2"), "W")
     with pytest.raises(
         ValueError,
-        match=r"model must be a HookedTransformer or a Transformer, got .*HookedEncoderDecoder",
+        match=r"a HookedTransformer or a Transformer, got .*HookedEncoderDecoder",
     ):
         door(interp.HookedEncoderDecoder.__new__(interp.HookedEncoderDecoder), "K")
 
