@@ -29,6 +29,7 @@ from typing import (
     get_args,
     get_origin,
     overload,
+    runtime_checkable,
 )
 
 import torch
@@ -122,6 +123,7 @@ class Required:
     """None for a value that fits; else how to write what was meant, or "" where nothing is close."""
 
 
+@runtime_checkable
 class _Public(Protocol):
     """What `public` makes: a class stays a class, a function keeps its parameters."""
 

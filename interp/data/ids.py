@@ -53,8 +53,8 @@ def described(value: object) -> str:
 
 
 def check_contrast(
-    answer: Int[Tensor, "n"],
-    wrong: Int[Tensor, "n"],
+    answer: Int[Tensor, "a"],
+    wrong: Int[Tensor, "w"],
     numbers: Int[Tensor, "n"] | None = None,
     pieces: Callable[[list[int]], list[str]] | None = None,
 ) -> None:

@@ -302,7 +302,7 @@ def _write(
             continue
         each = [indices[wave.axes.index(letter)] for indices in wave.indices]
         single = all(isinstance(i, int) for i in each)
-        place = sent([[i] if single else list(np.broadcast_to(i, n)) for i in each], device)
+        place = sent([[i] if single else np.broadcast_to(i, n).tolist() for i in each], device)
         first = start if letter in COLUMNS else 0
         if not single:
             here = place >= first

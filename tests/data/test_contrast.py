@@ -73,6 +73,7 @@ def test_rows_of_pairs_with_one_token_for_both_are_set_aside_with_the_reason() -
     assert batch.row is not None and batch.row.tolist() == [0]
 
 
+@pytest.mark.kinds  # asked whether they are a source of data, the batches are read, and what that raises is lost
 def test_batches_as_they_are_are_looked_at_too() -> None:
     with pytest.raises(ValueError, match="token 7 for both for prompt 1"):
         interp.run([interp.residual.Attribute()], hooked(), [brought()])
