@@ -138,6 +138,7 @@ def test_a_table_by_parts_has_their_layer_head_and_kind_as_columns(case: str) ->
             assert ("layer" in own or pd.isna(layer)) and ("head" in own or pd.isna(head)), name
 
 
+@pytest.mark.kinds  # a function whose shapes are checked holds the counts of all checks
 @over("case", RECORDS)
 def test_a_run_that_asks_it_can_be_gone_on_with(case: str) -> None:
     """Everything in it can be compared with what it was in the run's first process."""

@@ -125,6 +125,7 @@ def test_the_model_of_the_page_is_opened_once_printed_and_asked_with_a_corrupted
     assert str(model) in said and "--corrupt" in said and "- found" in said
 
 
+@pytest.mark.kinds  # a function whose shapes are checked is another one, of another name
 def test_a_page_that_fails_is_said_in_one_line_with_the_question_that_failed() -> None:
     try:
         interp.attribute(HookedTransformer.from_pretrained("demo-attn-2l"), "Mary", "no such token", " John")
