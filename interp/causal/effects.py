@@ -363,7 +363,7 @@ LEAST_AGREEMENT = 0.5
 
 
 def _doubts(pearson: Moments, compared: Compared) -> list[str]:
-    """What is to be said of estimates that do not agree with effects, or whose agreement is not known."""
+    """Notes about estimates that disagree with the effects, or that were not compared with effects."""
     if not int(pearson.count()):
         where = "prompt" if compared.prompts is None else f"prompt of the first {compared.prompts}"
         return [

@@ -222,7 +222,7 @@ def patch_preset(
 
 
 def _first_mlps(preset: str, config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """What "block_every" has besides in Macaron blocks, whose first MLP TransformerLens does not know."""
+    """The first MLP of Macaron blocks, which "block_every" has besides: TransformerLens does not know it."""
     return (
         (("mlp_before_out", ("layer", "pos")),)
         if preset == "block_every" and "mlp_before" in config.mlps

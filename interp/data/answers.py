@@ -52,14 +52,8 @@ class AnswerTokens:
                     "a wrong answer is contrasted with a right one: `answer` is required, got none"
                 )
             return None
-        right = text.continuations(answer) if several else [[i] for i in text.outputs(answer).tolist()]
-        false = (
-            None
-            if wrong is None
-            else text.continuations(wrong)
-            if several
-            else [[i] for i in text.outputs(wrong).tolist()]
-        )
+        right = _tokens_of_each(text, answer, several=several)
+        false = None if wrong is None else _tokens_of_each(text, wrong, several=several)
         if false is not None and len(right) != len(false) and 1 not in (len(right), len(false)):
             raise ValueError(
                 f"as many wrong answers as answers are required, got {len(false)} for {len(right)}"
@@ -108,9 +102,16 @@ class AnswerTokens:
         return batch.with_answers(answer, batch.wrong if wrong is None and self.keep_wrong else wrong)
 
     def notes(self, batch: Batch) -> tuple[str, ...]:
-        """What is to be said of these answers where they follow these prompts: another spelling may be meant."""
+        """Sentences about answers of which another spelling may be meant where they follow these prompts."""
         prompts = batch if self.follow is None else self.follow
         return (*self.cut, *(() if self.spellings is None else self.spellings.notes(prompts)))
+
+
+def _tokens_of_each(text: Text, answers: Answers, *, several: bool) -> list[list[int]]:
+    """The tokens of every answer, of which each must be a single one where `several` is False."""
+    if several:
+        return text.continuations(answers)
+    return [[token] for token in text.outputs(answers).tolist()]
 
 
 def _apart(text: Text, answer: list[int], wrong: list[int]) -> tuple[list[int], list[int]]:

@@ -202,7 +202,9 @@ class Batch(Brief):
         """
         if self.forced is None:
             return self.last()[:, None]
-        last, steps = self.last(), torch.arange(int(self.host_forced.max()) + 1, device=self.tokens.device)
+        forced = self.host().forced  # on the host, which is asked for sizes
+        longest = 0 if forced is None else int(forced.max())
+        last, steps = self.last(), torch.arange(longest + 1, device=self.tokens.device)
         return (self.prompt_ends()[:, None] + steps).minimum(last[:, None])
 
     def answer_tokens(self) -> tuple[Int[Tensor, "b k"], Bool[Tensor, "b k"]]:
@@ -249,12 +251,6 @@ class Batch(Brief):
         if self.forced is None:
             return self.real
         return self.real & (self.places < (self.lengths - self.forced)[:, None])
-
-    @property
-    def host_forced(self) -> Int[Tensor, "b"]:
-        """`forced` on the host, which is asked for sizes; zeros where answers are of one token."""
-        forced = self.host().forced
-        return torch.zeros(len(self), dtype=torch.long) if forced is None else forced
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device; the numbers of its rows stay with the host, which alone asks for them."""

@@ -47,7 +47,7 @@ Field = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Refinement(Question):
-    """What becomes of a model whose blocks are cut into shorter steps: each applied `times` times, adding 1 / times.
+    """How the model changes when a block is cut into shorter steps: applied `times` times, each adding 1 / `times`.
 
     Returns Dataset[times, score]: `value` with `low` and `high` (95 % over texts) and `n`, of `kl`, KL(model || cut) of
     the next-token predictions (nats, mean over a text's tokens; 0 at times = 1), and `distance`, that of the final

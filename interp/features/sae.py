@@ -210,7 +210,7 @@ class SAE(nn.Module):
 
     @property
     def thresholds(self) -> Float[Tensor, "s"]:
-        """What z must exceed for a feature to be active: 0 but for JumpReLU, whose negative ones count as 0."""
+        """The threshold that z must exceed for a feature to be active: 0, but JumpReLU has its own, at least 0."""
         if not isinstance(self.kind, JumpReLU):
             return torch.zeros_like(self.b_enc)
         return self.get_parameter("threshold").clamp_min(0.0)

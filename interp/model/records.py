@@ -242,7 +242,7 @@ def require(trait: str, mixers: Iterable[Mixer], what: str) -> None:
 
 
 def why_not_additive(mixer: Mixer) -> str:
-    """What a mixer lacks, or has beside it, whose z is not its pattern times the values."""
+    """The reason why z of this mixer is not its pattern times the values: what it lacks, or has beside them."""
     if mixer.traits.patterned:
         return f"z = pattern @ values alone; {mixer} has a pattern, but {mixer.traits.beside}"
     return f"z = pattern @ values; {mixer} makes no pattern of the values"

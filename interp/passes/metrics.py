@@ -101,13 +101,6 @@ class Metric:
         """The answers that it brings, as tokens; None where the data must. Errors: those of `AnswerTokens.of`."""
         return AnswerTokens.of(text, self.answer, self.wrong, several=self.of_answer)
 
-    def posed(self, batch: Batch, text: Text) -> Batch:
-        """The batch with this metric's answers; its own where the metric brings none."""
-        if self.answer is None:
-            return batch
-        wrong = None if self.wrong is None else text.targets(self.wrong, len(batch))
-        return batch.with_answers(text.targets(self.answer, len(batch)), wrong)
-
     def columns(self, batch: Batch) -> Int[Tensor, "b n"] | None:
         """The columns of each row that it looks at; None = every one."""
         if self.everywhere:

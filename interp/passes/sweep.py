@@ -32,7 +32,7 @@ from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
 from interp.passes.duration import announce
 from interp.passes.memory import bytes_per_token, that_fit
-from interp.passes.metrics import Metric, Outcome, logit_difference
+from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, as_network
 from interp.passes.packs import Pack, Plan, Start, block_products, fixed_cost, halves, planned
 from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, on_device, placed
@@ -399,7 +399,7 @@ class SweepPass:
         answers: Mapping[Read, Tensor] | None = None,
         only: Int[Tensor, "r n"] | None = None,
     ) -> Float[Tensor, "r n d"]:
-        """These variants through one block, with their edits; `rows` are tokens for the first block."""
+        """The stream of these variants after one block with their edits; `rows` are tokens for the first block."""
         reads = [read for read in answers or {} if layer_of(read.site, self.model.config) == layer]
         edits = self._edits(layer, slots)
         tap = Tap(reads, edits) if reads or edits else None
@@ -589,7 +589,8 @@ class Sweep:
 
         everywhere: for a metric that looks at every column.
         """
-        watched = None if everywhere else self._watched(logit_difference())
+        at = self._batch.host().prompt_ends()[:, None] if self.at is None else self.at.cpu()
+        watched = None if everywhere else at
         return self._planned(self._where(watched), watched)
 
     def _planned(self, where: Departures, watched: Int[Tensor, "b n"] | None) -> Plan:

@@ -141,7 +141,7 @@ class Team:
     mesh: DeviceMesh
 
     def entered(self, x: Shaped[Tensor, "*s"]) -> Shaped[Tensor, "*s"]:
-        """What all have, as the input of a spread part: the same tensor, whose gradient is summed over the parts."""
+        """A tensor that all parts have, as the input of a spread part: its gradient is summed over the parts."""
         return self._as(x, Replicate()).to_local(grad_placements=(Partial(),)) if x.requires_grad else x
 
     def summed(self, x: Shaped[Tensor, "*s"]) -> Shaped[Tensor, "*s"]:

@@ -298,7 +298,7 @@ class Session:
         ]
 
     def _step_reads(self, names: tuple[str, str, str, str], position: int, stop: Event) -> list[Read]:
-        """What is read of a layer whose heads have stages: query and scores at the position, all keys and values."""
+        """Reads of a layer in which heads have stages: query and scores at the position, all keys and values."""
         q, k, v, scores = names
         one = {
             q: lambda value: value[:, position : position + 1],

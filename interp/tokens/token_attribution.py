@@ -186,7 +186,7 @@ class TokenAttribution(Question):
         return ReadingThen(reads, partial(_steps, inner=inner, pos=self.pos, method=method)), sums_to
 
     def _unused(self, how: Method) -> tuple[str, ...]:
-        """What is said of answers that the method does not look at."""
+        """A note about answers that the method does not look at."""
         given = [name for name in ("answer", "wrong") if getattr(self, name) is not None]
         if not given or not isinstance(how, Mixing):
             return ()
@@ -375,7 +375,7 @@ def _finish(
 
 
 def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
-    """What is to be said of prompts whose integral is further off than accepted."""
+    """A note about prompts in which integrated gradients miss the logit by more than is accepted."""
     off = int((error > ACCEPTED_MISS).sum())
     if not off:
         return ()
@@ -387,7 +387,7 @@ def _unconverged(error: Float[Tensor, "n"], steps: int) -> tuple[str, ...]:
 
 
 def _of_sinks(shares: Float[Tensor, "n p"]) -> tuple[str, ...]:
-    """What is said of prompts whose first token takes nearly everything."""
+    """A note about prompts in which nearly all attribution goes to the first token."""
     known = ~shares.isnan()
     first = shares.gather(1, known.int().argmax(1, keepdim=True))[:, 0]
     taken, several = int((first > SINK).sum()), known.sum(1) > 1

@@ -102,7 +102,7 @@ def _block(plan: Plan, registry: str, heads: tuple[int, int], before: tuple[str,
 
 
 def _without_blocks(why: str) -> WrappedBlock:
-    """What is offered of a network whose blocks are not: its final stream, and what is read from it."""
+    """The sites of a network in which no blocks were found: its final stream, and the logits that are read from it."""
     why = f"{why}; only the final stream is known (hook_stream)"
     names = ("embed", "hook_embed", "matrices", "start", "blocks")
     return WrappedBlock((), (), (), ("hook_stream", *LATE), tuple((name, why) for name in names))

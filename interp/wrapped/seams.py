@@ -196,9 +196,7 @@ class BlockSeam(Seam):
 
 
 class ReaderSeam(Seam):
-    """What reads the final stream of a network whose blocks were not found: the pass ends here, unless it has a cache
-    to fill.
-    """
+    """The final norm of a network in which no blocks were found: the pass ends here, unless it has a cache to fill."""
 
     def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
         """What the module gives in this pass."""

@@ -241,7 +241,7 @@ def test_every_way_to_bring_a_model_works_where_a_network_was_required() -> None
         [interp.edits.Variant([interp.Edit("L0.mlp", interp.edits.Zero())])],
     )
     metric, read = interp.logit_difference(3, 4), interp.Read("blocks.0.hook_resid_post")
-    batch = metric.posed(batch, model().text)
+    batch = batch.with_answers(torch.full((len(batch),), 3), torch.full((len(batch),), 4))
     mine, theirs = (
         interp.passes.Sweep(each, batch, variants).run(metric) for each in (model(), model().transformer)
     )

@@ -9,7 +9,7 @@ from tests.contract.sources import none, package, sources
 
 MAX_FILE, MAX_FUNCTION = 800, 60
 RIDDLE = re.compile(
-    r"(?:The same(?:[,.:]| (?:with|on|where|in|as|of|for|under|but)\b)|Those\b|That of\b|Who\b)"
+    r"(?:The same(?:[,.:]| (?:with|on|where|in|as|of|for|under|but)\b)|Those\b|That of\b|Who\b|What\b.*\bwhose\b)"
 )
 """First lines that name nothing: a stranger would have to read the code to know what they speak of."""
 
