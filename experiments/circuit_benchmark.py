@@ -1,6 +1,6 @@
 """Which method finds the edges that matter? Five of them against each other, on what demo-4l can do.
 
-Against circuits that are known by construction `interp benchmark` judges them.
+Against circuits that are known by construction `python -m experiments.board` judges them.
 
 The edges are scored on one half of the pairs and judged on the other. CPR and CMD are MIB's (Mueller et al. 2025), CPR
 ranks by "helpful" and CMD by "magnitude". `spearman` and `overlap` compare an estimate with the exact effects on the

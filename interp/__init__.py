@@ -29,8 +29,6 @@ Here stand the names of a first day. Everything else lives one level down, by qu
     interp.plot         the pictures
     interp.pages        the report page, and viewers for notebooks
     interp.training     training small models
-    interp.board        methods of circuit discovery judged on models with known circuits
-    interp.papers       published claims at toy scale, each with a verdict
     interp.verify       whether a model's numbers keep their contract
     interp.zoo          the demo models, planted models
     interp.families     which checkpoints are understood, one file each
@@ -46,7 +44,6 @@ from interp.core import late
 if TYPE_CHECKING:
     from interp import (
         attention as attention,
-        board as board,
         causal as causal,
         circuits as circuits,
         compat as compat,
@@ -62,7 +59,6 @@ if TYPE_CHECKING:
         metrics as metrics,
         model as model,
         pages as pages,
-        papers as papers,
         passes as passes,
         plot as plot,
         residual as residual,
@@ -162,8 +158,6 @@ WINGS = (
         "runs",
         "plot",
         "pages",
-        "board",
-        "papers",
         "training",
         "verify",
         "zoo",

@@ -1,9 +1,10 @@
 """How often does the board's interval over seeds hold the mean of all seeds?
 
 Takes some programs with many seeds each for the world, draws a few seeds of every program with replacement, and asks
-how often the interval of `interp.board` holds the mean of the world: per score, the mean over methods and the least.
+how often the interval of the board holds the mean of the world: per score, the mean over methods and the least.
 
-Run: `interp benchmark max min count --seeds 24 --csv world.csv; python experiments/bench/board_coverage.py world.csv`
+Run: `python -m experiments.board max min count --seeds 24 --csv world.csv`, then
+`python experiments/bench/board_coverage.py world.csv`
 """
 
 import sys
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from interp.board.benchmark import _over_seeds
+from experiments.board.benchmark import _over_seeds
 
 DRAWS = 2000
 SIZES = (2, 3, 5, 10)

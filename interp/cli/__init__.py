@@ -139,14 +139,6 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
             "from disk.",
             "commands", "Graph",
         ),
-        "reproduce": _made(
-            "Measure claims of published papers at toy scale: their numbers, ours with intervals, a verdict for each.",
-            "papers", "Reproduce",
-        ),
-        "benchmark": _made(
-            "Judge methods of circuit discovery on models whose circuits are known by construction: a table of scores.",
-            "board", "Benchmark",
-        ),
         "run": _made(
             "Run an experiment file into a new folder, or go on with a run that was interrupted or failed.",
             "runs", "Run",

@@ -1,6 +1,5 @@
 """Results as one self-contained HTML page that opens from disk, with every number beside it as a table."""
 
-from interp.pages.board_page import board_page
 from interp.pages.findings import Finding, findings
 from interp.pages.folder import replacing, write_report
 from interp.pages.graph_page import graph_page
@@ -20,7 +19,6 @@ __all__ = [
     "Question",
     "Report",
     "ReportPage",
-    "board_page",
     "findings",
     "fitting_repeats",
     "graph_page",

@@ -147,4 +147,4 @@ def frequencies() -> Float[Tensor, "v"]:
 
 
 SHOWN: dict[str, Build] = {"early_site": early_site, "late_suppression": late_suppression}
-"""The models of this file by name; `interp benchmark` judges methods on those of `planted.PLANTED`."""
+"""The models of this file by name; `python -m experiments.board` judges methods on those of `planted.PLANTED`."""

@@ -40,8 +40,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "encoder_decoder": WINGS | FAMILIES | {"encoder_decoder"},
     "pages": WINGS | {"pages"},
     "serve": WINGS | {"pages", "serve"},
-    "board": WINGS | FAMILIES | {"zoo", "hooked", "board"},
-    "papers": WINGS | FAMILIES | {"lab", "zoo", "training", "hooked", "papers"},
     "compat": WINGS | FAMILIES | {"zoo", "compat", "hooked"},
 }
 """Part of `interp` -> the parts it may import; the entrances may import everything."""

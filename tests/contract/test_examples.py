@@ -1,10 +1,11 @@
-"""Every example in a docstring of the package runs, and gives what it says."""
+"""Every example in a docstring of the package, the board and the papers runs, and gives what it says."""
 
 import ast
 import doctest
 import functools
 import importlib
 import inspect
+import itertools
 import pkgutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 import torch
 
+import experiments
 import interp
+from experiments import board, papers
 from interp import HookedTransformer, plot
 from interp.families.tokenizer import HuggingFaceTokenizer
 from tests.configs import CONFIGS, perturbed
@@ -27,7 +30,8 @@ PROMPT = CORPUS[0].removesuffix(" Mary.")
 
 def documented() -> Iterator[tuple[str, str, str]]:
     """Module, name and docstring of everything in the package that shows an example."""
-    for info in pkgutil.walk_packages(interp.__path__, "interp."):
+    walked = (pkgutil.walk_packages(each.__path__, f"{each.__name__}.") for each in (interp, board, papers))
+    for info in itertools.chain.from_iterable(walked):
         if info.name.endswith("__main__"):
             continue
         module = importlib.import_module(info.name)
@@ -63,7 +67,7 @@ def test_an_example_runs_and_gives_what_it_says(name: str) -> None:
     of_the_network = module.startswith("interp.model")
     names: dict[str, object] = {
         **vars(importlib.import_module(module)),
-        "interp": interp, "plot": plot, "torch": torch, "np": np, "prompt": PROMPT,
+        "interp": interp, "experiments": experiments, "plot": plot, "torch": torch, "np": np, "prompt": PROMPT,
         "model": model().transformer if of_the_network else model(),
         "tokens": torch.arange(12)[None],
     }  # fmt: skip

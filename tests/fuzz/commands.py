@@ -56,8 +56,6 @@ WORDS: Mapping[str, str] = {
 OF: Mapping[str, Mapping[str, str]] = {
     "causal-trace": {"model": "demo-4l", "answer": "e"}, "circuit": {"edges": "5", "pairs": "2"}, "list": {"runs": "."},
     "heads": {"data": f"{CLEAN} {CLEAN}"}, "jacobian-lens": {"skip": "1", "precision": "None"},
-    "reproduce": {"papers": "su-2021", "effort": "0.02"},
-    "benchmark": {"programs": "max", "methods": "eap", "seeds": "1", "pairs": "4"},
 }  # fmt: skip
 """Options of one command: a trace requires a fact that the model knows, and that model says this; heads need tokens
 that repeat; small numbers; one paper, one program."""

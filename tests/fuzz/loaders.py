@@ -70,11 +70,6 @@ def _graph(path: Path) -> object:
     return found.circuit()
 
 
-def _board(path: Path) -> object:
-    methods = {"eap": interp.board.METHODS["eap"]}
-    return interp.board.benchmark(["max"], methods=methods, seeds=1, pairs=2, folder=path)
-
-
 def _theirs(path: Path) -> object:
     return interp.circuits.read_attribution_graph(path / "graph.json").table()
 
@@ -326,9 +321,6 @@ LOADERS: Mapping[str, Loader] = {
         lambda path: directions()[0].save(path / "direction.safetensors", model()),
         lambda path: interp.causal.Subspace.load(path / "direction.safetensors", model()).add(2.0),
         ("causal.Subspace.load",),
-    ),
-    "a board that goes on": Loader(
-        _board, _board, ("board.benchmark", "board.measured"),
     ),
     "a tuned lens": Loader(
         _lens, lambda path: interp.lenses.TunedLens.load(path / "lens.safetensors", model()), ("lenses.TunedLens.load",)

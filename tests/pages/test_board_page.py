@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from interp.board import METHODS, MODES, SCORES, benchmark
-from interp.cli import main
-from interp.pages import board_page
+from experiments.board import METHODS, MODES, SCORES, benchmark, board_page
+from experiments.board.__main__ import main
 from tests.pages.visits import needs_browser, visit
 
 if TYPE_CHECKING:
@@ -84,18 +83,13 @@ def test_a_method_with_a_script_for_a_name_stays_text_and_nothing_is_fetched(res
 
 
 def test_what_is_no_board_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"result must be one of interp\.board\.benchmark"):
+    with pytest.raises(ValueError, match=r"result must be one of experiments\.board\.benchmark"):
         board_page(xr.Dataset({"value": 1.0}))
 
 
 def test_the_command_writes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "board.html"
-    assert (
-        main(
-            ["benchmark", "two_hop", "--methods", "eap", "--seeds", "1", "--pairs", "4", "--html", str(file)]
-        )
-        == 0
-    )
+    assert main(["two_hop", "--methods", "eap", "--seeds", "1", "--pairs", "4", "--html", str(file)]) == 0
     assert str(file) in capsys.readouterr().out
     assert rows(file.read_text(encoding="utf-8"), "board")[1][0] == "eap"
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from interp.board import TRAINED
+from experiments.board import TRAINED
 from interp.model.edits import Edit, Set
 from interp.model.tap import Read, Tap
 from interp.zoo import (
