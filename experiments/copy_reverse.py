@@ -20,15 +20,15 @@ from matplotlib.figure import Figure
 
 import interp
 from interp.core.results import labelled
-from interp.model import EncoderDecoder
-from interp.runs.record import Record
-from interp.tasks import Examples, Place, SequencePairs
-from interp.training import (
+from interp.lab.training import (
     Training,
     encoder_decoder,
     exactly_right,
     train,
 )
+from interp.model import EncoderDecoder
+from interp.runs.record import Record
+from interp.tasks import Examples, Place, SequencePairs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -26,8 +26,8 @@ from torch import Tensor
 import interp
 from interp import plot, tasks
 from interp.attention import attention_entropy, dispersion
-from interp.dynamics import consensus, rank_collapse
 from interp.editing import FineTuning, SingularValues, train_z
+from interp.lab.depth import consensus, rank_collapse
 from interp.opening import DType, OfModel
 from interp.runs.record import Record
 from interp.weights import spectra

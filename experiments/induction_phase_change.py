@@ -24,11 +24,11 @@ from interp import Batch
 from interp.causal import ablate
 from interp.dynamics import in_context
 from interp.families.convert import AnyModel
+from interp.lab.training import Training, train
 from interp.metrics import next_token_loss
 from interp.model import MLP, ModelConfig, Rotary, Softmax, Transformer
 from interp.runs.record import Record
 from interp.tasks import Place, RepeatingChain
-from interp.training import Training, train
 
 TRAINING = Training(steps=3000, rows=32, learning_rate=3e-3, checkpoints=40, log_every=100_000)
 

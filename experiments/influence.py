@@ -24,10 +24,10 @@ from interp import plot
 from interp.dynamics import influence, lds
 from interp.dynamics.influence import Method
 from interp.dynamics.lds import correlations, interval
+from interp.lab.training import FixedRows, Training, leave_out, train
 from interp.model import MLP, Learned, ModelConfig, Transformer
 from interp.runs.record import Record
 from interp.tasks import Examples, Place, RepeatingChain
-from interp.training import FixedRows, Training, leave_out, train
 
 TRAINING = Training(steps=200, rows=100, learning_rate=1e-3, warm_up=10, final_share=0.01)
 METHODS: tuple[Method, ...] = ("dot", "kfac", "ekfac")

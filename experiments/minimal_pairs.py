@@ -19,11 +19,11 @@ from matplotlib.figure import Figure
 import interp
 from interp import Batch
 from interp.data.tokenizers import Tokenizer
+from interp.lab.training import Training, Vocabulary, train
 from interp.model import MLP, ModelConfig, Rotary
 from interp.runs.record import Record
 from interp.tasks import Agreement, Examples, Place, TaskPairs
 from interp.tokens import METHODS, evidence, token_attribution
-from interp.training import Training, Vocabulary, train
 
 
 @dataclass(frozen=True)

@@ -44,11 +44,11 @@ from interp.lab import (
     Strided,
     Synthesizer,
 )
+from interp.lab.training import Training, scores, train
 from interp.model import MLP, GatedDelta, Mamba2, ModelConfig, NoPosition, Rotary, Softmax, Transformer
 from interp.model.records import Mixer
 from interp.runs.record import TABLES, Record
 from interp.tasks import AssociativeRecall, Examples, Place, RepeatingChain
-from interp.training import Training, scores, train
 
 TRAINING = Training(steps=1000, rows=32, learning_rate=3e-3, log_every=500)
 WIDTH = 65

@@ -25,11 +25,11 @@ from interp.causal.effects import COEFFICIENTS, FEWEST_CORRELATIONS, fisher_z
 from interp.circuits import edge_attribution, edge_effects
 from interp.core.stats import Moments
 from interp.data.batch import Batch
+from interp.lab.training import Sentences, Training, Vocabulary, train
 from interp.model import MLP, LayerNorm, Learned, ModelConfig, Transformer
 from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks import IndirectObjects
-from interp.training import Sentences, Training, Vocabulary, train
 
 DEEP = "deep"
 SITES = {"resid_pre": "stream", "attn_out": "attention", "mlp_out": "MLPs"}

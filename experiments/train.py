@@ -18,10 +18,7 @@ from matplotlib.figure import Figure
 
 import interp
 from interp.data.sources import open_source
-from interp.model import Transformer
-from interp.runs.record import Record
-from interp.tasks import AssociativeRecall, Facts, InContextRegression, IndirectObjects, RepeatedSequences
-from interp.training import (
+from interp.lab.training import (
     PackedTexts,
     Sentences,
     Training,
@@ -30,7 +27,10 @@ from interp.training import (
     config_for,
     train,
 )
-from interp.training.loop import WithVocabulary
+from interp.lab.training.loop import WithVocabulary
+from interp.model import Transformer
+from interp.runs.record import Record
+from interp.tasks import AssociativeRecall, Facts, InContextRegression, IndirectObjects, RepeatedSequences
 from interp.zoo.demos import WEIGHTS
 
 Task = Literal["repeats", "recall", "regression", "names", "facts", "texts"]

@@ -23,12 +23,11 @@ Here stand the names of a first day. Everything else lives one level down, by qu
     interp.data         batches, streams, sources, pairs of prompts
     interp.tasks        generated prompts with a known answer: indirect objects, facts, repeats
     interp.model        the network, its configuration and sites
-    interp.lab          what is trained rather than loaded: mixers beyond softmax attention, blocks, output layers
+    interp.lab          what is trained rather than loaded: training, other mixers and blocks, compiled programs
     interp.passes       hooks, planned sweeps, sampling, questions of your own
     interp.runs         questions over much data: results, stores, records
     interp.plot         the pictures
     interp.pages        the report page, and viewers for notebooks
-    interp.training     training small models
     interp.verify       whether a model's numbers keep their contract
     interp.zoo          the demo models, planted models
     interp.families     which checkpoints are understood, one file each
@@ -65,7 +64,6 @@ if TYPE_CHECKING:
         runs as runs,
         tasks as tasks,
         tokens as tokens,
-        training as training,
         verify as verify,
         weights as weights,
         zoo as zoo,
@@ -158,7 +156,6 @@ WINGS = (
         "runs",
         "plot",
         "pages",
-        "training",
         "verify",
         "zoo",
         "families",
@@ -167,6 +164,9 @@ WINGS = (
     ),
 )
 """Where everything else lives, one level down; imported at first use where that is slow."""
+
+ROOMS = (*WINGS, "lab.depth", "lab.rasp", "lab.training")
+"""Every package that has public names."""
 
 late.MODULES |= {
     "pictures": ("interp.plot",),
@@ -180,6 +180,9 @@ _EARLIER = {
     "Circuits": "interp.weights.HeadCircuits",
     "Mixed": "interp.tokens.Mixing",
     "Parts": "interp.residual.Decomposition",
+    "board": "experiments.board, beside the package (python -m experiments.board)",
+    "papers": "experiments.papers, beside the package (python -m experiments.papers)",
+    "training": "interp.lab.training",
     "Put": "interp.Edit, with interp.edits.Set(values) as its change",
     "faithfulness": "interp.tokens.erasure",
     "faithfulness_curve": "interp.circuits.circuit_curve",
@@ -201,8 +204,8 @@ def __getattr__(name: str) -> object:
     what = f"module 'interp' has no attribute {name!r}"
     if name in _EARLIER:
         raise AttributeError(f"{what}: it is called {_EARLIER[name]}")
-    if homes := [wing for wing in WINGS if name in import_module(f"interp.{wing}").__all__]:
-        raise AttributeError(f"{what}: it is called {' or '.join(f'interp.{wing}.{name}' for wing in homes)}")
+    if homes := [room for room in ROOMS if name in import_module(f"interp.{room}").__all__]:
+        raise AttributeError(f"{what}: it is called {' or '.join(f'interp.{room}.{name}' for room in homes)}")
     from interp.core.boundary import nearest
 
     raise AttributeError(f"{what}; {nearest(name, [*HOMES, *WINGS])}")

@@ -169,7 +169,7 @@ class HookedEncoderDecoder(Shown):
         in `HookedTransformer.generate`.
 
         Example:
-            >>> pair = interp.HookedEncoderDecoder(interp.model.build(interp.training.encoder_decoder(8, 8)))
+            >>> pair = interp.HookedEncoderDecoder(interp.model.build(interp.lab.training.encoder_decoder(8, 8)))
             >>> silent = interp.Edit("encoder.blocks.0.hook_mlp_out", interp.edits.Zero())
             >>> pair.generate(torch.tensor([[3, 4, 5]]), 4, edits=[silent]).tokens.shape
             torch.Size([1, 5])

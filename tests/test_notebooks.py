@@ -1,6 +1,7 @@
 """The notebooks run from top to bottom, use public names only, and are stored without outputs."""
 
 import ast
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -15,14 +16,14 @@ pytest.importorskip("ipykernel", reason="the kernel package ipykernel is not ins
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = {path.stem: path for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
 PUBLIC = {
-    "interp", *(f"interp.{wing}" for wing in interp.WINGS),
+    "interp", *(f"interp.{wing}" for wing in interp.ROOMS),
     "interp.zoo.planted",
     # reductions that questions of one's own are made of
     "interp.core.extremes.TopRows", "interp.core.sketches.quantiles", "interp.core.stats.Bootstrap",
     "interp.core.stats.Means", "interp.core.stats.Rows",
 }  # fmt: skip
 """What a notebook may import of the package."""
-NAMES = {f"interp.{wing}.{name}" for wing in interp.WINGS for name in getattr(interp, wing).__all__}
+NAMES = {f"interp.{wing}.{name}" for wing in interp.ROOMS for name in import_module(f"interp.{wing}").__all__}
 """What the wings hold."""
 
 

@@ -12,8 +12,8 @@ torch.set_num_threads(1)
 for name in (
     *("h5netcdf.legacyapi", "matplotlib", "pyarrow.dataset", "pyarrow.parquet", "scipy.special"),
     "torch.distributed.tensor",
-    *("interp.cli", "interp.runs.tensor_parallel", "interp.training"),
-    *("tests.runs.killed", "tests.runs.killing", "tests.families.memory", "tests.training.killed"),
+    *("interp.cli", "interp.runs.tensor_parallel", "interp.lab.training"),
+    *("tests.runs.killed", "tests.runs.killing", "tests.families.memory", "tests.lab.training.killed"),
 ):
     import_module(name)
 

@@ -31,11 +31,11 @@ from interp import Batch
 from interp.attention.heads import head_scores
 from interp.causal import EdgeGraph
 from interp.circuits import edge_attribution
+from interp.lab.training import Training, config_for, train
 from interp.metrics import logit_difference
 from interp.model import ModelConfig, Transformer
 from interp.passes.question import ByRow
 from interp.tasks import RepeatedSequences
-from interp.training import Training, config_for, train
 
 Claim = Literal["forward", "sweep", "stream", "edges", "training"]
 ALL: tuple[Claim, ...] = ("forward", "sweep", "stream", "edges", "training")

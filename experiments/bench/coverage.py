@@ -148,8 +148,8 @@ def worlds(model: interp.HookedTransformer, pool: int) -> Worlds:
         | _of_texts(model, texts)
         | _of_models(model, pairs, texts)
         | {
-            "consensus": lambda: World.of(interp.dynamics.Consensus(), model, texts),
-            "rank_collapse": lambda: World.of(interp.dynamics.RankCollapse(), model, texts),
+            "consensus": lambda: World.of(interp.lab.depth.Consensus(), model, texts),
+            "rank_collapse": lambda: World.of(interp.lab.depth.RankCollapse(), model, texts),
         }
     )
 

@@ -31,9 +31,10 @@ from interp.attention import AttentionAttribution, AttentionEntropy, Dispersion,
 from interp.causal import Ablate, AttributionPatch, CausalTrace, KnockOut, Patch, PathPatch, ShortCircuit
 from interp.circuits import EdgeAttribution
 from interp.data import Pairs
-from interp.dynamics import Consensus, InContext, OneTokenLosses, Refinement, Splitting
+from interp.dynamics import InContext, OneTokenLosses
 from interp.edits import Zero
 from interp.features import TopExamples
+from interp.lab.depth import Consensus, Refinement, Splitting
 from interp.lenses import (
     BackwardLens,
     CompareLenses,

@@ -15,15 +15,15 @@ import torch.nn.functional as F
 import tyro
 from measure import cpu_seconds, report, timing
 
-from interp.model import ModelConfig, Transformer
-from interp.tasks import Place, RepeatedSequences
-from interp.training import (
+from interp.lab.training import (
     Training,
     TrainingData,
     attention_only,
     config_for,
     train,
 )
+from interp.model import ModelConfig, Transformer
+from interp.tasks import Place, RepeatedSequences
 
 ROWS = 8
 CLAIM = 1 / 0.9

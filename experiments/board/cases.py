@@ -8,12 +8,12 @@ from functools import partial
 from types import MappingProxyType
 
 from interp.core.boundary import nearest
-from interp.zoo import programs
-from interp.zoo.compiler import compile
-from interp.zoo.interchange_training import InterchangeTraining, interchange_trained
+from interp.lab.rasp import programs
+from interp.lab.rasp.compiler import compile
+from interp.lab.rasp.interchange_training import InterchangeTraining, interchange_trained
+from interp.lab.rasp.programs import Write
+from interp.lab.rasp.variants import rotated, with_noise_heads
 from interp.zoo.planted import PLANTED, Planted
-from interp.zoo.programs import Write
-from interp.zoo.variants import rotated, with_noise_heads
 
 HEADS = 2
 """Random heads beside those of a program in every layer."""

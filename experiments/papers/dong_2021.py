@@ -9,7 +9,7 @@ import torch
 
 from experiments.papers.claim import Claim, Measured, above, below, near
 from experiments.papers.effort import Effort
-from interp.dynamics import rank_collapse
+from interp.lab.depth import rank_collapse
 from interp.model import ModelConfig, NoNorm, NoPosition, Transformer
 
 TOKENS, WIDTH = 8, 32

@@ -15,10 +15,10 @@ from experiments.papers.effort import Effort
 from interp.attention import heads
 from interp.data.batch import Batch
 from interp.hooked import HookedTransformer
+from interp.lab.training import FixedRows, Training, train
 from interp.model import ModelConfig, NoPosition, Rotary, Transformer
 from interp.residual import paths, term_importance
 from interp.tasks import Examples, IndirectObjects, RepeatedTokens, RepeatingChain
-from interp.training import FixedRows, Training, train
 from interp.weights import composition, copying
 
 SYMBOLS = 16

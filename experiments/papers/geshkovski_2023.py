@@ -10,7 +10,7 @@ from torch import Tensor
 
 from experiments.papers.claim import Claim, Measured, above, near
 from experiments.papers.effort import Effort
-from interp.dynamics import flow, trajectories
+from interp.lab.depth import flow, trajectories
 
 TOKENS, WIDTH = 10, 3
 

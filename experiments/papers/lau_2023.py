@@ -10,9 +10,9 @@ from experiments.papers.claim import Claim, Measured, above, near
 from experiments.papers.effort import Effort
 from interp.dynamics import Langevin, learning_coefficient, learning_coefficient_of
 from interp.dynamics.learning_coefficient import Loss
+from interp.lab.training import FixedRows, Training, train
 from interp.model import MLP, Learned, ModelConfig
 from interp.tasks import Examples, Place, RepeatingChain
-from interp.training import FixedRows, Training, train
 
 DIMENSIONS, ROWS = 10, 10_000
 

@@ -15,9 +15,9 @@ from experiments.papers.claim import Claim, Measured, above, below
 from experiments.papers.effort import Effort
 from interp.data.batch import Batch
 from interp.families.convert import AnyModel
+from interp.lab.training import FixedRows, Training, train
 from interp.model import MLP, ModelConfig, NoNorm, Transformer
 from interp.tasks import Examples
-from interp.training import FixedRows, Training, train
 
 PRIME, TRAINED, KEYS = 31, 0.7, 5
 """The modulus, the share of all sums that are trained on, and how many frequencies are called key."""

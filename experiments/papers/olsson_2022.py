@@ -17,11 +17,11 @@ from interp.core.results import frame
 from interp.data.batch import Batch
 from interp.dynamics import in_context
 from interp.families.convert import AnyModel
+from interp.lab.training import Training, train
 from interp.model import ModelConfig, Rotary, Softmax, Transformer
 from interp.model.edits import Zero
 from interp.passes.metrics import next_token_loss
 from interp.tasks import Place, RepeatedTokens, RepeatingChain
-from interp.training import Training, train
 
 CHAIN = RepeatingChain(d_vocab=64, width=64)
 ONE = ModelConfig(1, 64, 4, CHAIN.width, CHAIN.d_vocab, position=Rotary())

@@ -10,11 +10,11 @@ from experiments.papers.claim import Claim, Measured, above, near, untestable
 from experiments.papers.effort import Effort
 from interp.lab import Differential
 from interp.lab.differential import DifferentialAttention, lambda_init
+from interp.lab.training import Training, train
 from interp.model import MLP, ModelConfig, Rotary, Softmax, Transformer
 from interp.model.tap import Read
 from interp.passes import observe
 from interp.tasks import AssociativeRecall
-from interp.training import Training, train
 
 TASK = AssociativeRecall(d_vocab=48, pairs=8, queries=4)
 PUBLISHED = (0.2, 0.3555, 0.4707)

@@ -590,7 +590,7 @@ def _hint(what: str, value: object, hint: object) -> str:
 def _place(kind: type) -> str:
     """Where a user finds a class: at a face of the package rather than in the module that defines it."""
     package, *inner, module = kind.__module__.split(".")
-    faces = [f"{package}.{name}" for name in (module, *inner)]
+    faces = [*(f"{package}.{name}" for name in (module, *inner)), ".".join((package, *inner))]
     found = (face for face in faces if getattr(sys.modules.get(face), kind.__name__, None) is kind)
     return f"{next(found, kind.__module__)}.{kind.__name__}"
 

@@ -3,7 +3,7 @@
 Leaving row i out takes s_i / T from the mean loss L (s_i: the nats of its tokens, T: the tokens of all rows). To first
 order the weights then move by H^-1 grad s_i / T, and the measure m_j of a query by grad m_j . H^-1 grad s_i / T (Koh,
 Liang 2017). H is taken to be the Fisher matrix of the model's own predictions, matrix by matrix as a Kronecker product
-(Grosse et al. 2023, arXiv:2308.03296), or the identity. What rows really did: `interp.training.leave_out`.
+(Grosse et al. 2023, arXiv:2308.03296), or the identity. What rows really did: `interp.lab.training.leave_out`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def influence(
 ) -> xr.Dataset:
     """The predicted change of each query's measure if a training row were left out, from gradients alone.
 
-    rows: what the model was trained on; queries: what is measured, as in `interp.training.leave_out`
+    rows: what the model was trained on; queries: what is measured, as in `interp.lab.training.leave_out`
     (`Examples.measured`), whose sign this has: without the row minus with it. With s_i the summed nats of row i and T
     the tokens of all rows, method "kfac" and "ekfac" give grad m_j . (H + damping)^-1 grad s_i / T in the unit of m_j:
     first-order predictions for a model at the minimum of its mean loss. "dot" gives grad m_j . grad s_i / T, the same

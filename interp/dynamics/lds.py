@@ -23,7 +23,7 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
     The predicted effect of a group is the sum of its rows' estimates; per query, Spearman's correlation of predicted
     and exact effects over the groups; then the mean over queries. 1: the estimate orders the groups as training
     without them does; 0: no relation.
-    exact: what `interp.training.leave_out` gave, some groups of it if you like; estimate: what `influence` gave for
+    exact: what `interp.lab.training.leave_out` gave, some groups of it if you like; estimate: what `influence` gave for
     the same rows and queries. Returns Dataset: `value` with its 95 % interval `low` to `high` and `n`, the number of
     queries; `each`[query]; and `predicted` and `exact`[group, query], which `plot.influence` draws.
     The interval is for other queries and other groups of the same kind, without end: the variances of a jackknife over
@@ -36,9 +36,9 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
         >>> rows, queries = (task.batch(interp.tasks.Place(0, step), 4) for step in (0, 1))
-        >>> config, plan = interp.training.attention_only(1, 8, 12), interp.training.Training(steps=2, rows=2)
-        >>> exact = interp.training.leave_out(config, rows, queries, training=plan)
-        >>> trained = interp.training.train(config, interp.training.FixedRows(rows, rows), plan).model
+        >>> config, plan = interp.lab.training.attention_only(1, 8, 12), interp.lab.training.Training(steps=2, rows=2)
+        >>> exact = interp.lab.training.leave_out(config, rows, queries, training=plan)
+        >>> trained = interp.lab.training.train(config, interp.lab.training.FixedRows(rows, rows), plan).model
         >>> -1 <= float(lds(exact, interp.dynamics.influence(trained, rows, queries)).value) <= 1
         True
     """

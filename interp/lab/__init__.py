@@ -1,9 +1,17 @@
-"""What a user trains rather than loads: other mixers, options of softmax attention, other MLPs, blocks, output layers.
+"""The laboratory: what is trained or written rather than loaded. Nothing else in the package imports it.
 
-Each file holds all there is of one: the record of a config, what it refuses, the sites it adds, and its module. The
-line here is what makes configs with it readable; a record of your own is readable once its class is defined.
+    interp.lab.training   one training loop over any config
+    interp.lab.rasp       programs over sequences, compiled to models whose circuit is known
+    interp.lab.depth      depth as time: do tokens meet or collapse?
+
+Here stand mixers other than softmax attention, options of it, other MLPs, blocks and output layers. Each
+file holds all there is of one: the record of a config, what it refuses, the sites it adds, and its module. The line
+here is what makes configs with it readable; a record of your own is readable once its class is defined.
 """
 
+from typing import TYPE_CHECKING
+
+from interp.core.late import names_of
 from interp.lab.conv_mlp import ConvMLP
 from interp.lab.cost import cost, costs
 from interp.lab.differential import Differential
@@ -22,9 +30,14 @@ from interp.lab.spatial import SpatialGating, TokenMixing
 from interp.lab.synthesizer import Synthesizer
 from interp.lab.temperature import AdaptiveTemperature, LogN
 
+if TYPE_CHECKING:
+    from interp.lab import depth as depth, rasp as rasp, training as training
+
 __all__ = [
     "AdaptiveSoftmax", "AdaptiveTemperature", "BigBird", "ConvMLP", "Differential", "Dilated", "DualChunk",
     "FixedBlocks", "HierarchicalSoftmax", "Lightning", "Linear", "Linformer", "LogN", "LongTermMemory", "Longformer",
     "Macaron", "Polar", "Pool", "Reformer", "SpatialGating", "Strided", "Synthesizer", "TokenMixing",
-    "cost", "costs",
+    "cost", "costs", "depth", "rasp", "training",
 ]  # fmt: skip
+
+__getattr__ = names_of("interp.lab", {"depth": "depth", "rasp": "rasp", "training": "training"})

@@ -34,7 +34,7 @@ def cost(config: ModelConfig, length: int) -> xr.Dataset:
     for a record that does not say what it costs.
 
     Example:
-        >>> found = cost(interp.training.attention_only(1, 100, 64), 10)
+        >>> found = cost(interp.lab.training.attention_only(1, 100, 64), 10)
         >>> float(found.flops.sel(part="unembed"))  # 2 tokens d_model d_vocab
         128000.0
     """
@@ -62,7 +62,7 @@ def costs(configs: Mapping[str, ModelConfig], lengths: Sequence[int]) -> xr.Data
     lengths.
 
     Example:
-        >>> of = interp.training.attention_only
+        >>> of = interp.lab.training.attention_only
         >>> found = costs({"one layer": of(1, 100, 64), "two": of(2, 100, 64)}, [16, 32, 64])
         >>> dict(found.flops.sizes)
         {'model': 2, 'length': 3}

@@ -22,7 +22,7 @@ def costs(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     more as the text is longer; the dotted grey lines have these slopes.
 
     Example:
-        >>> of = interp.training.attention_only
+        >>> of = interp.lab.training.attention_only
         >>> ax = plot.costs(interp.lab.costs({"one layer": of(1, 100, 64)}, [16, 32, 64]))
     """
     flops = result.flops.transpose("model", "length")

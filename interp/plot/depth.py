@@ -35,7 +35,7 @@ def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes 
     floor of the model's dtype: its last point is a triangle on the floor, which is dotted.
 
     Example:
-        >>> ax = rank_collapse(interp.dynamics.rank_collapse(model, prompt))
+        >>> ax = rank_collapse(interp.lab.depth.rank_collapse(model, prompt))
     """
     ax = axes(ax, 5.6, 3.8)
     floor, reached = float(result.attrs["floor"]), False
@@ -75,7 +75,7 @@ def consensus(
     label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown score.
 
     Example:
-        >>> ax = consensus(interp.dynamics.consensus(model, prompt, repeats=4))
+        >>> ax = consensus(interp.lab.depth.consensus(model, prompt, repeats=4))
     """
     if score not in LABELS:
         raise KeyError(f"no score {score!r} in this result; {nearest(score, LABELS)}")
@@ -127,7 +127,7 @@ def refinement(
     label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown score.
 
     Example:
-        >>> ax = refinement(interp.dynamics.refinement(model, prompt, times=(1, 2)))
+        >>> ax = refinement(interp.lab.depth.refinement(model, prompt, times=(1, 2)))
     """
     cells = score_of(result, score)
     ax = axes(ax, 5.2, 3.6)
@@ -151,7 +151,7 @@ def splitting(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     The dotted line is what the reference itself is known to.
 
     Example:
-        >>> ax = splitting(interp.dynamics.splitting(model, prompt, 1, steps=(1, 2), fine=4))
+        >>> ax = splitting(interp.lab.depth.splitting(model, prompt, 1, steps=(1, 2), fine=4))
     """
     ax = axes(ax, 5.2, 3.6)
     for scheme in result.scheme.values:

@@ -31,7 +31,7 @@ def trajectories(
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
-        >>> way = interp.dynamics.trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=100)
+        >>> way = interp.lab.depth.trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=100)
         >>> ax = trajectories(way, "potential")
     """
     cells = score_of(result, score)
@@ -55,7 +55,7 @@ def particles(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
-        >>> ax = particles(interp.dynamics.trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=100))
+        >>> ax = particles(interp.lab.depth.trajectories(x, qk=torch.eye(2), ov=torch.eye(2), steps=100))
     """
     paths = result.position.transpose("token", "axis", "time").to_numpy()
     width = paths.shape[1]

@@ -335,8 +335,7 @@ def _record_of(given: object) -> str:
     for record in vars(module).values() if module else ():
         known = isinstance(record, type) and issubclass(record, Question) and record is not Question
         if known and function_name(record) == name:
-            wing = record.__module__.split(".")[1]
-            return f": write interp.{wing}.{record.__name__}(...)"
+            return f": write {record.__module__.rpartition('.')[0]}.{record.__name__}(...)"
     return ""
 
 

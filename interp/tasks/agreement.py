@@ -96,7 +96,7 @@ class Agreement:
         Errors: ValueError naming the words where too few are single tokens.
 
         Example:
-            >>> tokenizer = interp.training.Vocabulary.learned(interp.tasks.Agreement.texts(), 800).tokenizer
+            >>> tokenizer = interp.lab.training.Vocabulary.learned(interp.tasks.Agreement.texts(), 800).tokenizer
             >>> pairs = interp.tasks.Agreement("subject_verb", 2).pairs(tokenizer)
             >>> pairs.changes, sorted(pairs.spans)
             (('evidence',), ['end', 'evidence'])

@@ -43,7 +43,7 @@ LENGTH = 9
 class Planted(Brief):
     """A model with a known circuit, and aligned pairs of prompts on which the circuit shows.
 
-    Built by hand in this file, or compiled from a program (`interp.zoo.Compiled.planted`).
+    Built by hand in this file, or compiled from a program (`interp.lab.rasp.Compiled.planted`).
 
     Nodes and edges are named as in `EdgeGraph`: `L0.resid` (the embeddings), `L0H1`, `L0.mlp`, `logits`; an edge into
     a head names the input that it receives on, `L0H1->L1H2.k`.

@@ -13,12 +13,12 @@ from interp.causal import Descent, Subspace, align
 from interp.causal.alignment import NULLS, Cells, Runs, pairs_of, shuffled
 from interp.core.stats import share_interval
 from interp.data.answers import AnswerTokens
+from interp.lab.rasp import PROGRAMS, Compiled, compile
 from interp.model.config import ModelConfig, NoNorm, NoPosition
 from interp.model.edits import Edit, Set, Swap
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import as_model, observe
-from interp.zoo import PROGRAMS, Compiled, compile
 from interp.zoo.groundtruth import noisy, plant_head
 from tests.configs import build, some_tokens
 from tests.loops import over

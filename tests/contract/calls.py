@@ -22,9 +22,9 @@ import xarray as xr
 import interp
 import interp.dynamics
 import interp.families
+import interp.lab.training
 import interp.passes
 import interp.tasks
-import interp.training
 import interp.zoo
 from interp import Edit
 from interp.causal import EdgeGraph
@@ -125,8 +125,13 @@ def directions() -> list[interp.causal.Subspace]:
 
 
 @once
-def compiled() -> interp.zoo.Compiled:
-    return interp.zoo.compile(interp.zoo.PROGRAMS["parity"]())
+def few_symbols() -> interp.lab.rasp.Tokens:
+    return interp.lab.rasp.Tokens("ab", 3)
+
+
+@once
+def compiled() -> interp.lab.rasp.Compiled:
+    return interp.lab.rasp.compile(interp.lab.rasp.PROGRAMS["parity"]())
 
 
 @once
@@ -295,7 +300,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "editing.EditCase": {"prompt": lambda: TEXT, "checks": lambda: {"paraphrase": (("John gave", 5),)}},
     "circuits.GraphPrompt": {"prompt": lambda: "a b", "tokens": lambda: ("a", " b"), "answer": lambda: " c",
                     "probability": lambda: 0.5},
-    "HookedEncoderDecoder": {"model": lambda: interp.model.build(interp.training.encoder_decoder(8, 8))},
+    "HookedEncoderDecoder": {"model": lambda: interp.model.build(interp.lab.training.encoder_decoder(8, 8))},
     "HookedTransformer": {"transformer": lambda: build("gpt2")},
     "causal.Mention": {"word": lambda: "Mary", "which": lambda: 0},
     "metrics.Metric": {"name": lambda: "m", "unit": lambda: "",
@@ -379,7 +384,7 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "residual.path_matrix": {"circuits": lambda: HeadCircuits(plain()), "heads": lambda: ("L0H1", "L1H2")},
     "dynamics.per_token_loss_pca": {"losses": lambda: xr.DataArray(numbers(5, 9).numpy(), dims=("step", "prompt"))},
     "core.permutation_test": NORMAL | {"permutations": lambda: 20},
-    "dynamics.splitting": {"steps": lambda: (1, 2), "fine": lambda: 4},
+    "lab.depth.splitting": {"steps": lambda: (1, 2), "fine": lambda: 4},
     "dynamics.phase_change": {"series": series},
     "features.probe": {"activations": lambda: numbers(8, 3), "labels": lambda: [True, False] * 4,
                        "sizes": lambda: (1,)},
@@ -435,11 +440,11 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "compat.from_hooked_transformer": {"state": lambda: state()[0], "config": lambda: state()[1]},
     "causal.identity": {"pattern": lambda: numbers(1, 2, 3, 3)},
     "compat.load_hooked": {"path": state_file, "config": lambda: state()[1]}, "compat.load_llama2c": {"path": folder},
-    "dynamics.flow": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
+    "lab.depth.flow": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
                       "ov": lambda: torch.eye(2).double(), "steps": lambda: 2},
-    "dynamics.trajectories": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
+    "lab.depth.trajectories": {"x": lambda: numbers(3, 2), "qk": lambda: torch.eye(2).double(),
                               "ov": lambda: torch.eye(2).double(), "steps": lambda: 2},
-    "dynamics.switched_off": {"off": lambda: ["skip"]},
+    "lab.depth.switched_off": {"off": lambda: ["skip"]},
     "families.any_from_folder": {"path": folder}, "families.from_folder": {"path": folder},
     "families.is_encoder_decoder": {"path": folder}, "families.tokenizer_of": {"folder": folder},
     "families.ends_of": {"source": folder},
@@ -461,31 +466,42 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "edits.edit_from_json": {"held": lambda: interp.edits.edit_to_json(Edit("L1H2", Zero()))},
     "edits.edit_to_json": {"edit": lambda: Edit("L1H2", Zero())},
     "edits.edit_to_python": {"edit": lambda: Edit("L1H2", Zero())},
-    "lab.cost": {"config": lambda: interp.training.attention_only(1, 8, 12), "length": lambda: 4},
-    "lab.costs": {"configs": lambda: {"one": interp.training.attention_only(1, 8, 12)}, "lengths": lambda: [4, 8]},
-    "training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
-    "training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
-    "training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.tasks.RepeatedSequences()},
-    "training.exactly_right": {
-        "model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
+    "lab.cost": {"config": lambda: interp.lab.training.attention_only(1, 8, 12), "length": lambda: 4},
+    "lab.costs": {"configs": lambda: {"one": interp.lab.training.attention_only(1, 8, 12)}, "lengths": lambda: [4, 8]},
+    "lab.training.attention_only": {"n_layers": lambda: 1, "d_vocab": lambda: 8, "n_ctx": lambda: 8},
+    "lab.training.encoder_decoder": {"d_vocab": lambda: 8, "n_ctx": lambda: 8},
+    "lab.training.config_for": {"model": lambda: "attention-1l", "data": lambda: interp.tasks.RepeatedSequences()},
+    "lab.training.exactly_right": {
+        "model": lambda: interp.model.build(interp.lab.training.encoder_decoder(32, 16)),
         "examples": lambda: interp.tasks.SequencePairs().batch(interp.tasks.Place(0, 0), 2)},
-    "training.FixedRows": {"rows": examples, "held_out": examples},
-    "training.leave_out": {"config": lambda: interp.training.attention_only(1, 8, 12), "rows": examples,
+    "lab.training.FixedRows": {"rows": examples, "held_out": examples},
+    "lab.training.leave_out": {"config": lambda: interp.lab.training.attention_only(1, 8, 12), "rows": examples,
                            "queries": examples},
-    "training.mean_loss": {"model": lambda: build("gpt2"), "examples": examples},
-    "training.Sentences": {
-        "task": interp.tasks.Facts, "vocabulary": lambda: interp.training.Vocabulary.read(TOKENIZER)},
-    "training.scores": {"model": lambda: build("gpt2"), "examples": examples},
-    "training.train": {"config": lambda: interp.training.attention_only(1, 8, 12),
+    "lab.training.mean_loss": {"model": lambda: build("gpt2"), "examples": examples},
+    "lab.training.Sentences": {
+        "task": interp.tasks.Facts, "vocabulary": lambda: interp.lab.training.Vocabulary.read(TOKENIZER)},
+    "lab.training.scores": {"model": lambda: build("gpt2"), "examples": examples},
+    "lab.training.train": {"config": lambda: interp.lab.training.attention_only(1, 8, 12),
                        "data": lambda: interp.tasks.RepeatedSequences(8, 12, 3, 4),
-                       "training": lambda: interp.training.Training(steps=1, rows=2)},
-    "training.xavier": {"model": lambda: interp.model.build(interp.training.attention_only(1, 8, 12))},
+                       "training": lambda: interp.lab.training.Training(steps=1, rows=2)},
+    "lab.training.xavier": {"model": lambda: interp.model.build(interp.lab.training.attention_only(1, 8, 12))},
     "verify.contract": {"reference": lambda: "none"},
-    "verify.pair_contract": {"model": lambda: interp.model.build(interp.training.encoder_decoder(32, 16)),
+    "verify.pair_contract": {"model": lambda: interp.model.build(interp.lab.training.encoder_decoder(32, 16)),
                              "reference": lambda: "none"},
-    "zoo.compile": {"program": lambda: interp.zoo.PROGRAMS["parity"]()}, "zoo.superposed": {"width": lambda: 3},
-    "zoo.interchange_trained": {"training": lambda: interp.zoo.InterchangeTraining(steps=1, rows=2, pairs=4)},
-    "zoo.interchange_accuracy": {"n": lambda: 4},
+    "lab.rasp.compile": {"program": lambda: interp.lab.rasp.PROGRAMS["parity"]()},
+    "lab.rasp.superposed": {"width": lambda: 3},
+    "lab.rasp.interchange_trained": {"training": lambda: interp.lab.rasp.InterchangeTraining(steps=1, rows=2, pairs=4)},
+    "lab.rasp.interchange_accuracy": {"n": lambda: 4},
+    "lab.rasp.Tokens": {"symbols": lambda: "ab", "most": lambda: 3}, "lab.rasp.Positions": {"tokens": few_symbols},
+    "lab.rasp.Constant": {"value": lambda: "a"},
+    "lab.rasp.Map": {"function": lambda: str.upper, "of": few_symbols},
+    "lab.rasp.select": {"keys": few_symbols, "queries": few_symbols, "predicate": lambda: str.__eq__},
+    "lab.rasp.Selector": {"conditions": lambda: interp.lab.rasp.everything().conditions},
+    "lab.rasp.Aggregate": {"selector": interp.lab.rasp.everything, "values": few_symbols, "default": lambda: "-"},
+    "lab.rasp.selector_width": {"selector": interp.lab.rasp.everything, "tokens": few_symbols},
+    "lab.rasp.Sum": {
+        "terms": lambda: (interp.lab.rasp.Map(ord, few_symbols(), number=True),), "weights": lambda: (1.0,)},
+    "lab.rasp.Program": {"name": lambda: "copy", "output": few_symbols},
     # questions
     "attention.Heads": {"data": lambda: interp.tasks.RepeatedTokens(4, 2, 2), "sentences": lambda: None},
     "attention.AttentionAttribution": LOOKED_AT, "attention.AttentionPaths": LOOKED_AT,
@@ -507,7 +523,13 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
 
 REFUSES = ("compat.from_bridge", "compat.load_llama2c")
 """What requires objects of other programs: its smallest call is refused, by name."""
-NOT_RUN = ("report", "editing.finetune_edit", "features.probe", "training.leave_out", "training.train")
+NOT_RUN = (
+    "report",
+    "editing.finetune_edit",
+    "features.probe",
+    "lab.training.leave_out",
+    "lab.training.train",
+)
 """What takes long even for the smallest call: whether a value is let in is asked of its annotation alone."""
 ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serve")
 """What is not called here: pictures and pages of results, and what takes no argument."""
@@ -530,7 +552,7 @@ def public_methods() -> Iterator[tuple[str, Callable[..., object]]]:
 def public_names() -> Iterator[tuple[str, Callable[..., object]]]:
     """Every public function, question and looked-at class by its shortest name."""
     seen: set[int] = set()
-    for wing in ("", *interp.WINGS):
+    for wing in ("", *interp.ROOMS):
         module = importlib.import_module(f"interp.{wing}" if wing else "interp")
         for name in module.__all__ if wing else interp.HOMES:
             value, full = getattr(module, name), f"{wing}.{name}".lstrip(".")

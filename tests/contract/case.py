@@ -23,6 +23,7 @@ from tests.edited import without_head
 
 WINGS = (
     "attention", "weights", "residual", "tokens", "lenses", "causal", "circuits", "features", "editing", "dynamics",
+    "lab.depth",
 )  # fmt: skip
 MODELS = ("gpt2", "llama-gqa", "attention-only-rotary")
 DATA = RepeatedTokens(period=5, repeats=3, rows=5)
@@ -170,7 +171,7 @@ def _of_wing(wing: str) -> Iterator[type[Question]]:
 
 def face_of(question: type[Question]) -> str:
     """The wing that a question is imported from."""
-    return ".".join(question.__module__.split(".")[:2])
+    return question.__module__.rpartition(".")[0]
 
 
 @functools.cache

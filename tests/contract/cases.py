@@ -45,9 +45,10 @@ from interp.circuits import (
 from interp.core.patterns import SCORES
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial
-from interp.dynamics import Consensus, InContext, OneTokenLosses, RankCollapse, Refinement, Splitting
+from interp.dynamics import InContext, OneTokenLosses
 from interp.editing import ActivationDifference, ChangedTokens, Diff, DiffInteractions
 from interp.features import SAE, ProbeNeurons, Reconstruction, SaeQuality, TopExamples, TopK
+from interp.lab.depth import Consensus, RankCollapse, Refinement, Splitting
 from interp.lenses import (
     BackwardLens,
     CompareLenses,

@@ -14,7 +14,7 @@ WINGS = LENSES | {"causal", "tokens", "circuits", "features", "editing", "dynami
 MAY_IMPORT: dict[str, set[str]] = {
     "core": {"core"},
     "model": MODEL,
-    "lab": MODEL | {"lab"},
+    "lab": LENSES | FAMILIES | {"zoo", "lab"},
     "data": MODEL | {"data"},
     "tasks": MODEL | {"data", "tasks"},
     "passes": MODEL | {"data", "passes"},
@@ -34,7 +34,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "wrapped": MODEL | {"wrapped"},
     "families": FAMILIES,
     "zoo": FAMILIES | {"tasks", "zoo"},
-    "training": FAMILIES | RUNS | {"zoo", "training"},
     "hooked": WINGS | FAMILIES | {"zoo", "hooked"},
     "opening": {"hooked", "opening"},
     "encoder_decoder": WINGS | FAMILIES | {"encoder_decoder"},
@@ -47,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 RESERVED = {
     **dict.fromkeys(
         ["transformers", "tokenizers", "sentencepiece", "huggingface_hub"],
-        ("families", "wrapped", "zoo", "compat.transformer_lens", "training.vocabulary"),
+        ("families", "wrapped", "zoo", "compat.transformer_lens", "lab.training.vocabulary"),
     ),
     "safetensors": (
         "families",
@@ -61,7 +60,7 @@ RESERVED = {
         "runs.journal",
         "runs.step_files",
         "runs.store",
-        "training.state",
+        "lab.training.state",
     ),
     "sklearn": ("features.probing",),
     "pyarrow": ("data", "runs"),

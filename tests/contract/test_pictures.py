@@ -17,7 +17,7 @@ WITHOUT_PLOT = {
     "cost",
     "dictionary_match", "directions", "edge_attribution", "edge_effects", "edge_stability", "edit_table", "erasure",
     "evidence", "flow_routes", "head_tokens", "influence", "interchange", "jacobian_lens",
-    "layer_mixing", "name_attention", "neurons", "one_token_losses",
+    "interchange_accuracy", "layer_mixing", "leave_out", "name_attention", "neurons", "one_token_losses",
     "orders", "output_lens", "per_token_loss_pca", "phase_change", "reconstruction", "recovery",
     "sae_quality", "singular_directions", "skip_trigrams", "steering", "subject_spread", "tensors",
     "top_examples", "top_pairs", "train_sae",
@@ -31,7 +31,7 @@ MAKERS = ("labelled", "scored", "_table")
 def named() -> dict[str, str]:
     """The name of every result that is named in words, by its place; those of questions have the name of the record."""
     found = {}
-    for wing in (*WINGS, "runs", "families", "lab"):
+    for wing in ("runs", "families", "lab", *(wing for wing in WINGS if not wing.startswith("lab."))):
         for path in sorted((ROOT / wing).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 name: ast.expr | None = None

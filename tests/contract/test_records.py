@@ -9,7 +9,7 @@ from interp import Batch, Edit
 from interp.causal import Subspace
 from interp.circuits import MibScores
 from interp.edits import Add, Project, Set, Swap, Zero
-from interp.zoo import PROGRAMS, compile
+from interp.lab.rasp import PROGRAMS, compile
 
 WIDE = torch.arange(4096.0)
 RECORDS = {

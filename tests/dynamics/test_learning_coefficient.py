@@ -14,11 +14,11 @@ from torch import Tensor
 
 from interp.data.batch import Batch
 from interp.dynamics import Langevin, learning_coefficient, learning_coefficient_of
+from interp.lab.training import mean_loss
 from interp.model import MLP, Learned, ModelConfig, Transformer
 from interp.passes.question import NotFiniteError
 from interp.tasks import RepeatedSequences
 from interp.tasks.examples import Examples, Place
-from interp.training import mean_loss
 
 COPIES = 200
 """Independent copies of a small loss in one chain: coefficients add, noise averages out."""

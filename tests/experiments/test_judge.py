@@ -16,10 +16,10 @@ from experiments.board.judge import ROUNDS, _Bench, average_precision, expected_
 from interp.causal.graph import EdgeGraph
 from interp.circuits import circuit_curve, recovery, score_edges
 from interp.hooked import HookedTransformer
+from interp.lab.rasp.compiler import compile
+from interp.lab.rasp.programs import PROGRAMS as WRITTEN
 from interp.passes.metrics import Metric, logit_difference
-from interp.zoo.compiler import compile
 from interp.zoo.planted import PLANTED
-from interp.zoo.programs import PROGRAMS as WRITTEN
 
 
 def test_average_precision_is_that_of_scikit_learn_with_equal_scores_too() -> None:

@@ -231,19 +231,19 @@ def _only(name: str, make: Callable[[Path], object]) -> Callable[[Path], object]
 
 
 def _trained(path: Path, resume: bool = False) -> object:
-    plan = interp.training.Training(steps=2, rows=2, evaluation_rows=2, keep_seconds=0.0)
+    plan = interp.lab.training.Training(steps=2, rows=2, evaluation_rows=2, keep_seconds=0.0)
     data = interp.tasks.RepeatedSequences(8, 12, 3, 4)
-    return interp.training.train(
-        interp.training.attention_only(1, 8, 12), data, plan, out=path, resume=resume
+    return interp.lab.training.train(
+        interp.lab.training.attention_only(1, 8, 12), data, plan, out=path, resume=resume
     )
 
 
 def _left_out(path: Path) -> object:
     task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
     rows, queries = (task.batch(interp.tasks.Place(0, step), 2) for step in (0, 1))
-    plan = interp.training.Training(steps=1, rows=2)
-    config = interp.training.attention_only(1, 8, 12)
-    return interp.training.leave_out(config, rows, queries, [[0]], plan, out=path)
+    plan = interp.lab.training.Training(steps=1, rows=2)
+    config = interp.lab.training.attention_only(1, 8, 12)
+    return interp.lab.training.leave_out(config, rows, queries, [[0]], plan, out=path)
 
 
 def tokenized(path: Path, n_layers: int = 1, n_ctx: int = 8) -> None:
@@ -295,8 +295,8 @@ LOADERS: Mapping[str, Loader] = {
     "pieces with settings": Loader(_settled_pieces, _spelled, ("families.tokenizer_in",)),
     "a vocabulary": Loader(
         lambda path: shutil.copy(TOKENIZER, path),
-        lambda path: interp.training.Vocabulary.read(path / "tokenizer.json"),
-        ("training.Vocabulary.read",),
+        lambda path: interp.lab.training.Vocabulary.read(path / "tokenizer.json"),
+        ("lab.training.Vocabulary.read",),
     ),
     "an autoencoder": Loader(_copied(sae_folder), interp.features.load_sae, ("features.load_sae",)),
     "a graph of ours": Loader(lambda path: shutil.copy(graph_file(), path), _graph,
@@ -344,8 +344,8 @@ LOADERS: Mapping[str, Loader] = {
     "a run that goes on": Loader(_run, _resumed, ("run",)),
     "a record": Loader(_record, _opened, ("runs.Record.open", "runs.Record.create")),
     "a record that goes on": Loader(_record, _again, ("runs.Record.resume",)),
-    "a training that goes on": Loader(_trained, lambda path: _trained(path, resume=True), ("training.train",)),
-    "a study that goes on": Loader(_left_out, _left_out, ("training.leave_out",)),
+    "a training that goes on": Loader(_trained, lambda path: _trained(path, resume=True), ("lab.training.train",)),
+    "a study that goes on": Loader(_left_out, _left_out, ("lab.training.leave_out",)),
     "a state of TransformerLens": Loader(
         _only("state.pt", _state), lambda path: interp.compat.load_hooked(path / "state.pt"), ("compat.load_hooked",)
     ),
@@ -429,7 +429,7 @@ def readers() -> Iterator[str]:
     for name, function in public_names():
         if not isinstance(function, type) and _takes_files(function):
             yield name
-    for wing in ("", *interp.WINGS):
+    for wing in ("", *interp.ROOMS):
         module = importlib.import_module(f"interp.{wing}" if wing else "interp")
         for name in module.__all__ if wing else interp.HOMES:
             kind = getattr(module, name)

@@ -21,6 +21,7 @@ from interp.data.batch import Batch
 from interp.families import load
 from interp.lab import AdaptiveSoftmax, HierarchicalSoftmax
 from interp.lab.output import AdaptiveOutput, TreeOutput
+from interp.lab.training.losses import mean_loss
 from interp.lenses import late_layers, output_lens
 from interp.lenses.imprint import top_vjp
 from interp.model import Edit, FullSoftmax, ModelConfig, Read, Tap, Transformer, Weights
@@ -28,7 +29,6 @@ from interp.model.loss import next_token_loss, next_token_loss_of
 from interp.residual.decomposition import logit_direction
 from interp.residual.paths import frozen_reads
 from interp.tasks.examples import Examples
-from interp.training.losses import mean_loss
 from tests.configs import CONFIGS, D_VOCAB, perturbed, some_tokens
 from tests.loops import over
 from tests.tolerances import assert_close

@@ -13,10 +13,10 @@ from interp.attention import Heads
 from interp.causal import Ablate
 from interp.edits import Zero
 from interp.families.load import save
+from interp.lab.training import FixedRows, Training, train
 from interp.model import EncoderDecoderConfig, ModelConfig, NoNorm, NoPosition, RMSNorm, Transformer
 from interp.runs import run
 from interp.tasks import Place, RepeatingChain
-from interp.training import FixedRows, Training, train
 from interp.weights import Copying
 from tests.configs import perturbed, some_tokens
 from tests.tolerances import assert_close

@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 
 from interp import HookedTransformer, plot
 from interp.attention import attention_rows as rows
-from interp.dynamics import consensus, rank_collapse, refinement, splitting, trajectories
-from interp.dynamics.rank_collapse import LINES
+from interp.lab.depth import consensus, rank_collapse, refinement, splitting, trajectories
+from interp.lab.depth.rank_collapse import LINES
 from interp.lenses import late_layers
 from interp.plot import attention_rows, depth
 from interp.plot.particles import WORDS, _surface

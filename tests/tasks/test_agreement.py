@@ -5,9 +5,9 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from interp.lab.training import Vocabulary
 from interp.tasks import Agreement
 from interp.tasks.agreement import MEN, NOUNS, WOMEN, Phenomenon
-from interp.training import Vocabulary
 from tests.tiny import hooked
 
 SEVERAL = {many for _, many in NOUNS}

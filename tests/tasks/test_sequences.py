@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from interp.lab.training.losses import TrainingData
 from interp.tasks import (
     AssociativeRecall,
     InContextRegression,
@@ -14,7 +15,6 @@ from interp.tasks import (
     SequencePairs,
 )
 from interp.tasks.examples import Place
-from interp.training.losses import TrainingData
 
 REPEATS = RepeatedSequences(d_vocab=20, width=30, low=3, high=9)
 RECALL = AssociativeRecall(d_vocab=21, pairs=5, queries=3)
