@@ -614,12 +614,12 @@ def _successors(hits: Mapping[str, Bool[Tensor, "pair l h"]]) -> dict[str, Score
 
 def rewritten(model: Transformer) -> Bool[Tensor, "l h"]:
     """The heads whose output an edit changes after their values: what they add is not their values' W_O."""
-    return _touched(model, after_pattern())
+    return _touched(model)
 
 
 def unlike_weights(model: Transformer) -> Bool[Tensor, "l h"]:
     """The heads whose OV circuit is not that of the weights: edits change what they read, or what they write."""
-    return _touched(model, (*TO_VALUES, *after_pattern()))
+    return _touched(model, TO_VALUES)
 
 
 def embedding_edits(model: Transformer) -> list[str]:
@@ -633,11 +633,12 @@ def embedding_edits(model: Transformer) -> list[str]:
     return found
 
 
-def _touched(model: Transformer, names: tuple[str, ...]) -> Bool[Tensor, "l h"]:
+def _touched(model: Transformer, also: tuple[str, ...] = ()) -> Bool[Tensor, "l h"]:
+    """The heads with edits after their pattern and values, or at further sites."""
     config = model.config
     found = torch.zeros(config.n_layers, config.n_heads, dtype=torch.bool)
     for layer in range(config.n_layers):
-        for edit in edits_at(model, layer, names):
+        for edit in edits_at(model, layer, (*also, *after_pattern(config, layer))):
             found[layer, _heads_of(edit)] = True
     return found
 

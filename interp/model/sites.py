@@ -286,17 +286,23 @@ def is_late(name: str) -> bool:
 
 
 def is_of_block(name: str) -> bool:
-    """Whether the blocks of any model have a site of this name (`attn.hook_q`); the usual ones are looked at first."""
-    return (_found(BLOCK_SITES, name) or _found(block_rows(), name)) is not None
+    """Whether the blocks of any model have a site of this name (`attn.hook_q`)."""
+    return _of_any_block(name) is not None
+
+
+def _of_any_block(name: str) -> Site | None:
+    """The usual rows are looked at first: the others bring the laboratory into memory."""
+    return _found(BLOCK_SITES, name) or _found(block_rows(), name)
 
 
 @functools.cache
 def axes_of(name: str) -> str:
     """The axes of a full site name, whatever the model; KeyError for a name that no model has."""
     match = _BLOCK_NAME.fullmatch(name)
-    table, short = (block_rows(), match[2]) if match else (MODEL_SITES, name)
-    found = _found(table, short)
+    short = match[2] if match else name
+    found = _of_any_block(short) if match else _found(MODEL_SITES, short)
     if found is None:
+        table = block_rows() if match else MODEL_SITES
         raise KeyError(f"no model has {name!r}; {nearest(short, [site.name for site in table])}")
     return found.axes
 

@@ -3,9 +3,10 @@
 from collections.abc import Iterable
 
 from interp.data.batch import Batch
+from interp.model.config import ModelConfig
 from interp.model.edits import COLUMNS, POSITIONS, Detach, Edit, Project, Scale, Zero
 from interp.model.layout import NEW, PositionError
-from interp.model.sites import axes_of, block_rows, find
+from interp.model.sites import BLOCK_SITES, axes_of, block_rows, find
 from interp.model.transformer import Transformer
 
 STREAM = (
@@ -15,10 +16,12 @@ STREAM = (
 """The sites of a block that hold the whole residual stream."""
 
 
-def after_pattern() -> tuple[str, ...]:
+def after_pattern(config: ModelConfig, layer: int) -> tuple[str, ...]:
     """The sites of a block from what follows attention's pattern and values to what it adds to the stream."""
-    order = tuple(site.name for site in block_rows())
-    return order[order.index("attn.hook_pattern") + 1 : order.index("hook_attn_out") + 1]
+    place = {site.name: i for i, site in enumerate(BLOCK_SITES)}
+    first, last = place["attn.hook_pattern"], place["hook_attn_out"]
+    rows = block_rows(config.at_layer(layer))  # a row that a mixer brings stands before a usual one
+    return tuple(row.name for row in rows if first < place.get(row.name, place.get(row.before, -1)) <= last)
 
 
 def layer_of(edit: Edit, model: Transformer) -> int | None:

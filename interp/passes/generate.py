@@ -258,7 +258,7 @@ def check_generation(
             f"{n} prompt tokens and {max_new_tokens} new ones do not fit the context of {config.n_ctx}"
         )
     if bad := [token for token in stop_tokens if not 0 <= token < config.d_vocab]:
-        raise ValueError(f"stop tokens must be in [0, {config.d_vocab - 1}], got {bad[0]}")
+        raise ValueError(f"stop_tokens must be in [0, {config.d_vocab - 1}], got {bad[0]}")
 
 
 def _check_tap(config: ModelConfig, reads: Sequence[Read], edits: Sequence[Edit], use_cache: bool) -> None:

@@ -47,8 +47,8 @@ def check_alti_logit(model: Transformer) -> None:
     """
     attribution(model.config, "source")
     check_stream(model, "ALTI-Logit")
-    after_z = [name for name in after_pattern() if name != "attn.hook_z"]
     for layer in range(model.config.n_layers):
+        after_z = [name for name in after_pattern(model.config, layer) if name != "attn.hook_z"]
         for edit in edits_at(model, layer, after_z):
             raise ValueError(
                 f"ALTI-Logit splits what heads write by source; the edit of {edit.name} changes it afterwards: edit "

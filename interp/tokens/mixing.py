@@ -218,7 +218,7 @@ def split_reads(model: Transformer, layer: int, upto: Extent = "block") -> tuple
 
 def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, Read]:
     """Where the sums of a split are that edits may have changed, so that they are not what the parts say."""
-    after = after_pattern()
+    after = after_pattern(model.config, layer)
     before_z = after[: after.index("attn.hook_z") + 1]
     found: dict[Extent, Read] = {}
     if edits_at(model, layer, before_z):

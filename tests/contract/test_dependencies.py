@@ -96,6 +96,14 @@ def test_only_what_stands_to_the_left_is_imported() -> None:
     none(broken)
 
 
+def test_nothing_imports_the_laboratory() -> None:
+    """It is a guest: a config that names a record of it leads there by name, `interp/__init__.py` to its names."""
+    outside = [
+        s for s in package() if not s.path.startswith("interp/lab/") and s.path != "interp/__init__.py"
+    ]
+    none([f"{s.path}:{i.line}" for s in outside for i in s.imports if f"{i.name}.".startswith("interp.lab.")])
+
+
 def test_reserved_packages_are_imported_only_where_they_belong() -> None:
     broken = []
     for source in package():

@@ -142,7 +142,7 @@ def test_what_makes_no_sense_is_refused() -> None:
         ({"length_penalty": -1.0}, "a finite length_penalty >= 0 is required, got -1.0"),
         ({"length_penalty": math.inf}, "a finite length_penalty"),
         ({"edits": [Edit("blocks.0.attn.hook_z", Zero(), rows=(0,))]}, "edits of all rows"),
-        ({"stop_tokens": [V]}, r"stop tokens must be in \[0, 4\], got 5"),
+        ({"stop_tokens": [V]}, r"stop_tokens must be in \[0, 4\], got 5"),
     ):
         with pytest.raises(ValueError, match=message):
             beam_search(tiny(), batch, 3, **given)  # type: ignore[arg-type]
