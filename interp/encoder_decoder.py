@@ -23,11 +23,10 @@ from interp.families.places import Devices
 from interp.families.reference import reference_of
 from interp.families.tokenizer import HuggingFaceTokenizer, TransformersTokenizer
 from interp.model.edits import Edit
-from interp.model.encoder_decoder import SIDES, EncoderDecoder, edits_of
+from interp.model.encoder_decoder import SIDES, EncoderDecoder
 from interp.model.loss import mean_next_token_loss
 from interp.model.tap import Read, Tap
 from interp.model.transformer import Transformer
-from interp.passes.beam import Beams, beam_search
 from interp.passes.generate import decode, encoded
 from interp.passes.observe import Names, matching
 from interp.passes.sampling import Sampling
@@ -178,21 +177,6 @@ class HookedEncoderDecoder(Shown):
             self.model, self.to_source(source), max_new_tokens, sampling=sampling,
             repetition_penalty=repetition_penalty, stop_tokens=self._stops(stop_tokens), use_cache=use_cache,
             edits=edits,
-        )  # fmt: skip
-
-    @public(plain_pass=True)
-    def beam_search(
-        self, source: Prompts, max_new_tokens: int = 20, *, beams: int = 4, length_penalty: float = 0.6,
-        stop_tokens: Collection[int] | None = None, use_cache: bool = True, edits: Sequence[Edit] = (),
-    ) -> Beams:  # fmt: skip
-        """The best targets that a search of this width finds, as `HookedTransformer.beam_search` does.
-
-        `to_texts(found.best)` gives the strings; `edits` as in `generate`.
-        """
-        start = encoded(self.model, self.to_source(source), edits=edits_of(edits, "encoder"))
-        return beam_search(
-            self.model.decoder, start, max_new_tokens, beams=beams, length_penalty=length_penalty,
-            stop_tokens=self._stops(stop_tokens), use_cache=use_cache, edits=edits_of(edits, "decoder"),
         )  # fmt: skip
 
     def _stops(self, stop_tokens: Collection[int] | None) -> Collection[int]:

@@ -34,7 +34,6 @@ from interp.model.loss import mean_next_token_loss, next_token_loss
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.model.weights import Weights
-from interp.passes.beam import Beams, beam_search
 from interp.passes.generate import Stop, generate, stop_ids, stream, streamed_text
 from interp.passes.observe import (
     Direction,
@@ -415,29 +414,6 @@ class HookedTransformer(Shown):
             self.transformer, batch, max_new_tokens, sampling=sampling, repetition_penalty=repetition_penalty,
             stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache,
             edits=edits,
-        )  # fmt: skip
-
-    @public(plain_pass=True)
-    def beam_search(
-        self, prompts: Prompts, max_new_tokens: int = 20, *, beams: int = 4, length_penalty: float = 0.6,
-        stop: Stop = (), stop_at_eos: bool = True, use_past_kv_cache: bool = True, edits: Sequence[Edit] = (),
-        prepend_bos: bool | None = None,
-    ) -> Beams:  # fmt: skip
-        """The best continuations that a search of this width finds, ranked by log p / ((5 + length) / 6)^penalty.
-
-        Wu et al. 2016, equation 14; 0.6 and 4 beams are those of Vaswani et al. 2017. One beam is greedy; more find
-        continuations whose first token is not the most probable one. `found.best` is a batch as `generate` returns it.
-        Errors: ValueError for less than one beam, a negative penalty, edits of some rows, and as `generate`.
-
-        Example:
-            >>> found = model.beam_search(prompt, 3, beams=2, stop_at_eos=False)
-            >>> bool(found.log_probs[0, 0] >= found.log_probs[0, 1])
-            True
-        """
-        batch = self.text.batch(prompts, prepend_bos=prepend_bos, side="left")
-        return beam_search(
-            self.transformer, batch, max_new_tokens, beams=beams, length_penalty=length_penalty,
-            stop_tokens=stop_ids(self.text, stop, eos=stop_at_eos), use_cache=use_past_kv_cache, edits=edits,
         )  # fmt: skip
 
     @public(plain_pass=True)

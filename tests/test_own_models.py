@@ -163,8 +163,7 @@ def test_a_model_that_is_wrapped_is_frozen() -> None:
 def test_an_empty_text_is_refused_by_every_call_which_says_how_bos_alone_is_given() -> None:
     model = interp.HookedTransformer.from_pretrained("demo-4l")
     calls: tuple[Callable[[str], object], ...] = (
-        model, model.to_tokens, model.generate, model.beam_search, lambda text: list(model.stream(text)),
-        lambda text: interp.passes.speculate(model, model, text, 3),
+        model, model.to_tokens, model.generate, lambda text: list(model.stream(text)),
         lambda text: interp.logit_lens(model, ["The", text]),
     )  # fmt: skip
     for call in calls:

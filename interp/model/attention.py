@@ -418,10 +418,6 @@ class Memory:
         """Every query sees every real state."""
         return Mask(causal=False, allowed=None if self.keep is None else self.keep[:, None, None, :])
 
-    def of_rows(self, index: Int[Tensor, "n"]) -> "Memory":
-        """These rows alone, in this order."""
-        return Memory(self.states[index], None if self.keep is None else self.keep[index])
-
     def to(self, device: torch.device) -> "Memory":
         """This memory on another device."""
         return Memory(self.states.to(device), None if self.keep is None else self.keep.to(device))

@@ -1,13 +1,10 @@
 """One pass or a planned sweep of them: observe, edit, measure, generate; questions as data."""
 
-from interp.passes.beam import Beams
 from interp.passes.observe import HookPoint, observe
 from interp.passes.question import Alone, Ask, ByRow, Question, Reading, Staged
 from interp.passes.sampling import Sampling
-from interp.passes.speculative import Speculated, speculate
 from interp.passes.sweep import Sweep
 
 __all__ = [
-    "Alone", "Ask", "Beams", "ByRow", "HookPoint", "Question", "Reading", "Sampling", "Speculated", "Staged", "Sweep",
-    "observe", "speculate",
+    "Alone", "Ask", "ByRow", "HookPoint", "Question", "Reading", "Sampling", "Staged", "Sweep", "observe",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer
 from interp.model.config import ModelConfig
 from interp.model.encoder_decoder import EncoderDecoder, edits_of
-from interp.model.kv_cache import KVCache, Past
+from interp.model.kv_cache import Past
 from interp.model.sites import EMBEDDING_SITES, find
 from interp.model.tap import Edit, Read, Tap, Trace, compact
 from interp.model.transformer import Transformer
@@ -213,19 +213,6 @@ class Decoder:
         self._tokens = torch.cat((self._tokens, tokens[:, None]), 1)
         if self._keep is not None:
             self._keep = F.pad(self._keep, (0, 1), value=True)
-
-    def take(self, rows: Int[Tensor, "n"]) -> None:
-        """Go on with these rows, each as often as it is named. ValueError for a cache of another model's kind."""
-        self._tokens = self._tokens[rows]
-        self._keep = None if self._keep is None else self._keep[rows]
-        self._memory = None if self._memory is None else self._memory.of_rows(rows)
-        if self._cache is None:
-            return
-        if not isinstance(self._cache, KVCache):
-            raise ValueError(
-                "going on with some rows requires our own cache; this model has another: use_cache=False"
-            )
-        self._cache = self._cache.of_rows(rows)
 
 
 def _steps(decoder: Decoder, choice: Choice, stops: Int[Tensor, "s"], n: int) -> Iterator[Step]:

@@ -314,7 +314,6 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "features.TopK": {"k": lambda: 2},
     "Stream": {"source": lambda: interp.data.open_source([TEXT]), "text": lambda: model().text,
                "tokens_per_batch": lambda: 64},
-    "passes.speculate": {"draft": model, "prompts": lambda: TOKENS, "max_new_tokens": lambda: 3},
     "passes.Sweep": {"batch": lambda: model().text.batch(TOKENS),
                      "variants": lambda: [Variant([Edit("L0.mlp", Zero())])]},
     "lenses.TunedLens": {"sites": lambda: ("blocks.0.hook_resid_pre",), "weight": lambda: numbers(1, 24, 24),
@@ -328,7 +327,6 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "HookedTransformer.to_str_tokens": {"prompt": lambda: TEXT},
     "HookedTransformer.to_texts": {"batch": lambda: model().text.batch(TOKENS)},
     "HookedTransformer.generate": {"max_new_tokens": lambda: 1},
-    "HookedTransformer.beam_search": {"max_new_tokens": lambda: 1},
     "HookedTransformer.stream": {"prompt": lambda: TEXT, "max_new_tokens": lambda: 1},
     # functions
     "ablate": METRIC,
@@ -537,7 +535,7 @@ ELSEWHERE = ("cli", "compat.install", "compat.uninstall", "plot", "pages", "serv
 
 METHODS = (
     "from_pretrained", "edited", "to_tokens", "to_batch", "to_string", "to_str_tokens", "to_single_token",
-    "run_with_cache", "run_with_hooks", "hooks", "generate", "beam_search", "stream", "to_texts", "chat",
+    "run_with_cache", "run_with_hooks", "hooks", "generate", "stream", "to_texts", "chat",
 )  # fmt: skip
 """What is called on a model first."""
 

@@ -357,7 +357,6 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                               "tokens": lambda: model().to_tokens(TEXTS[0])},
     "model.next_token_loss_of": {"model": lambda: model().transformer, "tokens": lambda: model().to_tokens(TEXTS[0]),
                                  "stream": lambda: activations()[None, : model().to_tokens(TEXTS[0]).shape[1]]},
-    "passes.speculate": {"draft": model, "max_new_tokens": lambda: 5},
     "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=5), "data": texts(*PROMPTS)},
     "runs.store_activations": LONG | {"sites": lambda: [f"blocks.{MIDDLE}.hook_resid_post"]},
     "verify.contract": {"reference": reference},
@@ -378,7 +377,6 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "HookedTransformer.to_tokens": {"text": lambda: PROMPTS[0]},
     "HookedTransformer.to_texts": {"batch": lambda: model().to_batch(list(PROMPTS))},
     "HookedTransformer.generate": {"max_new_tokens": lambda: 10},
-    "HookedTransformer.beam_search": {"max_new_tokens": lambda: 5},
     "HookedTransformer.stream": {"prompt": lambda: PROMPTS[0], "max_new_tokens": lambda: 5},
 }  # fmt: skip
 """What is special about the call of a public name; those that are not here have nothing special."""
