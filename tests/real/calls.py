@@ -290,14 +290,14 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
                                         "path": lambda: new_folder() / "graph.json"},
     "circuits.write_mib": {"path": lambda: new_folder() / "scores.json"},
     # depth and training
-    "dynamics.consensus": {}, "dynamics.in_context": LONG | {"early": lambda: 2, "late": lambda: 8},
+    "lab.depth.consensus": {}, "dynamics.in_context": LONG | {"early": lambda: 2, "late": lambda: 8},
     "dynamics.influence": {"rows": rows, "queries": rows, "layers": lambda: [MIDDLE]},
     "dynamics.learning_coefficient": {
         "rows": rows, "sampler": lambda: interp.dynamics.Langevin(chains=1, steps=3, burn_in=1)},
     "dynamics.loss_map": LONG | {"early": lambda: 2, "late": lambda: 8},
     "dynamics.over_checkpoints": {"question": lambda: interp.lenses.LogitLens(top=5), "data": texts(*PROMPTS)},
-    "dynamics.splitting": {"steps": lambda: (1, 2), "fine": lambda: 4},
-    "dynamics.switched_off": {"off": lambda: ["skip"]},
+    "lab.depth.splitting": {"steps": lambda: (1, 2), "fine": lambda: 4},
+    "lab.depth.switched_off": {"off": lambda: ["skip"]},
     # changing
     "editing.diff": {}, "editing.diff_interactions": {"parts": lambda: ["L15.mlp", "L16.attn", "L23H3"]},
     "editing.adapted": {"vectors": lambda: {WRITER: torch.ones(576)}},
@@ -360,8 +360,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
     "runs.answered": {"question": lambda: interp.lenses.LogitLens(top=5), "data": texts(*PROMPTS)},
     "runs.store_activations": LONG | {"sites": lambda: [f"blocks.{MIDDLE}.hook_resid_post"]},
     "verify.contract": {"reference": reference},
-    "training.mean_loss": {"model": lambda: model().transformer, "examples": rows},
-    "training.scores": {"model": lambda: model().transformer, "examples": rows},
+    "lab.training.mean_loss": {"model": lambda: model().transformer, "examples": rows},
+    "lab.training.scores": {"model": lambda: model().transformer, "examples": rows},
     "families.load_state": {"tensors": lambda: dict(model().transformer.state_dict())},
     "families.config_of": {"values": lambda: theirs().config.to_dict()}, "families.ends_of": {"source": folder},
     "families.tokenizer_of": {"folder": folder},
@@ -382,8 +382,8 @@ CALLS: Mapping[str, Mapping[str, Made]] = {
 """What is special about the call of a public name; those that are not here have nothing special."""
 
 OF_NO_SUCH_MODEL: Mapping[str, str] = {
-    "training.config_for": "the model is a name", "training.xavier": "draws all weights anew",
-    **dict.fromkeys(("training.exactly_right", "verify.pair_contract"), "of encoder-decoders"),
+    "lab.training.config_for": "the model is a name", "lab.training.xavier": "draws all weights anew",
+    **dict.fromkeys(("lab.training.exactly_right", "verify.pair_contract"), "of encoder-decoders"),
 }  # fmt: skip
 """What has a model among its arguments, but none like this."""
 OF_FILES = ("families.any_from_folder", "families.from_folder", "families.is_encoder_decoder", "families.tokenizer_for",
@@ -435,7 +435,7 @@ MISSING: Mapping[str, frozenset[str]] = {
         **dict.fromkeys(("features.probe", "features.probe_neurons"), "weight"), "weights.spectra": "singular",
         # scores that only some cells have
         "causal_trace": "value spread total", "evaluate_circuit": "value needed", "heads": "confidence",
-        "attention.attention_paths": "query_moved key_moved", "dynamics.splitting": "order",
+        "attention.attention_paths": "query_moved key_moved", "lab.depth.splitting": "order",
         "dynamics.learning_coefficient": "spread", "editing.activation_difference": "value",
         "editing.diff": "value each",
         "lenses.compare_lenses": "value", "lenses.late_layers": "value null_sd", "weights.head_tokens": "value",
