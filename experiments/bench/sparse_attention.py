@@ -14,7 +14,7 @@ from measure import cpu_seconds, memory, report, timing
 from torch import Tensor
 
 from interp.lab import BigBird, Dilated, FixedBlocks, Longformer, Strided
-from interp.model.attention import Mask, Piece, Sparsity, attend, attend_pieces, pieces, visible
+from interp.model.attention import Mask, QueryPiece, Sparsity, attend, attend_pieces, pieces, visible
 
 KINDS: tuple[Sparsity, ...] = (
     Longformer(128), Longformer(512), Longformer(2048), BigBird(64), BigBird(64, 9, 8, 2), FixedBlocks(128, 2),
@@ -40,7 +40,7 @@ def main(lengths: tuple[int, ...] = (8192, 16384), heads: int = 8, width: int = 
     for n in lengths:
         q, k, v = torch.randn(3, 1, n, heads, width)
         calls: dict[str, Call] = {"causal": partial(attend, q, k, v, Mask(True, None), SCALE, None)}
-        plans: dict[str, tuple[tuple[Piece, ...], float]] = {}
+        plans: dict[str, tuple[tuple[QueryPiece, ...], float]] = {}
         for kind in KINDS:
             start = time.process_time()
             plan = pieces(kind, n, n, q.device, causal=True)

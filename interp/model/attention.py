@@ -23,7 +23,7 @@ from interp.model.kv_cache import Past
 from interp.model.layout import Layout
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
-from interp.model.records import Record
+from interp.model.records import ConfigRecord
 from interp.model.rules import NO_RULES, Rule, halves, held
 from interp.model.tap import Scope, at
 
@@ -130,7 +130,7 @@ def attention_mask(
     return Mask(causal=False, allowed=allowed[:, None])
 
 
-class Sparsity(Record):
+class Sparsity(ConfigRecord):
     """Which keys a query sees under a fixed pattern, as a question about their positions.
 
     Positions count the kept tokens of a text, so that a padded row sees what the unpadded one does. A definition
@@ -152,7 +152,7 @@ def visible(kind: Sparsity, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class QueryPiece:
     """A run of queries, the keys that one of them sees, and who sees which."""
 
     queries: slice
@@ -162,7 +162,7 @@ class Piece:
 
 def pieces(
     kind: Sparsity, n_query: int, n_key: int, device: torch.device, *, causal: bool, run: int = 64
-) -> tuple[Piece, ...]:
+) -> tuple[QueryPiece, ...]:
     """The pattern of the last `n_query` of `n_key` positions, one text without padding, as runs of queries.
 
     Its size follows the number of keys that runs see; a matrix `[n_query, n_key]` is never made.
@@ -177,7 +177,7 @@ def pieces(
         if causal:
             allowed &= keys <= query[:, None]
         begin = start - n_key + n_query
-        found.append(Piece(slice(begin, begin + len(query)), keys, allowed))
+        found.append(QueryPiece(slice(begin, begin + len(query)), keys, allowed))
     return tuple(found)
 
 
@@ -229,7 +229,7 @@ def attend_pieces(
     q: Float[Tensor, "b q h e"],
     k: Float[Tensor, "b k g e"],
     v: Float[Tensor, "b k g e"],
-    pieces: Iterable[Piece],
+    pieces: Iterable[QueryPiece],
     scale: float,
 ) -> Float[Tensor, "b q h e"]:
     """`attend` under a sparse mask: each run of queries against the keys that one of them sees, gathered.
@@ -424,7 +424,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassState:
     """What all blocks of one forward pass share."""
 
     everywhere: View
@@ -446,7 +446,7 @@ class Pass:
             self._made[key] = make()
         return self._made[key]  # type: ignore[return-value]
 
-    def to(self, device: torch.device) -> "Pass":
+    def to(self, device: torch.device) -> "PassState":
         """What the pass shares, on another device; the cache keeps each layer where it is."""
         memory = None if self.memory is None else self.memory.to(device)
         positions = None if self.positions is None else self.positions.to(device)
@@ -501,7 +501,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "b p d"],
         source: tuple[Float[Tensor, "b p d"], Normalize],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
@@ -517,7 +517,7 @@ class Attention(nn.Module):
         k: Float[Tensor, "b p g k"],
         v: Float[Tensor, "b p g v"],
         x: Float[Tensor, "b p *h d"],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n d"]:
@@ -539,7 +539,7 @@ class Attention(nn.Module):
         q: Float[Tensor, "b p h e"],
         k: Float[Tensor, "b p g k"],
         view: View,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys rotated to their positions, where positions are rotations and the mixer has them."""
@@ -554,7 +554,7 @@ class Attention(nn.Module):
         k: Float[Tensor, "b k g r"],
         v: Float[Tensor, "b k g e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
@@ -580,7 +580,7 @@ class Attention(nn.Module):
         return like.new_full((1, 1), self.scale)
 
     def _with_earlier(
-        self, k: Float[Tensor, "b p g r"], v: Float[Tensor, "b p g e"], shared: Pass
+        self, k: Float[Tensor, "b p g r"], v: Float[Tensor, "b p g e"], shared: PassState
     ) -> tuple[Tensor, Tensor]:
         """Keys and values with those of the columns that the cache keeps before them."""
         return (k, v) if shared.cache is None else shared.cache.append(self.layer, k, v)
@@ -666,7 +666,7 @@ class CrossAttention(Attention):
         self.kv = nn.Linear(config.d_model, sum(self.heads[1:]) * self.d_head, bias=config.qkv_bias)
 
     def forward(  # type: ignore[override]
-        self, x: Float[Tensor, "b p d"], shared: Pass, tap: Scope | None
+        self, x: Float[Tensor, "b p d"], shared: PassState, tap: Scope | None
     ) -> Float[Tensor, "b p d"]:
         """z W_O + b_O, from the normed stream and the memory."""
         assert shared.memory is not None
