@@ -39,12 +39,8 @@ def picked(x: Shaped[Tensor, "b p *rest"], columns: Int[Tensor, "b n"]) -> Shape
 PART = 2**20
 """Scores of the rows whose patterns are read together on a CPU: 4 MiB in float32, which stay in the cache.
 
-32 rows of 125 tokens and 8 heads take 0.8 of the time of all rows at once (one thread, AVX-512).
-"""
-STEP = 2**17
-"""Scores that are made together there: half a MiB, which stays in a core's own cache.
-
-Passes that only read patterns then take 0.9 of the time that they take with `PART` scores made at once.
+The entropies of 32 rows of 125 tokens and 8 heads take three quarters of the time of all rows at once, and half the
+bytes (one thread, AVX-512).
 """
 
 
@@ -200,29 +196,13 @@ def attend(
     softcap: cap tanh(score / cap) before bias and mask. sinks: a further score per head whose value is zero, so that
     the pattern's rows sum to less than 1.
     """
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b p h e] -> [b h p e]
     observed = tap is not None and tap.wants(f"{name}.hook_attn_scores", f"{name}.hook_pattern")
     if observed or softcap is not None:
         z = _explicit(q, k, v, mask, scale, tap, name, softcap, sinks, rules)
     else:
-        q, k = (held(halves(x, rules), rules) for x in (q, k))
-        if sinks is not None:
-            k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])
-        width = v.shape[-1]
-        if width < q.shape[-1]:  # where widths differ the fused kernel falls back to a slow form
-            v = F.pad(v, (0, q.shape[-1] - width))  # 192 and 128, 1024 tokens on a CPU: 0.06 s for 0.13 s
-        z = F.scaled_dot_product_attention(
-            q, k, v,
-            attn_mask=mask.allowed if mask.bias is None else mask.bias,
-            is_causal=mask.causal,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
-        z = z if width == v.shape[-1] else z[..., :width]
-        if mask.bias is not None and mask.blind is not None:
-            z = z.masked_fill(mask.blind, 0.0)
-        z = halves(z, rules)
-    return z.transpose(1, 2)
+        z = _fused(q, k, v, mask, scale, sinks, rules)
+    return z.transpose(1, 2)  # [b h q e] -> [b q h e]
 
 
 def attend_pieces(
@@ -249,6 +229,35 @@ def attend_pieces(
             ).transpose(1, 2)
         )  # fmt: skip
     return torch.cat(found, 1)
+
+
+def _fused(
+    q: Float[Tensor, "b h q r"],
+    k: Float[Tensor, "b g k r"],
+    v: Float[Tensor, "b g k e"],
+    mask: Mask,
+    scale: float,
+    sinks: Float[Tensor, "h"] | None,
+    rules: frozenset[Rule],
+) -> Float[Tensor, "b h q e"]:
+    """Attention by torch's fused kernel, which never holds scores or a pattern whole."""
+    q, k = (held(halves(x, rules), rules) for x in (q, k))
+    if sinks is not None:
+        k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])  # one key more
+    width = v.shape[-1]
+    if width < q.shape[-1]:  # where widths differ the fused kernel falls back to a slow form
+        v = F.pad(v, (0, q.shape[-1] - width))  # 192 and 128, 1024 tokens on a CPU: 0.06 s for 0.13 s
+    z = F.scaled_dot_product_attention(
+        q, k, v,
+        attn_mask=mask.allowed if mask.bias is None else mask.bias,
+        is_causal=mask.causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    z = z if width == v.shape[-1] else z[..., :width]
+    if mask.bias is not None and mask.blind is not None:
+        z = z.masked_fill(mask.blind, 0.0)
+    return halves(z, rules)
 
 
 def _with_sink(
@@ -282,52 +291,22 @@ def _explicit(
     sinks: Float[Tensor, "h"] | None,
     rules: frozenset[Rule],
 ) -> Float[Tensor, "b h q e"]:
-    """Attention with scores and pattern as sites; the softmax runs in float32 at least."""
+    """Attention whose scores and pattern are sites, some rows of the batch at a time if all reads of them allow it."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))  # [b g k e] -> [b h k e]
 
-    def of(rows: slice, mask: Mask) -> Float[Tensor, "_ h q e"]:
-        scores = halves((q[rows] * scale) @ k[rows].mT, rules)
-        return attend_scores(scores, v[rows], mask, tap, name=name, softcap=softcap, sinks=sinks, rules=rules)
+    def of_rows(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Float[Tensor, "_ h q e"]:
+        scores_bhqk = halves((q * scale) @ k.mT, rules)  # [b h q r] [b h r k] -> [b h q k]
+        return attend_scores(scores_bhqk, v, mask, tap, name=name, softcap=softcap, sinks=sinks, rules=rules)
 
-    scored, a_row = f"{name}.hook_attn_scores", q.shape[1] * q.shape[2] * k.shape[2]
-    size = max(1, PART // a_row)
-    if tap is None or not tap.apart(scored, f"{name}.hook_pattern") or not q.is_cpu:
-        return of(slice(None), mask)
-    plain = mask.causal and softcap is None and sinks is None and not rules
-    whole = tap.wants(scored) or torch.is_grad_enabled() or q.dtype not in (torch.float32, torch.float64)
-    if plain and not whole and a_row > STEP // 2:
-        return _by_steps(q * scale, k, v, tap, name, size)
+    if tap is None or not q.is_cpu or not tap.by_row(f"{name}.hook_attn_scores", f"{name}.hook_pattern"):
+        return of_rows(q, k, v, mask)
+    size = max(1, PART // (q.shape[1] * q.shape[2] * k.shape[2]))
     if size >= len(q):
-        return of(slice(None), mask)
-    return torch.cat([of(rows, mask.rows(rows)) for rows in tap.parts(len(q), size)])
-
-
-def _by_steps(
-    q: Float[Tensor, "b h q r"],
-    k: Float[Tensor, "b h k r"],
-    v: Float[Tensor, "b h k e"],
-    tap: Scope,
-    name: str,
-    size: int,
-) -> Float[Tensor, "b h q e"]:
-    """Attention with a plain causal pattern that is only read: some heads of a row at a time, from scaled queries."""
-    n_query, n_key = q.shape[2], k.shape[2]
-    heads = max(1, STEP // (n_query * n_key))
-    hidden = _ahead(q, n_query, n_key)
-    z = v.new_empty(*q.shape[:3], v.shape[3])
-    pattern = v.new_empty(min(size, len(q)), *q.shape[1:3], n_key)
-    scores = q.new_empty(min(heads, q.shape[1]), n_query, n_key)
-    for part in tap.parts(len(q), size):
-        rows = (q[part], k[part].mT, v[part], z[part], pattern)
-        for steps in zip(*(x.split(heads, 1) for x in rows), strict=True):
-            for q_, k_, v_, z_, made in zip(*(x.unbind(0) for x in steps), strict=False):
-                found = torch.bmm(q_, k_, out=scores[: len(q_)])
-                torch.softmax(found.tril_().add_(hidden), -1, out=made)
-                torch.bmm(made, v_, out=z_)
-        at(tap, f"{name}.hook_pattern", pattern[: len(rows[0])])
-    return z
+        return of_rows(q, k, v, mask)
+    parts = tap.parts(len(q), size)
+    return torch.cat([of_rows(q[rows], k[rows], v[rows], mask.rows(rows)) for rows in parts])
 
 
 def attend_scores(
@@ -345,9 +324,12 @@ def attend_scores(
 
     The scores are the caller's own tensor and are written to.
     """
-    scores_bhqk = at(tap, f"{name}.hook_attn_scores", hidden_scores(scores_bhqk, mask, softcap))
-    pattern_bhqk = held(row_softmax(scores_bhqk, mask, sinks).to(v.dtype), rules)
-    return halves(at(tap, f"{name}.hook_pattern", pattern_bhqk) @ v, rules)
+    site = f"{name}.hook_attn_scores"
+    scores_bhqk = at(tap, site, hidden_scores(scores_bhqk, mask, softcap))
+    spent = tap is not None and not tap.wants(site)
+    pattern_bhqk = held(row_softmax(scores_bhqk, mask, sinks, spent=spent).to(v.dtype), rules)
+    pattern_bhqk = at(tap, f"{name}.hook_pattern", pattern_bhqk)
+    return halves(pattern_bhqk @ v, rules)  # [b h q k] [b h k e] -> [b h q e]
 
 
 def hidden_scores(
@@ -358,37 +340,40 @@ def hidden_scores(
         scores_bhqk = softcap * (scores_bhqk / softcap).tanh()
     if mask.bias is not None:
         scores_bhqk = scores_bhqk + mask.bias
-    n_query, n_key = scores_bhqk.shape[2:]
     if mask.causal:
-        return scores_bhqk.tril_().add_(_ahead(scores_bhqk, n_query, n_key))
+        ahead_qk = scores_bhqk.new_ones(scores_bhqk.shape[2:], dtype=torch.bool).triu(1)
+        return scores_bhqk.masked_fill_(ahead_qk, -torch.inf)
     return scores_bhqk if mask.allowed is None else scores_bhqk.masked_fill_(~mask.allowed, -torch.inf)
 
 
-def _ahead(like: Tensor, n_query: int, n_key: int) -> Float[Tensor, "q k"]:
-    """-inf for keys after the query, else 0.
-
-    Added to scores that are 0 there it gives the numbers of a filled mask in a third of the time on a CPU.
-    """
-    return like.new_full((n_query, n_key), -torch.inf).triu(1)
-
-
 def row_softmax(
-    scores_bhqk: Float[Tensor, "b h q k"], mask: Mask, sinks: Float[Tensor, "h"] | None = None
+    scores_bhqk: Float[Tensor, "b h q k"],
+    mask: Mask,
+    sinks: Float[Tensor, "h"] | None = None,
+    *,
+    spent: bool = False,
 ) -> Float[Tensor, "b h q k"]:
-    """The softmax of hidden scores, in float32 at least; zeros for a query that may see nothing."""
+    """The softmax of hidden scores, in float32 at least; zeros for a query that may see nothing.
+
+    spent: nobody needs the scores any more, so that the pattern may be written over them.
+    """
     if mask.blind is None:
-        return _softmax(scores_bhqk, sinks)
-    return _softmax(scores_bhqk.masked_fill(mask.blind, 0.0), sinks).masked_fill(mask.blind, 0.0)
+        return _softmax(scores_bhqk, sinks, spent)
+    finite_bhqk = scores_bhqk.masked_fill(mask.blind, 0.0)
+    return _softmax(finite_bhqk, sinks, spent).masked_fill(mask.blind, 0.0)
 
 
 def _softmax(
-    scores_bhqk: Float[Tensor, "b h q k"], sinks: Float[Tensor, "h"] | None
+    scores_bhqk: Float[Tensor, "b h q k"], sinks: Float[Tensor, "h"] | None, spent: bool
 ) -> Float[Tensor, "b h q k"]:
     wide = torch.promote_types(scores_bhqk.dtype, torch.float32)
-    if sinks is None:
-        return scores_bhqk.softmax(-1, dtype=wide)
-    sink = rearrange(sinks, "h -> 1 h 1 1").to(wide).expand(*scores_bhqk.shape[:3], 1)
-    return torch.cat((scores_bhqk.to(wide), sink), -1).softmax(-1)[..., :-1]
+    if sinks is not None:
+        sink = rearrange(sinks, "h -> 1 h 1 1").to(wide).expand(*scores_bhqk.shape[:3], 1)
+        return torch.cat((scores_bhqk.to(wide), sink), -1).softmax(-1)[..., :-1]
+    if spent and scores_bhqk.is_cpu and scores_bhqk.dtype == wide and not torch.is_grad_enabled():
+        # Half the bytes of a long row, and head scores of 400 tokens take 0.9 of the time (TIMING).
+        return torch.softmax(scores_bhqk, -1, out=scores_bhqk)
+    return scores_bhqk.softmax(-1, dtype=wide)
 
 
 T = TypeVar("T")
