@@ -1,14 +1,14 @@
 """Multi-head attention (grouped or not) with every part a site: who may see whom, the kernel, the module.
 
-Masks are built from what is said of padding and documents, never from tokens. `attend` is the only place that picks a
-kernel: fused unless scores or pattern are observed; both give the same `z` (a contract test holds them together), and
-a query that may see nothing, as in left padding, gets 0. The mixers of `interp.lab` are `Attention` with another way
-from queries, keys and values to z.
+Masks are built from what is said of padding and documents, never from tokens. `attend` has two ways: fused, and
+explicit where scores or pattern are observed; both give the same `z` (a contract test holds them together), and a query
+that may see nothing, as in left padding, gets 0. The mixers of `interp.lab` are `Attention` with another way from
+queries, keys and values to z.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +23,6 @@ from interp.model.kv_cache import Past
 from interp.model.layout import Layout
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
-from interp.model.records import Record
 from interp.model.rules import NO_RULES, Rule, halves, held
 from interp.model.tap import Scope, at
 
@@ -117,64 +116,13 @@ def attention_mask(
         allowed = allowed.tril(past)  # columns up to the query's own
     if windowed:
         place = layout.positions(total, 0, device)
-        distance = place[:, past:, None] - place[:, None, :]
+        distance = place[:, past:, None] - place[:, None, :]  # [b k] -> [b q k]
         allowed = allowed & (distance.abs() < window)
     if documents is not None:
         allowed = allowed & (documents[:, past:, None] == documents[:, None, :])
     if keep is not None:
         allowed = allowed & keep[:, None, :]
-    return Mask(causal=False, allowed=allowed[:, None])
-
-
-class Sparsity(Record):
-    """Which keys a query sees under a fixed pattern, as a question about their positions.
-
-    Positions count the kept tokens of a text, so that a padded row sees what the unpadded one does. A definition
-    reaches both ways; a causal model sees the part of it up to the query. The question is asked of a run of queries: of
-    a run of one it is the mask itself, of a block of queries it says which keys to gather.
-    """
-
-    def run_sees(
-        self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
-    ) -> Bool[Tensor, "..."]:
-        """Whether one of the queries at positions `first` to `last` sees the key, causality aside; shapes broadcast."""
-        raise NotImplementedError
-
-
-def visible(kind: Sparsity, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"]) -> Bool[Tensor, "#b q k"]:
-    """Whether the query at a position sees the key at a position, causality aside."""
-    each = query[..., None]
-    return kind.run_sees(each, each, key[:, None])
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A run of queries, the keys that one of them sees, and who sees which."""
-
-    queries: slice
-    keys: Int[Tensor, "k"]
-    allowed: Bool[Tensor, "q k"]
-
-
-def pieces(
-    kind: Sparsity, n_query: int, n_key: int, device: torch.device, *, causal: bool, run: int = 64
-) -> tuple[Piece, ...]:
-    """The pattern of the last `n_query` of `n_key` positions, one text without padding, as runs of queries.
-
-    Its size follows the number of keys that runs see; a matrix `[n_query, n_key]` is never made.
-    """
-    key = torch.arange(n_key, device=device)
-    found = []
-    for start in range(n_key - n_query, n_key, run):
-        query = key[start : start + run]
-        before = key[: start + run] if causal else key
-        keys = before[kind.run_sees(query[0], query[-1], before)]
-        allowed = visible(kind, query[None], keys[None])[0]
-        if causal:
-            allowed &= keys <= query[:, None]
-        begin = start - n_key + n_query
-        found.append(Piece(slice(begin, begin + len(query)), keys, allowed))
-    return tuple(found)
+    return Mask(causal=False, allowed=allowed[:, None])  # [b q k] -> [b 1 q k]
 
 
 def attend(
@@ -203,32 +151,6 @@ def attend(
     else:
         z = _fused(q, k, v, mask, scale, sinks, rules)
     return z.transpose(1, 2)  # [b h q e] -> [b q h e]
-
-
-def attend_pieces(
-    q: Float[Tensor, "b q h e"],
-    k: Float[Tensor, "b k g e"],
-    v: Float[Tensor, "b k g e"],
-    pieces: Iterable[Piece],
-    scale: float,
-) -> Float[Tensor, "b q h e"]:
-    """`attend` under a sparse mask: each run of queries against the keys that one of them sees, gathered.
-
-    Time and memory follow the share of (run, key) pairs that are seen (experiments/bench/sparse_attention.py). Not
-    torch's flex_attention: on a CPU (torch 2.13, 8 heads of 64, a window of 256 in 8 192 tokens) it takes 0.21 s for
-    this function's 0.11 s, 15 to 60 s to compile and 0.8 s to make its mask, whose cost is quadratic, and has no
-    backward pass.
-    """
-    found = []
-    for piece in pieces:
-        keys, values = (x.index_select(1, piece.keys).transpose(1, 2) for x in (k, v))
-        found.append(
-            F.scaled_dot_product_attention(
-                q[:, piece.queries].transpose(1, 2), keys, values,
-                attn_mask=piece.allowed, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
-            ).transpose(1, 2)
-        )  # fmt: skip
-    return torch.cat(found, 1)
 
 
 def _fused(
@@ -274,8 +196,8 @@ def _with_sink(
         bias = bias.masked_fill(~allowed, -torch.inf)
     rows = bias.shape[0]
     sink = rearrange(sinks, "h -> 1 h 1 1").to(bias.dtype).expand(rows, -1, n_query, -1)
-    bias = torch.cat((bias.expand(-1, len(sinks), -1, -1), sink), -1)
-    k, v = (torch.cat((x, torch.zeros_like(x[:, :, :1])), 2) for x in (k, v))
+    bias = torch.cat((bias.expand(-1, len(sinks), -1, -1), sink), -1)  # [b h q k] -> [b h q k+1]
+    k, v = (torch.cat((x, torch.zeros_like(x[:, :, :1])), 2) for x in (k, v))  # [b g k e] -> [b g k+1 e]
     return k, v, Mask(causal=False, allowed=None, bias=bias)
 
 
@@ -369,9 +291,11 @@ def _softmax(
     wide = torch.promote_types(scores_bhqk.dtype, torch.float32)
     if sinks is not None:
         sink = rearrange(sinks, "h -> 1 h 1 1").to(wide).expand(*scores_bhqk.shape[:3], 1)
-        return torch.cat((scores_bhqk.to(wide), sink), -1).softmax(-1)[..., :-1]
+        return torch.cat((scores_bhqk.to(wide), sink), -1).softmax(-1)[
+            ..., :-1
+        ]  # over k+1, the sink left out
     if spent and scores_bhqk.is_cpu and scores_bhqk.dtype == wide and not torch.is_grad_enabled():
-        # Half the bytes of a long row, and head scores of 400 tokens take 0.9 of the time (TIMING).
+        # Copy scores of 400 tokens, SmolLM2 on a CPU: 15.0 MiB for 19.7, and 0.9 of the time.
         return torch.softmax(scores_bhqk, -1, out=scores_bhqk)
     return scores_bhqk.softmax(-1, dtype=wide)
 
@@ -584,13 +508,13 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `[b p h|g e]`, each a site."""
         if tap is not None and all(tap.alters(site) for site in SPLIT_INPUTS.values()):
-            fused = x.new_zeros(()).expand(
-                *x.shape[:2], len(self.qkv.weight)
-            )  # each is made of its own input
+            # each of q, k, v is made of its own input below: zeros without memory stand for the product
+            fused = x.new_zeros(()).expand(*x.shape[:2], len(self.qkv.weight))
         else:
-            fused = self.qkv(x)
+            fused = self.qkv(x)  # [b p d] -> [b p (n e)], n heads of q, then k, then v
         # flatten and its inverse, where einops is an eighth of what a step of generation adds to the products
-        heads = dict(zip("qkv", fused.unflatten(2, (-1, self.d_head)).split(self.heads, 2), strict=True))
+        parts = fused.unflatten(2, (-1, self.d_head)).split(self.heads, 2)  # [b p (n e)] -> [b p h|g e] each
+        heads = dict(zip("qkv", parts, strict=True))
         if tap is not None:
             heads = {part: self._from_split(part, head, *source, tap) for part, head in heads.items()}
         q, k, v = (at(tap, f"attn.hook_{part}", heads[part]) for part in "qkv")
@@ -603,7 +527,7 @@ class Attention(nn.Module):
         site = SPLIT_INPUTS[part]
         if not tap.wants(site):
             return x
-        copies = resid.unsqueeze(2).expand(-1, -1, x.shape[2], -1)
+        copies = resid.unsqueeze(2).expand(-1, -1, x.shape[2], -1)  # [b p d] -> [b p h d]
         alters = tap.alters(site)
         if alters and tap.alters(f"{norm.name}.hook_normalized", f"{norm.name}.hook_scale"):
             raise ValueError(
@@ -623,9 +547,9 @@ class Attention(nn.Module):
             weight = rearrange(self.out.weight, "d (h e) -> h d e", e=self.d_head)
             result = at(tap, site, einsum(z, weight, "b p h e, h d e -> b p h d"))
             if tap.alters(site):
-                summed = result.sum(2)
+                summed = result.sum(2)  # [b p h d] -> [b p d]
                 return summed if self.out.bias is None else summed + self.out.bias
-        return self.out(z.flatten(2))
+        return self.out(z.flatten(2))  # [b p h e] -> [b p (h e)] -> [b p d]
 
     def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
         """Weight `[h e d]` and bias `[h e]` of "q", "k" or "v" as views of the fused matrix."""

@@ -17,21 +17,17 @@ from interp.model.attention import (
     Attention,
     Mask,
     Pass,
-    Piece,
-    Sparsity,
     View,
-    attend_pieces,
     hidden_scores,
     picked,
-    pieces,
     row_softmax,
-    visible,
 )
 from interp.model.norm import Heads, Norm, Normalize, RMSNorm
 from interp.model.position import Alibi, Buckets
 from interp.model.records import Mixer, Record, Traits, at_least_one, maps_flops, positive, requires
 from interp.model.rules import constant, halves, held, secant
 from interp.model.sites import GATE, Site
+from interp.model.sparsity import Piece, Sparsity, attend_pieces, pieces, visible
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:

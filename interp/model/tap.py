@@ -44,8 +44,8 @@ class Read:
     grad: bool = False
     pos: int | tuple[int, ...] | PerRow | None = None
     by_row: tuple[Tensor, ...] | None = None
-    """Not None: what `via` gives of a row depends on that row alone, so that it may get some rows at a time, and after
-    them their entries of each of these tensors. Patterns are then reduced while they are still in the cache."""
+    """Not None: what `via` gives of a row depends on that row alone, so that attention may hand it some rows at a time,
+    and after them their entries of each of these tensors. A large batch then never holds all of its patterns at once."""
 
     def __post_init__(self) -> None:
         if self.pos is None:
