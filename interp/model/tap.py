@@ -45,7 +45,7 @@ class Read:
     pos: int | tuple[int, ...] | PerRow | None = None
     by_row: tuple[Tensor, ...] | None = None
     """Not None: what `via` gives of a row depends on that row alone, so that attention may hand it some rows at a time,
-    and after them their entries of each of these tensors. A large batch then never holds all of its patterns at once."""
+    and after them their entries of each of these tensors. A large batch then never holds all its patterns at once."""
 
     def __post_init__(self) -> None:
         if self.pos is None:
