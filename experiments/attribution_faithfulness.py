@@ -18,7 +18,7 @@ import interp
 from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks import IndirectObjects
-from interp.tokens.erasure import RANDOM, Measure, compare_methods
+from interp.tokens.erasure import RANDOM, ErasureMeasure, compare_methods
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class AttributionFaithfulness(OfModel):
 
     prompts: int = 32
     """How many sentences; the two names were never together in training."""
-    measure: Measure = "logits"
+    measure: ErasureMeasure = "logits"
     """What a removal is to change: the logit difference of the two names, or the answer's probability."""
     seed: int = 0
     """Seed of the sentences."""

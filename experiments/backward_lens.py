@@ -22,12 +22,12 @@ import interp
 from interp import plot
 from interp.core.stats import Moments
 from interp.lenses import backward_lens, gradient_cosines, gradient_rank
-from interp.lenses.factors import Matrix
+from interp.lenses.factors import LensMatrix
 from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks import HELD_OUT_PHRASINGS, FactPrompt, fact_prompts
 
-MATRICES: tuple[Matrix, ...] = ("W_in", "W_out")
+MATRICES: tuple[LensMatrix, ...] = ("W_in", "W_out")
 SHOWN = {"last token": "C0", "subject": "C1", "other tokens": "C7"}
 
 

@@ -29,13 +29,13 @@ from interp.circuits import (
     find_circuit,
     score_edges,
 )
-from interp.circuits.edge_attribution import Method
+from interp.circuits.edge_attribution import EdgeMethod
 from interp.metrics import Metric, logit_difference
 from interp.opening import OfModel
 from interp.runs.record import Record
 
 ENDS = ("value", "low", "high")
-METHODS: dict[str, Method] = {"EAP": "eap", "EAP-IG": "eap-ig-inputs"}
+METHODS: dict[str, EdgeMethod] = {"EAP": "eap", "EAP-IG": "eap-ig-inputs"}
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def searched(
 
 
 def edges(
-    model: interp.HookedTransformer, pairs: Sentences, method: Method, job: CircuitStability
+    model: interp.HookedTransformer, pairs: Sentences, method: EdgeMethod, job: CircuitStability
 ) -> pd.DataFrame:
     """The circuit that one method finds, an edge a row; the rest of it in `attrs`."""
     found = find_circuit(

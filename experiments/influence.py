@@ -22,7 +22,7 @@ from matplotlib.figure import Figure
 
 from interp import plot
 from interp.dynamics import influence, lds
-from interp.dynamics.influence import Method
+from interp.dynamics.influence import InfluenceMethod
 from interp.dynamics.lds import correlations, interval
 from interp.lab.training import FixedRows, Training, leave_out, train
 from interp.model import MLP, Learned, ModelConfig, Transformer
@@ -30,7 +30,7 @@ from interp.runs.record import Record
 from interp.tasks import Examples, Place, RepeatingChain
 
 TRAINING = Training(steps=200, rows=100, learning_rate=1e-3, warm_up=10, final_share=0.01)
-METHODS: tuple[Method, ...] = ("dot", "kfac", "ekfac")
+METHODS: tuple[InfluenceMethod, ...] = ("dot", "kfac", "ekfac")
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def main(job: Influence, record: Record) -> None:
     draw = np.random.default_rng(0)
     size = max(1, round(job.share * job.rows))
     groups = [sorted(draw.choice(job.rows, size, replace=False).tolist()) for _ in range(job.groups)]
-    exact, predicted = [], dict[Method, list[xr.Dataset]]((method, []) for method in METHODS)
+    exact, predicted = [], dict[InfluenceMethod, list[xr.Dataset]]((method, []) for method in METHODS)
     for seed in range(job.training.seed, job.training.seed + job.seeds):
         plan = replace(job.training, seed=seed)
         again = partial(leave_out, config, rows, queries, groups, plan, processes=job.processes)
@@ -86,7 +86,12 @@ def main(job: Influence, record: Record) -> None:
 
 
 def estimated(
-    config: ModelConfig, rows: Examples, queries: Examples, training: Training, method: Method, damping: float
+    config: ModelConfig,
+    rows: Examples,
+    queries: Examples,
+    training: Training,
+    method: InfluenceMethod,
+    damping: float,
 ) -> xr.Dataset:
     """What the gradients of the model trained on all rows say."""
     model = train(config, FixedRows(rows, rows), training).model
@@ -119,7 +124,7 @@ def of_seeds(exact: Sequence[xr.Dataset]) -> list[dict[str, str | float]]:
     return [{"prediction": "exact, another seed", **ends, "scale": scale}]
 
 
-def figure(scores: Mapping[Method, xr.Dataset]) -> Figure:
+def figure(scores: Mapping[InfluenceMethod, xr.Dataset]) -> Figure:
     """Exact against predicted effects, a panel per method."""
     picture, axes = plt.subplots(1, len(scores), figsize=(4.2 * len(scores), 3.8), layout="constrained")
     for ax, score in zip(axes, scores.values(), strict=True):

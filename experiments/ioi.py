@@ -31,7 +31,7 @@ from interp import plot, tasks
 from interp.causal import patch, path_patch
 from interp.core.stats import t95
 from interp.opening import OfModel
-from interp.plot.canvas import Scale, annotate, heat_map, name_cells
+from interp.plot.canvas import ColourScale, annotate, heat_map, name_cells
 from interp.runs.record import Record
 from interp.tasks.indirect_objects import NameCorruption
 
@@ -208,7 +208,7 @@ def figure(
 def draw_roles(ax: Axes, streams: xr.DataArray) -> None:
     """The stream's share of the answer by block and word."""
     values = streams.to_numpy()
-    scale = Scale.signed(values, "share of the logit difference brought back")
+    scale = ColourScale.signed(values, "share of the logit difference brought back")
     image = heat_map(ax, values, scale, title="clean stream into the corrupted run")
     annotate(ax, image, [[f"{v:.2f}" for v in row] for row in values])
     name_cells(ax, rows=[str(layer) for layer in streams.layer.values], columns=ROLES)

@@ -23,12 +23,12 @@ from matplotlib.figure import Figure
 import interp
 from interp import plot
 from interp.causal import Subspace, steering, steering_curve
-from interp.causal.steering import RANDOM, Method
+from interp.causal.steering import RANDOM, SteeringMethod
 from interp.opening import OfModel
 from interp.runs.record import Record
 from interp.tasks.facts import TRAINED_PHRASINGS, load_facts
 
-METHODS = [method for method in get_args(Method) if method != "sae"]
+METHODS = [method for method in get_args(SteeringMethod) if method != "sae"]
 NULLS = ("random", "shuffled")
 
 
@@ -76,7 +76,9 @@ def main(job: SteeringDose, record: Record) -> None:
     record.say(effects.pivot_table("p", ["method", "layer"], "beside", sort=False).round(3).to_string())
 
 
-def curve(model: interp.HookedTransformer, job: SteeringDose, method: Method, null: str) -> xr.Dataset:
+def curve(
+    model: interp.HookedTransformer, job: SteeringDose, method: SteeringMethod, null: str
+) -> xr.Dataset:
     """The dose curve of one method beside one null."""
     objects = {(fact.subject, fact.relation): fact.object for fact in load_facts()}
     countries = [c for c, kind in objects if kind == job.towards and (c, job.away) in objects][
@@ -93,7 +95,7 @@ def curve(model: interp.HookedTransformer, job: SteeringDose, method: Method, nu
     texts = interp.tasks.IndirectObjects(job.sentences, job.seed, held_out=True).sentences()
     beside = None
     if null == "shuffled":
-        own: Method = "mean difference" if method == "pca" else method
+        own: SteeringMethod = "mean difference" if method == "pca" else method
         others = steering(model, positive, negative, method=own, shuffles=job.draws, seed=job.seed).shuffled
         beside = [torch.from_numpy(others.sel(layer=layer).values) for layer in layers]
     return steering_curve(
@@ -116,7 +118,7 @@ def _first(model: interp.HookedTransformer, word: str) -> int:
     return tokenizer.encode(f" {word}")[0]
 
 
-def figure(curves: dict[tuple[Method, str], xr.Dataset], job: SteeringDose) -> Figure:
+def figure(curves: dict[tuple[SteeringMethod, str], xr.Dataset], job: SteeringDose) -> Figure:
     """Effects by method (to the right) beside each null (downwards), and the price beside random directions."""
     rows: Sequence[tuple[str, str]] = (("effect", "random"), ("effect", "shuffled"), ("loss", "random"))
     picture, axes = plt.subplots(

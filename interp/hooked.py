@@ -36,8 +36,8 @@ from interp.model.transformer import Transformer
 from interp.model.weights import Weights
 from interp.passes.generate import Stop, generate, stop_ids, stream, streamed_text
 from interp.passes.observe import (
-    Direction,
     Hook,
+    HookDirection,
     Names,
     as_edits,
     matching,
@@ -386,7 +386,7 @@ class HookedTransformer(Shown):
         They hold in this thread or task only, nest, may overlap, and vanish on leaving, also by an exception. Edits run
         after the hooks of the same block. Backward hooks belong to passes that keep gradients; others refuse them.
         """
-        hooks: list[tuple[Hook, Direction]] = [(h, "fwd") for h in fwd_hooks]
+        hooks: list[tuple[Hook, HookDirection]] = [(h, "fwd") for h in fwd_hooks]
         hooks += [(h, "bwd") for h in bwd_hooks]
         found = [*as_edits(hooks, self.cfg), *edits]
         self._transformer.edited(found)  # refuses what the model lacks, before the block begins

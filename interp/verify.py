@@ -34,7 +34,7 @@ from interp.residual.decomposition import Decomposition, IncompleteSumError, by_
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Contract", "Line", "PairReference", "Reference", "contract", "pair_contract"]
+__all__ = ["Contract", "ContractLine", "PairReference", "Reference", "contract", "pair_contract"]
 
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 1e-1}
 """Allowed between two of our own ways to one number, relative."""
@@ -85,7 +85,7 @@ class PairReference(Protocol):
 
 
 @dataclass(frozen=True)
-class Line:
+class ContractLine:
     """One claim: the measured error and what is allowed; no error where the claim does not apply, with the reason."""
 
     claim: str
@@ -104,7 +104,7 @@ class Contract(Brief, Viewable):
     """The lines measured of one model."""
 
     model: str
-    lines: tuple[Line, ...]
+    lines: tuple[ContractLine, ...]
 
     @property
     def passed(self) -> bool:
@@ -163,10 +163,10 @@ def pair_contract(model: EncoderDecoder, reference: PairReference | str, *, name
 
 def _pair_against(
     model: EncoderDecoder, reference: PairReference | str, source: Batch, target: Batch
-) -> Iterator[Line]:
+) -> Iterator[ContractLine]:
     if isinstance(reference, str):
-        yield Line("logits = reference", None, note=reference)
-        yield Line("gradients = autograd on the reference", None, note=reference)
+        yield ContractLine("logits = reference", None, note=reference)
+        yield ContractLine("gradients = autograd on the reference", None, note=reference)
         return
     if model.dtype not in WIDE:
         model = copy.deepcopy(model).float()
@@ -177,10 +177,10 @@ def _pair_against(
         probe = torch.randn(logits.shape, generator=torch.Generator().manual_seed(1)).to(logits)
         (found,) = torch.autograd.grad((logits * probe).sum(), [tap.live[read]])
     given = reference.pair_logits(source.tokens, target.tokens)
-    yield Line(f"logits = {reference.name}", relative(logits.detach(), given), limit)
+    yield ContractLine(f"logits = {reference.name}", relative(logits.detach(), given), limit)
     ours = found * model.config.encoder.embed_scale
     theirs = reference.pair_gradient(source.tokens, target.tokens, probe)
-    yield Line(f"gradients = autograd on {reference.name}", relative(ours, theirs), limit)
+    yield ContractLine(f"gradients = autograd on {reference.name}", relative(ours, theirs), limit)
 
 
 def some_tokens(model: Transformer, rows: int = 3, n: int = 12, seed: int = 0) -> Batch:
@@ -198,10 +198,10 @@ def relative(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).abs().max() / scale)
 
 
-def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iterator[Line]:
+def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iterator[ContractLine]:
     plain, own = observe(model, batch).output, SAME[model.dtype]
     for clause in model.opened:
-        yield Line("checkpoint as opened", None, note=clause)
+        yield ContractLine("checkpoint as opened", None, note=clause)
     yield from _against(model, reference, batch, plain)
     seen = _everything(model, batch)
     yield _parts(model, seen)
@@ -210,27 +210,27 @@ def _lines(model: Transformer, reference: Reference | str, batch: Batch) -> Iter
         if _splitting(model, mixer):
             yield _values(model, seen, mixer)
         yield _heads(model, seen, mixer)
-    yield Line("fused pass = observed pass", relative(seen["output"], plain), own)
+    yield ContractLine("fused pass = observed pass", relative(seen["output"], plain), own)
     for side in ("left", "right"):
         padded = partial(_padded, model, batch, side)
         yield _option(model, f"padded on the {side} = unpadded", f"{side} padding", padded)
     yield _option(model, "packed texts = each alone", "documents", lambda: _packed(model, batch))
     rows = torch.cat([observe(model, row).output for row in batch.split(1)])
-    yield Line("batch row = single row", relative(plain, rows), own)
+    yield ContractLine("batch row = single row", relative(plain, rows), own)
     if model.config.causal:
         stepwise = partial(_stepwise, model, batch, plain)
         yield _option(model, "steps with a cache = one pass", "cache", stepwise)
     else:
-        yield Line("steps with a cache = one pass", None, note="not causal")
+        yield ContractLine("steps with a cache = one pass", None, note="not causal")
     if model.config.block.proven:
         yield from _open(model.config)
 
 
-def _option(model: Transformer, claim: str, option: str, error: Callable[[], float]) -> Line:
+def _option(model: Transformer, claim: str, option: str, error: Callable[[], float]) -> ContractLine:
     """A line about an option of a pass, or why the model refuses it."""
     if why := model.config.block.why_not(option):
-        return Line(claim, None, note=f"refused: {why}")
-    return Line(claim, error(), SAME[model.dtype])
+        return ContractLine(claim, None, note=f"refused: {why}")
+    return ContractLine(claim, error(), SAME[model.dtype])
 
 
 def _lacking(config: ModelConfig, short: str) -> dict[int, str]:
@@ -245,11 +245,11 @@ def _lacking(config: ModelConfig, short: str) -> dict[int, str]:
     return found
 
 
-def _open(config: ModelConfig) -> Iterator[Line]:
+def _open(config: ModelConfig) -> Iterator[ContractLine]:
     """Which analyses a network is open to whose sites are offered as far as they were proven."""
     if not config.n_layers:
-        yield Line("open to the final stream and its lens", None, note="yes")
-        yield Line("open to what is inside", None, note=f"no: {config.block.why_not('blocks')}")
+        yield ContractLine("open to the final stream and its lens", None, note="yes")
+        yield ContractLine("open to what is inside", None, note=f"no: {config.block.why_not('blocks')}")
         return
     for analyses, sites in {
         "stream, lenses, probes": ["hook_resid_pre", "hook_resid_post"],
@@ -261,21 +261,23 @@ def _open(config: ModelConfig) -> Iterator[Line]:
         lacks = [(layer, why) for site in sites for layer, why in _lacking(config, site).items()]
         closed = sorted({layer for layer, _ in lacks})
         where = "in no layer" if len(closed) == config.n_layers else f"not in layers {closed}"
-        yield Line(f"open to {analyses}", None, note=f"{where}: {lacks[0][1]}" if lacks else "in every layer")
+        yield ContractLine(
+            f"open to {analyses}", None, note=f"{where}: {lacks[0][1]}" if lacks else "in every layer"
+        )
     for option, analyses in {"gradients": "gradients", "start": "passes from a later block"}.items():
         why = config.block.why_not(option)
-        yield Line(f"open to {analyses}", None, note=f"no: {why}" if why else "yes")
+        yield ContractLine(f"open to {analyses}", None, note=f"no: {why}" if why else "yes")
     for circuit, trait, matrix in (("OV circuits", "moves", "W_V"), ("QK circuits", "bilinear", "W_Q")):
         closed = [layer for layer, mixer in enumerate(config.mixers) if not getattr(mixer.traits, trait)]
         reasons = [config.block.why_not(f"blocks.{layer}.attn.{matrix}") for layer in closed]
         where = "in no layer" if len(closed) == config.n_layers else f"not in layers {closed}"
         note = f"{where}: {reasons[0] or 'heads move values otherwise'}" if closed else "in every layer"
-        yield Line(f"open to {circuit}", None, note=note)
+        yield ContractLine(f"open to {circuit}", None, note=note)
 
 
 def _against(
     model: Transformer, reference: Reference | str, batch: Batch, plain: Float[Tensor, "b p v"]
-) -> Iterator[Line]:
+) -> Iterator[ContractLine]:
     """What an independent implementation says, and the loss of precision in half precision.
 
     Of a model in half precision both are compared in float32, with the same weights, and each with its own float32:
@@ -293,20 +295,20 @@ def _against(
     half_name = str(kind).removeprefix("torch.")
     note = f"how far logits in {half_name} are from float32, the median over positions"
     if isinstance(reference, str):
-        yield Line("logits = reference", None, note=reference)
-        yield Line("gradients = autograd on the reference", None, note=reference)
+        yield ContractLine("logits = reference", None, note=reference)
+        yield ContractLine("gradients = autograd on the reference", None, note=reference)
     else:
         given, limit, apart = reference.logits(batch.tokens), REFERENCE[model.dtype], relative
         if reference.rounded and said:
             limit, apart = SAME[kind], _spread
             said += ", median over positions: merging rounded the weights once more"
-        yield Line(f"logits = {reference.name}", apart(plain, given), limit, said)
+        yield ContractLine(f"logits = {reference.name}", apart(plain, given), limit, said)
         probe = torch.randn(plain.shape, generator=torch.Generator().manual_seed(1), dtype=plain.dtype)
         yield _gradients(model, batch, reference, probe.to(plain.device), limit, apart)
         base = _spread(reference.half_logits(batch.tokens), given)
         allowed = DRIFT * base + 1e-3
         note += f"; {reference.name} is {base:.1e} from its own, {DRIFT} times that and 0.001 are allowed"
-    yield Line(f"drift in {half_name}", drift, allowed, note)
+    yield ContractLine(f"drift in {half_name}", drift, allowed, note)
 
 
 def _gradients(
@@ -316,15 +318,15 @@ def _gradients(
     probe: Float[Tensor, "b p v"],
     limit: float,
     apart: Callable[[Tensor, Tensor], float],
-) -> Line:
+) -> ContractLine:
     claim, config = f"gradients = autograd on {reference.name}", model.config
     if why := config.block.why_not("gradients") or config.block.why_not("embed"):
-        return Line(claim, None, note=f"refused: {why}")
+        return ContractLine(claim, None, note=f"refused: {why}")
     seen = observe(
         model, batch, [Read("hook_embed", grad=True)], metric=lambda logits: (logits * probe).sum()
     )
     ours = seen.trace["hook_embed"] * config.embed_scale
-    return Line(claim, apart(ours, reference.gradient(batch.tokens, probe)), limit)
+    return ContractLine(claim, apart(ours, reference.gradient(batch.tokens, probe)), limit)
 
 
 def _like(batch: Batch, model: Transformer) -> Batch:
@@ -356,7 +358,7 @@ def _everything(model: Transformer, batch: Batch) -> dict[str, Tensor]:
     return {read.site: value for read, value in seen.trace.items()} | {"output": seen.output}
 
 
-def _summed(claim: str, sums: Iterable[Callable[[], Decomposition]]) -> Line:
+def _summed(claim: str, sums: Iterable[Callable[[], Decomposition]]) -> ContractLine:
     """The sum that is nearest to what rounding explains, or beyond it; the accessors check them themselves."""
     worst = (0.0, 0.0)
     for made in sums:
@@ -364,26 +366,26 @@ def _summed(claim: str, sums: Iterable[Callable[[], Decomposition]]) -> Line:
             missed = made().missed
             found = (0.0, 0.0) if missed is None else (float(missed.error), float(missed.allowed))
         except IncompleteSumError as broken:
-            return Line(claim, broken.error, broken.allowed)
+            return ContractLine(claim, broken.error, broken.allowed)
         if not found[0] * worst[1] <= worst[0] * found[1] or worst[1] == 0:
             worst = found
-    return Line(claim, *worst)
+    return ContractLine(claim, *worst)
 
 
-def _parts(model: Transformer, seen: dict[str, Tensor]) -> Line:
+def _parts(model: Transformer, seen: dict[str, Tensor]) -> ContractLine:
     added = [f"hook_{name}" for name in model.config.sublayers]
     lacks = {layer: why for site in added for layer, why in _lacking(model.config, site).items()}
     if lacks or not added:
         block = model.config.block
         why = next(iter(lacks.values()), block.why_not("blocks.0.hook_attn_out") or block.why_not("blocks"))
-        return Line("residual parts sum", None, note=why)
+        return ContractLine("residual parts sum", None, note=why)
     return _summed("residual parts sum", [lambda: by_sublayer(seen, model)])
 
 
-def _heads(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
+def _heads(model: Transformer, seen: dict[str, Tensor], mixer: str) -> ContractLine:
     lacks = _lacking(model.config, f"{mixer}.hook_z")
     if len(lacks) == model.config.n_layers:
-        return Line(f"heads + bias = {mixer}_out", None, note=lacks[0])
+        return ContractLine(f"heads + bias = {mixer}_out", None, note=lacks[0])
     layers = [i for i in range(model.config.n_layers) if i not in lacks]
     cross = mixer == "cross_attn"
     return _summed(
@@ -397,14 +399,14 @@ def _splitting(model: Transformer, mixer: str) -> list[int]:
     return [layer for layer, kind in mixers if mixer == "cross_attn" or kind.traits.additive]
 
 
-def _values(model: Transformer, seen: dict[str, Tensor], mixer: str) -> Line:
+def _values(model: Transformer, seen: dict[str, Tensor], mixer: str) -> ContractLine:
     heads, errors = Weights(model).kv_head(), []
     for i in _splitting(model, mixer):
         site = f"blocks.{i}.{mixer}.hook_"
         pattern, v = seen[f"{site}pattern"], seen[f"{site}v"][:, :, heads]
         z = einsum(pattern, v, "b h q k, b k h e -> b q h e")
         errors.append(relative(seen[f"{site}z"], z))
-    return Line(f"{mixer} pattern @ v = z", _worst(errors), SAME[model.dtype])
+    return ContractLine(f"{mixer} pattern @ v = z", _worst(errors), SAME[model.dtype])
 
 
 def _lengths(batch: Batch) -> list[int]:

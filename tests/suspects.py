@@ -13,7 +13,7 @@ from interp.families.reference import HuggingFaceReference, exported
 from interp.model import Transformer
 from interp.verify import (
     Contract,
-    Line,
+    ContractLine,
 )
 from tests.configs import build
 
@@ -142,7 +142,7 @@ def red(found: Contract) -> set[str]:
     return {line.claim for line in found.lines if line.passed is False}
 
 
-def line(found: Contract, claim: str) -> Line:
+def line(found: Contract, claim: str) -> ContractLine:
     return next(x for x in found.lines if x.claim == claim)
 
 

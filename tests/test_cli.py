@@ -15,8 +15,8 @@ from torch import Tensor
 import interp
 from interp import cli
 from interp.cli import COMMANDS, command, main, parsed
-from interp.cli.commands import ANSWER, CORRUPT, PROMPT, WRONG, Models, Report, Verify
-from interp.cli.opening import OfModel
+from interp.cli.commands import ANSWER, CORRUPT, PROMPT, WRONG, Models, ReportCommand, Verify
+from interp.cli.opening import ModelCommand
 from interp.cli.runs import Run
 from interp.core.notes import note
 from interp.model import KVCache
@@ -44,8 +44,8 @@ def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 def test_the_defaults_ask_about_an_indirect_object() -> None:
     asked = parsed(["report"])
-    assert asked == Report()
-    assert isinstance(asked, Report)
+    assert asked == ReportCommand()
+    assert isinstance(asked, ReportCommand)
     question = asked.question()
     assert (question.prompt, question.answer, question.wrong) == (PROMPT, ANSWER, WRONG)
 
@@ -61,7 +61,7 @@ def test_every_option_of_a_report_can_be_given() -> None:
         "device": "cuda",
     }
     asked = parsed(["report", *(word for name, value in options.items() for word in (f"--{name}", value))])
-    assert asked == Report(
+    assert asked == ReportCommand(
         model="m", prompt="p", answer=" a", wrong=" w", out=Path("o"), seed=3, device="cuda"
     )
 
@@ -312,11 +312,11 @@ def test_a_command_collects_rarely_and_leaves_the_collector_as_it_was(
 ) -> None:
     before, seen = gc.get_threshold(), []
 
-    def opened(self: OfModel) -> None:
+    def opened(self: ModelCommand) -> None:
         seen.append(gc.get_threshold())
         raise ValueError("not here")
 
-    monkeypatch.setattr(OfModel, "opened", opened)
+    monkeypatch.setattr(ModelCommand, "opened", opened)
     assert main(["heads"]) == 2
     assert seen[0][0] > before[0] and seen[0][1:] == before[1:]
     assert gc.get_threshold() == before

@@ -15,9 +15,9 @@ import xarray as xr
 from torch import Tensor
 
 import interp
-from interp.causal.alignment import Descent, Runs
+from interp.causal.alignment import AlignedRuns, Descent
 from interp.causal.contrast import Direction
-from interp.passes.packs import Plan
+from interp.passes.packs import SweepPlan
 from interp.passes.sweep import Sweep
 from tests import disturbed
 from tests.configs import build, some_tokens
@@ -159,12 +159,12 @@ def test_without_the_variable_products_are_those_of_pytorch() -> None:
 
 def planned_and_found(
     ask: Callable[[], xr.Dataset], monkeypatch: pytest.MonkeyPatch, *, disturbed: bool
-) -> tuple[list[Plan], xr.Dataset]:
+) -> tuple[list[SweepPlan], xr.Dataset]:
     """The plan of every sweep that a question makes on a machine, and what it finds there."""
-    plans: list[Plan] = []
+    plans: list[SweepPlan] = []
     plan = Sweep._planned
 
-    def noted(*args: Any, **options: Any) -> Plan:
+    def noted(*args: Any, **options: Any) -> SweepPlan:
         plans.append(plan(*args, **options))
         return plans[-1]
 
@@ -174,7 +174,7 @@ def planned_and_found(
         return plans, ask()
 
 
-def reached(plans: list[Plan]) -> tuple[int, int]:
+def reached(plans: list[SweepPlan]) -> tuple[int, int]:
     """How many variants change anything, of how many."""
     starts = [start for plan in plans for start in plan.starts]
     return sum(not start.idle for start in starts), len(starts)
@@ -187,7 +187,7 @@ SWEEPING = (
 )  # fmt: skip
 
 
-def on_both_machines(name: str, monkeypatch: pytest.MonkeyPatch) -> list[list[Plan]]:
+def on_both_machines(name: str, monkeypatch: pytest.MonkeyPatch) -> list[list[SweepPlan]]:
     """The plans of a question's sweeps here and on the other machine, where it finds the same to rounding."""
     case = CASES[name]
     model = "llama-gqa" if "llama-gqa" in case.models else case.models[0]
@@ -245,18 +245,18 @@ def test_an_alignment_exchanges_the_cells_that_differ_and_no_more(monkeypatch: p
     """Their first four tokens are the same, so that no cell there can be told from its source."""
     base, source = some_tokens(8), some_tokens(8, seed=1)
     source[:, :4] = base[:, :4]
-    unlike = Runs.unlike
+    unlike = AlignedRuns.unlike
     for disturbed_too in (False, True):
         found: list[dict[str, list[int]]] = []
 
         def noted(
-            self: Runs, rows: Tensor, found: list[dict[str, list[int]]] = found
+            self: AlignedRuns, rows: Tensor, found: list[dict[str, list[int]]] = found
         ) -> dict[str, list[int]]:
             found.append(unlike(self, rows))
             return found[-1]
 
         with monkeypatch.context() as patch, machine(disturbed=disturbed_too):
-            patch.setattr(Runs, "unlike", noted)
+            patch.setattr(AlignedRuns, "unlike", noted)
             interp.causal.align(
                 build("gpt2"), base, source, answer=[3, 4] * 4, wrong=[7] * 8, descent=Descent(1), nulls=[],
                 batch_size=3,

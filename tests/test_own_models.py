@@ -115,7 +115,7 @@ def test_what_only_a_model_that_predicts_tokens_has_is_refused_by_name() -> None
         lambda: model.generate(rows, 1),
         lambda: interp.weights.bigram_table(model, rows),
         lambda: interp.patch(model, rows, rows.flip(1), metric=interp.metrics.next_token_loss()),
-        lambda: interp.pages.report.report_of(pages, interp.pages.report.Question("a"), None),
+        lambda: interp.pages.report.report_of(pages, interp.pages.report.ReportQuestion("a"), None),
     ):
         with pytest.raises(ValueError, match=r"3 outputs of its own beside 7 tokens|about must be"):
             asked()

@@ -19,7 +19,7 @@ from interp.model.block import Block
 from interp.verify import (
     DRIFT as TIMES,
     Contract,
-    Line,
+    ContractLine,
     PairReference,
     Reference,
     contract,
@@ -355,7 +355,7 @@ def test_the_relative_error_is_no_small_number_where_anything_is_not_finite(bad:
     for actual, expected in ((broken, fine), (fine, broken), (broken, broken)):
         error = relative(actual, expected)
         assert not math.isfinite(error)
-        assert Line("x", error, 1e9).passed is False
+        assert ContractLine("x", error, 1e9).passed is False
 
 
 def test_the_relative_error_is_computed_at_full_width() -> None:
@@ -381,24 +381,29 @@ def test_lines_that_do_not_apply_say_why_and_do_not_count() -> None:
 
 
 def test_a_line_holds_up_to_what_is_allowed() -> None:
-    assert Line("x", 1.0, 1.0).passed is True
-    assert Line("x", 1.0 + 1e-9, 1.0).passed is False
-    assert Line("x", 0.0).passed is True
-    assert Line("x", None, 1.0).passed is None
+    assert ContractLine("x", 1.0, 1.0).passed is True
+    assert ContractLine("x", 1.0 + 1e-9, 1.0).passed is False
+    assert ContractLine("x", 0.0).passed is True
+    assert ContractLine("x", None, 1.0).passed is None
     for error, allowed in ((NAN, 1.0), (0.5, NAN), (INF, 1.0), (NAN, INF)):
-        assert Line("x", error, allowed).passed is False
+        assert ContractLine("x", error, allowed).passed is False
 
 
 def test_a_contract_of_which_nothing_was_measured_does_not_pass() -> None:
-    empty = Line("x", None, note="no reference")
+    empty = ContractLine("x", None, note="no reference")
     assert not Contract("m", (empty, empty)).passed
     assert not Contract("m", ()).passed
-    assert Contract("m", (empty, Line("y", 0.0))).passed
-    assert not Contract("m", (Line("y", 0.0), Line("z", 1.0, 0.5))).passed
+    assert Contract("m", (empty, ContractLine("y", 0.0))).passed
+    assert not Contract("m", (ContractLine("y", 0.0), ContractLine("z", 1.0, 0.5))).passed
 
 
 MIXED = Contract(
-    "tiny", (Line("long claim", 2e-7, 1e-4, "why"), Line("b", 1.0, 1e-4), Line("c", None, note="not causal"))
+    "tiny",
+    (
+        ContractLine("long claim", 2e-7, 1e-4, "why"),
+        ContractLine("b", 1.0, 1e-4),
+        ContractLine("c", None, note="not causal"),
+    ),
 )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 import interp
 from interp.causal import EdgeGraph, attribution_patch
 from interp.circuits import edge_attribution
-from interp.circuits.edge_scores import Change, Gradients
+from interp.circuits.edge_scores import Gradients, SenderChange
 from interp.metrics import logit_difference
 from interp.model import MLP, ModelConfig, RMSNorm, Rotary, Transformer
 from interp.passes.needs import TowardMetric, recorded
@@ -126,11 +126,11 @@ def memory_of_groups() -> None:
     clean, corrupt = torch.randint(1024, (2, 4, 64))
     batch = interp.Batch(clean).with_answers(torch.full((4,), 5), torch.full((4,), 6))
     layers, toward = range(LLAMA.n_layers), TowardMetric(logit_difference())
-    reads = Change.reads(model)
+    reads = SenderChange.reads(model)
     there = run_steps(model, recorded(interp.Batch(corrupt), reads, final=True)).trace
     slopes = [*reads, *Gradients.reads(model, layers, layers)]
     here = run_steps(model, recorded(batch, slopes, toward=toward)).trace
-    change, gradients = Change.between(model, here, there), Gradients.of(model, here, torch.ones(1))
+    change, gradients = SenderChange.between(model, here, there), Gradients.of(model, here, torch.ones(1))
     kept = [*there.values(), *here.values(), change.start, *change.z, *change.mlp, gradients.end]
     kept += [x for part in (gradients.heads, gradients.stream, gradients.mlp) for x in part.values()]
     report(

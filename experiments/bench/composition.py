@@ -15,9 +15,9 @@ from transformer_lens.utilities.matrix import composition_scores as their_scores
 
 import interp
 from interp.weights import HeadCircuits, composition_scores
-from interp.weights.composition import Kind
+from interp.weights.composition import CompositionKind
 
-KINDS: tuple[Kind, ...] = ("Q", "K", "V")
+KINDS: tuple[CompositionKind, ...] = ("Q", "K", "V")
 CLAIM = round(1 / 13, 3)
 CLAIM_MIB = 320
 

@@ -23,11 +23,11 @@ import interp
 from interp.compat import to_hooked_state
 from interp.compat.transformer_lens import HookedTransformer, HookedTransformerConfig, patching
 from interp.weights import HeadCircuits, composition_scores
-from interp.weights.composition import Kind
+from interp.weights.composition import CompositionKind
 
 COLUMNS, NEW = 15, 32
 ANSWER, WRONG = 1000, 2000
-KINDS: tuple[Kind, ...] = ("Q", "K", "V")
+KINDS: tuple[CompositionKind, ...] = ("Q", "K", "V")
 FORWARD, FUNCTIONS = 1.03, 1.1
 Calls = Mapping[str, Callable[[], Any]]
 

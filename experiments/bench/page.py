@@ -25,14 +25,14 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 import interp
 from interp.families.tokenizer import HuggingFaceTokenizer
-from interp.pages import About, Question, report as gathering, report_of, write_report
-from interp.pages.corrupted import Pair
+from interp.pages import About, ReportQuestion, report as gathering, report_of, write_report
+from interp.pages.corrupted import PromptPair
 
 COLUMNS, CHANGED = 64, 5
 CLAIM_TIME, CLAIM_MB, CLAIM_PAINT = 1.5, 3.0, 1.0
 FUNCTIONS = ("attribute", "backward_lens", "composition", "copying", "heads", "logit_lens", "observe", "run")
 ANALYSES: list[tuple[object, str]] = [
-    *((gathering, name) for name in FUNCTIONS), (Pair, "edges"), (Pair, "curve"),
+    *((gathering, name) for name in FUNCTIONS), (PromptPair, "edges"), (PromptPair, "curve"),
 ]  # fmt: skip
 """Where the page calls an analysis."""
 PAINT = "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1000"
@@ -51,7 +51,7 @@ def main(twin: bool = True, visits: int = 5, keep: Path | None = None) -> None:
     model = speaking(gpt2_small().ours)
     words = [f" w{7 * i:05d}" for i in range(COLUMNS)]
     corrupt = "".join([*words[:CHANGED], " w40000", *words[CHANGED + 1 :]]) if twin else None
-    question = Question("".join(words), " w00021", " w00028", corrupt)
+    question = ReportQuestion("".join(words), " w00021", " w00028", corrupt)
     what = f"{COLUMNS} tokens, {'with a twin' if twin else 'no twin'}"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) if keep is None else keep

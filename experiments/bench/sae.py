@@ -14,7 +14,7 @@ from measure import cpu_seconds, report, timing, work
 from torch import Tensor
 
 from interp.features import ReLU, TopK, train_sae
-from interp.features.sae import Kind
+from interp.features.sae import SaeKind
 from interp.features.sae_training import _initial, objective
 
 CLAIM = 1.05
@@ -31,7 +31,7 @@ def main(repeats: int = 5, steps: int = 24) -> None:
     """
     torch.set_num_threads(1)
     x = torch.randn(N, D_IN, generator=torch.Generator().manual_seed(0))
-    kinds: dict[str, tuple[Kind, float | None]] = {
+    kinds: dict[str, tuple[SaeKind, float | None]] = {
         "TopK(32)": (TopK(K), None),
         "ReLU": (ReLU(), SPARSITY),
     }
@@ -61,7 +61,7 @@ def step(x: Tensor, share: float) -> None:
     objective(sae, x[:BATCH], 0.0, torch.arange(D_SAE) < share * D_SAE).loss.backward()
 
 
-def plain(x: Tensor, kind: Kind, steps: int) -> list[float]:
+def plain(x: Tensor, kind: SaeKind, steps: int) -> list[float]:
     """The loop of a notebook."""
     generator = torch.Generator().manual_seed(0)
     start = _initial(x[: 4 * BATCH], kind, D_SAE, 0)

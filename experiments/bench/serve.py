@@ -28,7 +28,7 @@ from interp.edits import Scale
 from interp.families.tokenizer import tokenizer_of
 from interp.passes.edit_text import edit_to_json
 from interp.serve.answers import look
-from interp.serve.app import Subject, opened
+from interp.serve.app import ServedModel, opened
 from interp.serve.asks import Look, parsed
 from interp.serve.document import Opening
 from interp.serve.session import Session
@@ -68,7 +68,7 @@ def main(rounds: int = 20) -> None:
         rounds: timed edits per model, after three untimed ones.
     """
     for name, session in subjects().items():
-        served = opened(Subject(session, Origin(name), Opening(PROMPT)))
+        served = opened(ServedModel(session, Origin(name), Opening(PROMPT)))
         thread = threading.Thread(target=served.run)
         thread.start()
         try:

@@ -12,12 +12,12 @@ from experiments.papers.effort import Effort
 from interp.editing import shift_edit
 from interp.hooked import HookedTransformer
 from interp.lenses import backward_lens, gradient_cosines, gradient_factors, gradient_rank
-from interp.lenses.factors import Matrix
+from interp.lenses.factors import LensMatrix
 from interp.model.tap import Read
 from interp.passes import observe
 from interp.tasks import fact_prompts
 
-MATRICES: Sequence[Matrix] = ("W_in", "W_out")
+MATRICES: Sequence[LensMatrix] = ("W_in", "W_out")
 ETA = 0.1
 
 

@@ -9,7 +9,7 @@ import torch
 from experiments.papers.claim import Claim, Measured, above, near
 from experiments.papers.effort import Effort
 from interp.dynamics import Langevin, learning_coefficient, learning_coefficient_of
-from interp.dynamics.learning_coefficient import Loss
+from interp.dynamics.learning_coefficient import PointLoss
 from interp.lab.training import FixedRows, Training, train
 from interp.model import MLP, Learned, ModelConfig
 from interp.tasks import Examples, Place, RepeatingChain
@@ -19,7 +19,7 @@ DIMENSIONS, ROWS = 10, 10_000
 
 def lau_2023(effort: Effort) -> Iterator[Claim]:
     """Two minima whose coefficient is known, one whose estimate is known to be biased, and a model over training."""
-    cases: dict[str, tuple[Loss, float, float]] = {
+    cases: dict[str, tuple[PointLoss, float, float]] = {
         "a bowl, |w|^2 / 2": (lambda point: point["w"].square().sum() / 2, DIMENSIONS / 2, 0.5),
         "a flat bowl, sum of w^4": (lambda point: (point["w"] ** 4).sum(), DIMENSIONS / 4, 0.25),
     }

@@ -18,9 +18,9 @@ from torch import Tensor
 from interp.attention.score_parts import (
     KEY,
     QUERY,
-    Position,
+    QueryPosition,
     ScoreParts,
-    Split,
+    ScoreSplit,
     as_head,
     rows_of,
     score_parts,
@@ -30,7 +30,7 @@ from interp.core.stats import WIDE, Partial, Rows
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
-from interp.model.parts import Named, Part
+from interp.model.parts import Part, PartName
 from interp.model.transformer import Transformer
 from interp.passes.needs import Steps
 from interp.passes.observe import Subject
@@ -73,14 +73,14 @@ class AttentionAttribution(Question):
         True
     """
 
-    head: Named
+    head: PartName
     """The head whose score is split."""
     _: KW_ONLY
-    key: Position
+    key: QueryPosition
     """Which token of each prompt is looked at, one number or one for each, negative from its end."""
-    query: Position = -1
+    query: QueryPosition = -1
     """Which token looks."""
-    by: Split = "part"
+    by: ScoreSplit = "part"
     """Sublayers, heads apart, or heads apart and by the token that they moved from."""
 
     def bind(self, model: Subject) -> ByRow:

@@ -18,12 +18,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.attention.attention_attribution import sides_of
-from interp.attention.score_parts import KEY, QUERY, Position, ScoreParts, as_head, rows_of, score_parts
+from interp.attention.score_parts import KEY, QUERY, QueryPosition, ScoreParts, as_head, rows_of, score_parts
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
-from interp.model.parts import Named, Part
+from interp.model.parts import Part, PartName
 from interp.model.transformer import Transformer
 from interp.passes.needs import Steps
 from interp.passes.observe import Subject
@@ -59,12 +59,12 @@ class AttentionPaths(Question):
         ('prompt', 'rank')
     """
 
-    head: Named
+    head: PartName
     """The head whose score is followed back."""
     _: KW_ONLY
-    key: Position
+    key: QueryPosition
     """Which token of each prompt is looked at, one number or one for each, negative from its end."""
-    query: Position = -1
+    query: QueryPosition = -1
     """Which token looks."""
     top: int = 10
     """How many pairs are listed."""

@@ -281,7 +281,7 @@ class _Rows:
         source = None if self.repeats is None else _batches_of(self.repeats, model)
         return Ask(self.question, source, model)
 
-    def found(self, kept: Partial, model: Subject) -> Found:
+    def found(self, kept: Partial, model: Subject) -> FoundScores:
         """The scores."""
         if self.repeats is None:
             return _on_data(kept, model.transformer.config)
@@ -290,7 +290,7 @@ class _Rows:
 
 def _seen(
     model: Subject, asked: Heads, rows: _Rows, *, summed: bool = True
-) -> Stages[tuple[Found, tuple[dict[str, Score], dict[str, str | int]]]]:
+) -> Stages[tuple[FoundScores, tuple[dict[str, Score], dict[str, str | int]]]]:
     """What is seen of the heads of one model on the rows, and on indirect-object sentences."""
     (kept,) = yield [rows.ask(model)]
     width = 0 if rows.repeats is None else rows.repeats.length
@@ -298,11 +298,11 @@ def _seen(
     return rows.found(kept, model), names
 
 
-Found = tuple[dict[str, Score], dict[str, str | int], dict[str, Score]]
+FoundScores = tuple[dict[str, Score], dict[str, str | int], dict[str, Score]]
 """Scores of patterns, what the result says of them, and the score that stands last."""
 
 
-def _on_repeats(kept: Partial, data: RepeatedTokens, network: Transformer) -> Found:
+def _on_repeats(kept: Partial, data: RepeatedTokens, network: Transformer) -> FoundScores:
     """What patterns say on rows of repeated tokens."""
     assert isinstance(kept, Means)
     config, moments = network.config, dict(kept.moments)
@@ -326,7 +326,7 @@ def same_token(batch: Batch) -> Bool[Tensor, "b q k"]:
     return (tokens[:, :, None] == tokens[:, None, :]) & (place[:, None, :] < place[:, :, None])
 
 
-def _on_data(kept: Partial, config: ModelConfig) -> Found:
+def _on_data(kept: Partial, config: ModelConfig) -> FoundScores:
     """The scores of `SCORES` on any rows, each beside that of attention spread over what the layer may see."""
     assert isinstance(kept, MaskedMeans)
     moments = kept.moments

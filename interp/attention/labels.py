@@ -22,7 +22,7 @@ SURE = 0.975
 """The confidence from which a label is given: the near end of a 95 % interval lies past what the rule requires."""
 
 
-class Cells(NamedTuple):
+class ScoreByHead(NamedTuple):
     """One score of every head `[layer, head]`: as in the table of `heads`, without its coordinates."""
 
     value: NDArray[np.float64]
@@ -45,7 +45,7 @@ class Evidence:
         """All scores that it is read from."""
         return (self.score,)
 
-    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+    def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """How sure it is that it holds `[layer, head]`, from its scores; NaN where they have no interval."""
         raise NotImplementedError
 
@@ -59,7 +59,7 @@ class Odds(Evidence):
 
     times: float
 
-    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+    def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """The confidence of the share that has these odds."""
         mine = cells[self.score]
         return sure_above(mine, self.times * mine.null / (1 + (self.times - 1) * mine.null))
@@ -71,7 +71,7 @@ class Beyond(Evidence):
 
     margin: float
 
-    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+    def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """The confidence of the null plus the margin."""
         mine = cells[self.score]
         return sure_above(mine, mine.null + self.margin, below=self.margin < 0)
@@ -89,7 +89,7 @@ class PartOf(Evidence):
         """Both."""
         return (self.score,) if self.whole is None else (self.score, self.whole)
 
-    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+    def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """The confidence of the other score's value, whose own error is added to this score's."""
         if self.whole is None:
             return sure_above(cells[self.score], self.share)
@@ -104,7 +104,7 @@ class Rare(Evidence):
 
     sign: int
 
-    def confidence(self, cells: Mapping[str, Cells]) -> NDArray[np.float64]:
+    def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
         """The share of random heads that are less far out, on either side; 0 on the wrong one."""
         mine = cells[self.score]
         here = (mine.value - mine.null) * self.sign > 0
@@ -112,7 +112,7 @@ class Rare(Evidence):
 
 
 def sure_above(
-    mine: Cells,
+    mine: ScoreByHead,
     least: NDArray[np.float64] | float,
     *,
     below: bool = False,
@@ -133,7 +133,7 @@ def sure_above(
 
 
 @dataclass(frozen=True)
-class Rule:
+class LabelRule:
     """A label and all the evidence it requires."""
 
     label: str
@@ -142,18 +142,18 @@ class Rule:
 
 CLEAR = 5.0
 """Times the odds of chance at which attention stands clear of it."""
-RULES: tuple[Rule, ...] = (
-    Rule("induction", (Odds("induction", CLEAR),)),
-    Rule("previous token", (Odds("previous_token", CLEAR), PartOf("previous_token", 0.5, "local"))),
-    Rule("duplicate token", (Odds("duplicate_token", CLEAR),)),
-    Rule("current token", (Odds("current_token", CLEAR), PartOf("current_token", 0.5, "local"))),
-    Rule("name mover", (Beyond("name_mover", 0.25), Odds("to_receiver", 1.25))),
-    Rule("s-inhibition", (Odds("s_inhibition", 3.0),)),
-    Rule("successor", (Odds("successor", CLEAR),)),
-    Rule("anti-copying", (Beyond("copying", -0.07), Rare("copying_weights", -1))),
-    Rule("copying", (Beyond("copying", 0.6), Rare("copying_weights", 1))),
-    Rule("first token", (PartOf("first_token", 0.5),)),
-    Rule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
+RULES: tuple[LabelRule, ...] = (
+    LabelRule("induction", (Odds("induction", CLEAR),)),
+    LabelRule("previous token", (Odds("previous_token", CLEAR), PartOf("previous_token", 0.5, "local"))),
+    LabelRule("duplicate token", (Odds("duplicate_token", CLEAR),)),
+    LabelRule("current token", (Odds("current_token", CLEAR), PartOf("current_token", 0.5, "local"))),
+    LabelRule("name mover", (Beyond("name_mover", 0.25), Odds("to_receiver", 1.25))),
+    LabelRule("s-inhibition", (Odds("s_inhibition", 3.0),)),
+    LabelRule("successor", (Odds("successor", CLEAR),)),
+    LabelRule("anti-copying", (Beyond("copying", -0.07), Rare("copying_weights", -1))),
+    LabelRule("copying", (Beyond("copying", 0.6), Rare("copying_weights", 1))),
+    LabelRule("first token", (PartOf("first_token", 0.5),)),
+    LabelRule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
 )
 """By priority: where a head looks on repeats, what it does in sentences, what its weights do, where it rests."""
 
@@ -163,9 +163,11 @@ def confidences(table: xr.Dataset) -> xr.DataArray:
 
     Several may hold at once: an induction head that copies is both. Rules about scores that the table lacks are NaN.
     """
-    arrays = {name: table[name].transpose("layer", "head", "score").to_numpy() for name in Cells._fields}
+    arrays = {
+        name: table[name].transpose("layer", "head", "score").to_numpy() for name in ScoreByHead._fields
+    }
     cells = {
-        str(score): Cells(**{name: array[..., i] for name, array in arrays.items()})
+        str(score): ScoreByHead(**{name: array[..., i] for name, array in arrays.items()})
         for i, score in enumerate(table["score"].values)
     }
     first = table["value"].isel(score=0, drop=True).transpose("layer", "head")

@@ -24,7 +24,7 @@ from interp.model.attention import Attention, picked
 from interp.model.config import WITH_HEADS, ModelConfig
 from interp.model.layout import PerRow, one_position
 from interp.model.norm import HeadNorm
-from interp.model.parts import Named, Part, as_part
+from interp.model.parts import Part, PartName, as_part
 from interp.model.position import Rotation
 from interp.model.records import require
 from interp.model.sites import attention_input, embedding_parts
@@ -49,16 +49,16 @@ from interp.residual.decomposition import (
 from interp.residual.edited_sums import head_shares
 from interp.weights.head_circuits import HeadCircuits
 
-Split = Literal["part", "head", "source"]
+ScoreSplit = Literal["part", "head", "source"]
 """Sublayers; heads apart; and heads apart with the tokens that they moved from."""
-Position = int | PerRow
+QueryPosition = int | PerRow
 """One token of every prompt: one for all, or one for each."""
 QUERY, KEY = 0, 1
 """The two columns that are read of every row, in this order."""
 _SIDES: tuple[Literal["q", "k"], ...] = ("q", "k")
 
 
-def as_head(given: Named, config: ModelConfig) -> tuple[int, int]:
+def as_head(given: PartName, config: ModelConfig) -> tuple[int, int]:
     """Layer and index of the head that is meant, one whose scores are sums over pairs of parts.
 
     Errors: KeyError or IndexError for a part that the model lacks; ValueError for one that is no head of
@@ -71,7 +71,7 @@ def as_head(given: Named, config: ModelConfig) -> tuple[int, int]:
     return part.layer, part.index
 
 
-def rows_of(query: Position, key: Position) -> int | None:
+def rows_of(query: QueryPosition, key: QueryPosition) -> int | None:
     """How many prompts positions are given for; None for any number. ValueError where the two differ, or for none."""
     held = {"query": query, "key": key}
     for name, pos in held.items():
@@ -186,7 +186,12 @@ class ScoreParts:
 
 @torch.no_grad()
 def score_parts(
-    model: Transformer, batch: Batch, head: tuple[int, int], query: Position, key: Position, by: Split
+    model: Transformer,
+    batch: Batch,
+    head: tuple[int, int],
+    query: QueryPosition,
+    key: QueryPosition,
+    by: ScoreSplit,
 ) -> Steps[ScoreParts]:
     """One score of each row taken apart; rows must end in the last column.
 
@@ -277,7 +282,7 @@ def _of_layer(
         )
 
 
-def _reads(model: Transformer, layer: int, columns: Int[Tensor, "b 2"], by: Split) -> dict[str, Read]:
+def _reads(model: Transformer, layer: int, columns: Int[Tensor, "b 2"], by: ScoreSplit) -> dict[str, Read]:
     """By site, what is read at the query and the key of every row."""
     reads = {site: Read(site, partial(_columns, columns=columns)) for site in _sites(model, layer, by)}
     reads |= {site: Read(site, partial(_rows, columns=columns)) for site in _weights_read(model, layer, by)}
@@ -290,7 +295,7 @@ def _split(
     head: tuple[int, int],
     places: Int[Tensor, "b 2"],
     seen: Mapping[str, Tensor],
-    by: Split,
+    by: ScoreSplit,
 ) -> ScoreParts:
     """The scores at these places, from what was seen there."""
     layer, index = head
@@ -336,7 +341,7 @@ def _taken(
 # --- what is read ---------------------------------------------------------------------------------------------------
 
 
-def _sites(model: Transformer, layer: int, by: Split) -> Iterator[str]:
+def _sites(model: Transformer, layer: int, by: ScoreSplit) -> Iterator[str]:
     """What is read at the query and the key alone."""
     config = model.config
     yield from (*embedding_parts(config), *embedding_scale(config), attention_input(config, layer))
@@ -351,18 +356,18 @@ def _sites(model: Transformer, layer: int, by: Split) -> Iterator[str]:
         yield from (product_site(model, layer, part) for part in _SIDES)
 
 
-def _weights_read(model: Transformer, layer: int, by: Split) -> Iterator[str]:
+def _weights_read(model: Transformer, layer: int, by: ScoreSplit) -> Iterator[str]:
     """What has queries on its third axis."""
     yield _scores(layer)
     yield from (f"blocks.{i}.attn.hook_pattern" for i in _split_layers(model.config, layer, by))
 
 
-def _values_read(model: Transformer, layer: int, by: Split) -> Iterator[str]:
+def _values_read(model: Transformer, layer: int, by: ScoreSplit) -> Iterator[str]:
     """What is read everywhere."""
     yield from (f"blocks.{i}.attn.hook_v" for i in _split_layers(model.config, layer, by))
 
 
-def _split_layers(config: ModelConfig, layer: int, by: Split) -> list[int]:
+def _split_layers(config: ModelConfig, layer: int, by: ScoreSplit) -> list[int]:
     """The layers whose heads are split by source."""
     return [i for i in range(layer) if by == "source" and config.mixers[i].traits.additive]
 

@@ -5,7 +5,7 @@ from interp.causal.alignment import Descent, align
 from interp.causal.attribution_patching import AttributionPatch, attribution_patch
 from interp.causal.causal_trace import CausalTrace, causal_trace, subject_spread
 from interp.causal.contrast import batches
-from interp.causal.effects import Agreement, agreement
+from interp.causal.effects import RankAgreement, agreement
 from interp.causal.graph import EdgeGraph
 from interp.causal.knockout import KnockOut, knock_out
 from interp.causal.patching import PRESETS, Patch, patch, patch_preset
@@ -21,7 +21,6 @@ __all__ = [
     "PRESETS",
     "ROLES",
     "Ablate",
-    "Agreement",
     "AttributionPatch",
     "CausalTrace",
     "Descent",
@@ -30,6 +29,7 @@ __all__ = [
     "Mention",
     "Patch",
     "PathPatch",
+    "RankAgreement",
     "Recall",
     "ShortCircuit",
     "Steering",

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
-from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, listed, part_names, swept
+from interp.causal.effects import (
+    EffectTable,
+    MeasuredEffects,
+    causal,
+    cells_along,
+    dims_asked,
+    listed,
+    part_names,
+    swept,
+)
 from interp.causal.stand_ins import StandIn, StandIns, check_left, completed, recorded, said, useless
 from interp.data.batch import Batch, Prompts, is_prompts
 from interp.data.pairs import Pairs
@@ -25,7 +34,7 @@ from interp.data.stream import DataSource
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Resample, Set, Zero
-from interp.model.parts import KINDS, Named, Part, as_part, axis_size
+from interp.model.parts import KINDS, Part, PartName, as_part, axis_size
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes import needs
@@ -40,7 +49,7 @@ from interp.runs.functions import of_data
 if TYPE_CHECKING:
     pass
 
-Kind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid"]
+AblatedKind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid"]
 """What can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
 
 
@@ -80,7 +89,7 @@ class Ablate(Question):
         ('layer', 'head')
     """
 
-    parts: Kind | Sequence[Named | Sequence[Named]] = "head"
+    parts: AblatedKind | Sequence[PartName | Sequence[PartName]] = "head"
     """Every part of a kind, or parts by name; those of an inner list are ablated together."""
     _: KW_ONLY
     change: StandIn
@@ -126,7 +135,7 @@ class Ablate(Question):
             "change": json.dumps(change_to_json(change)),
             "freeze_patterns": int(self.freeze_patterns),
         }
-        table = Table(self.name, grid.dims, grid.coords, metric, model.text, attrs)
+        table = EffectTable(self.name, grid.dims, grid.coords, metric, model.text, attrs)
         measure = partial(_measured, grid=grid, fill=fill, metric=metric, freeze=self.freeze_patterns)
         return causal(model, table, measure, each=self.each, pairs=isinstance(change, Resample))
 
@@ -143,7 +152,7 @@ ablate = of_data(Ablate)
 
 def _measured(
     model: Transformer, batch: Batch, grid: Grid, fill: StandIns, metric: Metric, freeze: bool
-) -> Steps[Measured]:
+) -> Steps[MeasuredEffects]:
     """The effects of every cell."""
     check_left(fill.change, batch)
     values = (
@@ -185,7 +194,7 @@ class Grid:
     @classmethod
     def of(
         cls,
-        parts: Kind | Sequence[Named | Sequence[Named]],
+        parts: AblatedKind | Sequence[PartName | Sequence[PartName]],
         config: ModelConfig,
         layers: Sequence[int] | None,
         by: Sequence[str] | None,
@@ -247,7 +256,7 @@ def _part(kind: str, layer: int, index: int | None) -> Part:
 
 
 def _named(
-    given: Sequence[Named | Sequence[Named]],
+    given: Sequence[PartName | Sequence[PartName]],
     config: ModelConfig,
     layers: Sequence[int] | None,
     by: Sequence[str] | None,

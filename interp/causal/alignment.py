@@ -50,7 +50,7 @@ from interp.passes.variants import Variant, canonical, layer_of, placed
 if TYPE_CHECKING:
     import xarray as xr
 
-Method = Literal["das", "class means", "pca"]
+AlignMethod = Literal["das", "class means", "pca"]
 """das: learned by gradient descent; class means: the span of their differences; pca: principal components."""
 Null = Literal["random subspace", "permuted variable", "re-initialised model"]
 NULLS: Mapping[str, tuple[Null, ...]] = {
@@ -98,7 +98,7 @@ def align(
     by: Sequence[str] = ("layer", "pos"),
     layers: Sequence[int] | None = None,
     pos: Sequence[int] | None = None,
-    method: Method = "das",
+    method: AlignMethod = "das",
     rank: Count = 1,
     subspace: Subspace | Float[Tensor, "k d"] | None = None,
     labels: tuple[Sequence[int], Sequence[int]] | None = None,
@@ -142,19 +142,23 @@ def align(
     )
     answers = AnswerTokens.of(subject.text, answer, wrong)
     pairs = pairs_of(subject, base, source, answers, prepend_bos=prepend_bos)
-    search = Search(method, rank, descent or Descent(), seed, given, _labels(labels, pairs.own), nulls)
-    cells = Cells.of(subject.transformer.config, pairs, site, by, layers, pos)
+    search = DirectionSearch(
+        method, rank, descent or Descent(), seed, given, _labels(labels, pairs.own), nulls
+    )
+    cells = AlignedCells.of(subject.transformer.config, pairs, site, by, layers, pos)
     with checks_together() as checks:
-        found = search.answered(Runs.of(subject.transformer, cells, pairs, batch_size), held_out, checks)
+        found = search.answered(
+            AlignedRuns.of(subject.transformer, cells, pairs, batch_size), held_out, checks
+        )
     return found if answers is None else noted(found, *answers.notes(pairs.own))
 
 
-Directions = Float[Tensor, "layer cell k d"]
+CellDirections = Float[Tensor, "layer cell k d"]
 """Orthonormal rows for every cell of every layer."""
 
 
 @dataclass(frozen=True)
-class Cells:
+class AlignedCells:
     """The cells that are asked about: the same in every layer."""
 
     site: str
@@ -179,7 +183,7 @@ class Cells:
         by: Sequence[str],
         layers: Sequence[int] | None,
         pos: Sequence[int] | None,
-    ) -> Cells:
+    ) -> AlignedCells:
         """The cells that `align` was asked about, see there."""
         every = site_names(site, config)
         possible, letters = site_dims(every), sites.axes_of(every[0]).split()[1:]
@@ -243,7 +247,7 @@ _LETTERS = {dim: letter for letter, dim in DIMS.items()}
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class SubspaceExchange:
     """x + (s - x) R^T R at one cell of each group of rows, each with an R of its own: `Swap`, differentiable in R."""
 
     into: tuple[Tensor | slice, ...]
@@ -260,11 +264,11 @@ class Exchange:
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class AlignedRuns:
     """A model with pairs of prompts, and what all cells share of their passes without an exchange."""
 
     model: Transformer
-    cells: Cells
+    cells: AlignedCells
     pairs: Contrast
     """`own` are the base prompts, `other` the source prompts; both know the answers."""
     batch_size: int
@@ -274,7 +278,7 @@ class Runs:
     """The sites in the source runs."""
 
     @classmethod
-    def of(cls, model: Transformer, cells: Cells, pairs: Contrast, batch_size: int) -> Runs:
+    def of(cls, model: Transformer, cells: AlignedCells, pairs: Contrast, batch_size: int) -> AlignedRuns:
         """One pass over each prompt. NotFiniteError for NaN or infinity at a site."""
         config = model.config
         cut = [placed(Variant([Edit(name, Zero())]), config, pairs.own.host()) for name in cells.names]
@@ -316,7 +320,7 @@ class Runs:
         here = sent(rows, model.device)
         source = wide(self.source[name][here].expand(groups, *[-1] * self.source[name].ndim))
         into = self.cells.into(places, len(rows), model.device)
-        exchange = Exchange(self.cells.into(places, len(rows), model.device, c), source[into], basis)
+        exchange = SubspaceExchange(self.cells.into(places, len(rows), model.device, c), source[into], basis)
         own = self.pairs.own.rows(rows)
         batch = own.rows(torch.arange(len(rows)).repeat(groups)).to(model.device)
         entering = self.base.entering[start][here].repeat(groups, 1, 1) if start else batch.tokens
@@ -350,7 +354,7 @@ class Runs:
         blocks = config.n_layers - _start(self.model, name)
         return that_fit(self.model, each * (columns - self.first([place])) * rows * blocks)
 
-    def scores(self, test: Int[Tensor, "n"], swapped: Mapping[str, Directions | None]) -> Scores:
+    def scores(self, test: Int[Tensor, "n"], swapped: Mapping[str, CellDirections | None]) -> Scores:
         """Every score of every held-out pair: one sweep per batch and score."""
         places, metrics = self.cells.places, metrics_of(self.pairs.own)
         shape = len(swapped), len(self.cells.names), len(places)
@@ -373,7 +377,7 @@ class Runs:
 
 
 def _change(
-    values: Float[Tensor, "b *axes d"], directions: Directions | None, layer: int, cell: int
+    values: Float[Tensor, "b *axes d"], directions: CellDirections | None, layer: int, cell: int
 ) -> Set | Swap:
     """The source run's values put at a cell, along its directions or whole; directions: on the host."""
     return Set(values) if directions is None else Swap(directions[layer, cell], values)
@@ -390,10 +394,10 @@ class Scores:
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class DirectionSearch:
     """How directions are found; `align` says what each field means."""
 
-    method: Method
+    method: AlignMethod
     rank: int
     descent: Descent
     seed: int
@@ -417,12 +421,12 @@ class Search:
                     f"{self._name!r} has the nulls {', '.join(self._known)}, not {null!r}; {nearest(null, self._known)}"
                 )
 
-    def answered(self, runs: Runs, held_out: float | Sequence[bool], checks: Checks) -> xr.Dataset:
+    def answered(self, runs: AlignedRuns, held_out: float | Sequence[bool], checks: Checks) -> xr.Dataset:
         """The result of `align`; checks: what is looked at with the scores."""
         train, test = _split(held_out, len(runs.pairs.own), self.seed, trained=self.subspace is None)
         wanted = [null for null in self._known if self.nulls is None or null in self.nulls]
         found, permuted = self.found(runs, train, permuted="permuted variable" in wanted)
-        swapped: dict[str, Directions | None] = {"found": found, "whole state": None}
+        swapped: dict[str, CellDirections | None] = {"found": found, "whole state": None}
         if "random subspace" in wanted:
             swapped["random subspace"] = self.random(runs, found.shape[-2])
         if permuted is not None:
@@ -458,8 +462,8 @@ class Search:
         return NULLS[self._name]
 
     def found(
-        self, runs: Runs, train: Int[Tensor, "n"], *, permuted: bool = False
-    ) -> tuple[Directions, Directions | None]:
+        self, runs: AlignedRuns, train: Int[Tensor, "n"], *, permuted: bool = False
+    ) -> tuple[CellDirections, CellDirections | None]:
         """The directions of every cell, and those for the variable permuted over the training pairs."""
         orders = [torch.arange(len(train))]
         if permuted:
@@ -472,14 +476,14 @@ class Search:
         both = torch.stack(layers, 1)
         return both[0], both[1] if permuted else None
 
-    def random(self, runs: Runs, rank: int) -> Directions:
+    def random(self, runs: AlignedRuns, rank: int) -> CellDirections:
         """As many random directions in every cell."""
         drawn = [self._drawn(runs, layer, rank, _RANDOM) for layer in range(len(runs.cells.names))]
         return _rows(torch.stack(drawn))
 
     def _of_layer(
         self,
-        runs: Runs,
+        runs: AlignedRuns,
         layer: int,
         name: str,
         train: Int[Tensor, "n"],
@@ -504,7 +508,12 @@ class Search:
         )
 
     def _direct(
-        self, runs: Runs, name: str, place: tuple[int, ...], train: Int[Tensor, "n"], order: Int[Tensor, "n"]
+        self,
+        runs: AlignedRuns,
+        name: str,
+        place: tuple[int, ...],
+        train: Int[Tensor, "n"],
+        order: Int[Tensor, "n"],
     ) -> Float[Tensor, "k d"]:
         """The directions of one cell that no gradient finds."""
         states = [found[0].double() for found in runs.states(name, [place], train)]
@@ -519,7 +528,7 @@ class Search:
 
     def _learned(
         self,
-        runs: Runs,
+        runs: AlignedRuns,
         layer: int,
         train: Int[Tensor, "n"],
         orders: Sequence[Int[Tensor, "n"]],
@@ -548,7 +557,7 @@ class Search:
 
     def _descent(
         self,
-        runs: Runs,
+        runs: AlignedRuns,
         name: str,
         places: Sequence[tuple[int, ...]],
         start: Float[Tensor, "g d k"],
@@ -573,7 +582,7 @@ class Search:
         check(weight.isfinite().all(), partial(NotFiniteError, unlike))
         return _rows(weight.detach())
 
-    def _drawn(self, runs: Runs, layer: int, rank: int, purpose: int) -> Float[Tensor, "cell d k"]:
+    def _drawn(self, runs: AlignedRuns, layer: int, rank: int, purpose: int) -> Float[Tensor, "cell d k"]:
         """Random matrices, each cell's from its own seed: whatever else is asked about changes none."""
         width, model = runs.source[runs.cells.names[layer]].shape[-1], runs.model
         drawn = [
@@ -737,9 +746,9 @@ def _orders(count: int, size: int, steps: int, seed: int) -> Iterator[Int[Tensor
 
 
 def _result(
-    runs: Runs,
+    runs: AlignedRuns,
     parts: Sequence[Scores],
-    found: Directions,
+    found: CellDirections,
     test: Int[Tensor, "n"],
     about: Mapping[str, str | int | float],
 ) -> xr.Dataset:

@@ -23,15 +23,15 @@ from interp.causal.contrast import Contrast, Direction, site_names
 from interp.causal.effects import (
     COEFFICIENTS,
     Compared,
-    Measured,
-    Table,
+    EffectTable,
+    MeasuredEffects,
     causal,
     dims_asked,
     fisher_z,
     site_coords,
     site_dims,
 )
-from interp.causal.patching import Cells
+from interp.causal.patching import PatchedCells
 from interp.core.boundary import Count
 from interp.core.stats import wide
 from interp.core.transfers import fetched, sent
@@ -126,9 +126,15 @@ class AttributionPatch(Question):
         attrs = {"site": self.site, "direction": self.direction, "order": "first", **rules_attrs(self.rules)}
         coords = site_coords(names, dims, config)
         compared = Compared(self.agreement, self.agreement_prompts) if self.agreement else None
-        table = Table(self.name, dims, coords, metric, model.text, attrs, first_order=True, compared=compared)
+        table = EffectTable(
+            self.name, dims, coords, metric, model.text, attrs, first_order=True, compared=compared
+        )
         measure = partial(
-            _measured, table=table, cells=Cells(names, dims), direction=self.direction, rules=self.rules
+            _measured,
+            table=table,
+            cells=PatchedCells(names, dims),
+            direction=self.direction,
+            rules=self.rules,
         )
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -138,8 +144,13 @@ attribution_patch = of_pairs(AttributionPatch)
 
 @torch.no_grad()
 def _measured(
-    model: Transformer, batch: Batch, table: Table, cells: Cells, direction: Direction, rules: Rules
-) -> Steps[Measured]:
+    model: Transformer,
+    batch: Batch,
+    table: EffectTable,
+    cells: PatchedCells,
+    direction: Direction,
+    rules: Rules,
+) -> Steps[MeasuredEffects]:
     """The estimates for some pairs, by layer, and the metric of their clean and corrupted runs."""
     names, dims, metric, pair = cells.names, cells.dims, table.metric, Contrast.of(batch, direction)
     reads, end = [Read(name) for name in names], Read(final_stream(model.config), grad=True)
@@ -158,14 +169,14 @@ def _measured(
     if table.compared is not None:
         known = table.within_rows(effect, batch)
         beside |= yield from _agreement(own, other, toward, cells, known, table.compared)
-    return Measured(effect, effect != 0, runs, beside)
+    return MeasuredEffects(effect, effect != 0, runs, beside)
 
 
 def _agreement(
     own: Recorded,
     other: Recorded,
     toward: TowardMetric,
-    cells: Cells,
+    cells: PatchedCells,
     estimate: Float[Tensor, "b ..."],
     compared: Compared,
 ) -> Steps[dict[str, Float[Tensor, "b"]]]:
@@ -198,7 +209,11 @@ def _agreement(
 
 
 def _effects(
-    own: Recorded, other: Trace, toward: TowardMetric, cells: Cells, drawn: Mapping[int, Int[Tensor, "some"]]
+    own: Recorded,
+    other: Trace,
+    toward: TowardMetric,
+    cells: PatchedCells,
+    drawn: Mapping[int, Int[Tensor, "some"]],
 ) -> Steps[dict[tuple[int, str], Tensor]]:
     """What patching the cells that were drawn does to each of some rows (`exact`, `changed`), on the host."""
     found: dict[tuple[int, str], Tensor] = {}
@@ -229,7 +244,9 @@ ROUNDED = 8
 """Units of the last place, of the largest number of a cell, by which runs that are alike may differ."""
 
 
-def _unlike(cells: Cells, here: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> Bool[Tensor, "b ..."]:
+def _unlike(
+    cells: PatchedCells, here: Mapping[str, Tensor], there: Mapping[str, Tensor]
+) -> Bool[Tensor, "b ..."]:
     """Whether each cell's values differ between two runs, by more than rounding."""
     found = []
     for name in cells.names:

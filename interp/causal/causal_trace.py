@@ -24,7 +24,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.effects import SIGN, cells_along, check_first_column, moments_of
-from interp.causal.spans import ROLES, Where, roles, spans, within
+from interp.causal.spans import ROLES, SpanPlace, roles, spans, within
 from interp.core.boundary import Count, public
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, wide
@@ -53,7 +53,7 @@ from interp.runs.run import answered
 if TYPE_CHECKING:
     import xarray as xr
 
-Kind = Literal["state", "mlp", "attn"]
+TracedKind = Literal["state", "mlp", "attn"]
 """What is restored: the output of a block, of its MLP (its MLPs), or of its attention (as added to the stream)."""
 Severed = Literal["mlp", "attn"]
 CELLS, TOKENS = ("layer", "role"), ("prompt", "layer", "pos")
@@ -99,12 +99,12 @@ class CausalTrace(Question):
 
     rows_together: ClassVar[int] = 8
 
-    subject: Where | Sequence[Where]
+    subject: SpanPlace | Sequence[SpanPlace]
     """The words whose embeddings are corrupted, one for all prompts or one for each."""
     answer: Answers | None = None
     """The fact's object; None = the answers that the data bring."""
     _: KW_ONLY
-    kind: Kind = "state"
+    kind: TracedKind = "state"
     """What is restored: the output of a layer, its MLP or its attention."""
     window: int | None = None
     """How many MLPs or attentions are restored at once; None = a fifth of the layers, at least one."""
@@ -145,7 +145,7 @@ class CausalTrace(Question):
             )
         metric = answer_probability() if self.metric is None else as_metric(self.metric, model.text)
         answers = _answers(text, self.answer, metric)
-        per_prompt = None if isinstance(self.subject, Where) else len(self.subject)
+        per_prompt = None if isinstance(self.subject, SpanPlace) else len(self.subject)
         counts = {n for n in (per_prompt, None if answers is None else answers.prompts) if n is not None}
         if len(counts) > 1:
             raise ValueError(
@@ -226,7 +226,7 @@ causal_trace = of_data(CausalTrace)
 def subject_spread(
     model: Model,
     data: DataSource | Data,
-    subject: Where | Sequence[Where],
+    subject: SpanPlace | Sequence[SpanPlace],
 ) -> float:
     """The standard deviation over all entries of the token embeddings of the subjects: the sigma of `causal_trace`.
 
@@ -241,15 +241,15 @@ def subject_spread(
     return float(found.value)
 
 
-def _spread(text: Text, subject: Where | Sequence[Where]) -> ByRow:
+def _spread(text: Text, subject: SpanPlace | Sequence[SpanPlace]) -> ByRow:
     """The standard deviation over all entries of the subjects' embeddings."""
     rows = Reading([Read("hook_embed")], partial(_embedded, text=text, subject=subject))
-    per_prompt = None if isinstance(subject, Where) else len(subject)
+    per_prompt = None if isinstance(subject, SpanPlace) else len(subject)
     return ByRow("subject_spread", rows, Rows, _deviation, prompts=per_prompt)
 
 
 def _embedded(
-    trace: Trace, batch: Batch, model: Transformer, text: Text, subject: Where | Sequence[Where]
+    trace: Trace, batch: Batch, model: Transformer, text: Text, subject: SpanPlace | Sequence[SpanPlace]
 ) -> Mapping[str, Tensor]:
     """The entries of each subject's embeddings: how many, their mean, and their summed squared deviations from it."""
     value = trace[Read("hook_embed")].double()
@@ -274,9 +274,9 @@ def _deviation(merged: Partial) -> xr.Dataset:
     return labelled("subject_spread", {"value": ((), (total / (count.sum() - 1)).sqrt())})
 
 
-def _of_rows(subject: Where | Sequence[Where], batch: Batch) -> Where | Sequence[Where]:
+def _of_rows(subject: SpanPlace | Sequence[SpanPlace], batch: Batch) -> SpanPlace | Sequence[SpanPlace]:
     """The subjects of a batch's rows."""
-    if isinstance(subject, Where):
+    if isinstance(subject, SpanPlace):
         return subject
     rows = range(len(batch)) if batch.row is None else batch.row.tolist()
     if max(rows) >= len(subject):

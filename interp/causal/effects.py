@@ -35,9 +35,9 @@ from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig
-from interp.model.edits import Index
+from interp.model.edits import PositionIndex
 from interp.model.layout import each_position
-from interp.model.parts import KINDS, Named, Part, axis_size, is_part
+from interp.model.parts import KINDS, Part, PartName, axis_size, is_part
 from interp.model.sites import DIMS, axes_of
 from interp.model.transformer import Transformer
 from interp.passes import needs
@@ -61,7 +61,7 @@ COLUMN_DIMS = {"pos", "query", "key", "source"}
 
 
 @dataclass(frozen=True, eq=False)
-class Measured:
+class MeasuredEffects:
     """What the interventions of a question do to the metric of some prompts."""
 
     effect: Float[Tensor, "b ..."]
@@ -76,7 +76,9 @@ class Measured:
     """
 
     @classmethod
-    def of(cls, found: Swept, shape: Sequence[int], runs: Mapping[str, Float[Tensor, "b"]]) -> Measured:
+    def of(
+        cls, found: Swept, shape: Sequence[int], runs: Mapping[str, Float[Tensor, "b"]]
+    ) -> MeasuredEffects:
         """What a sweep found, its variants as cells of this shape."""
         effect, changed = (
             x.mT.unflatten(1, shape) if shape else x[0] for x in (found.values - found.base, found.changed)
@@ -84,7 +86,9 @@ class Measured:
         return cls(effect, changed, runs)
 
     @classmethod
-    def joined(cls, parts: Sequence[Measured], order: Int[Tensor, "b"] | None = None) -> Measured:
+    def joined(
+        cls, parts: Sequence[MeasuredEffects], order: Int[Tensor, "b"] | None = None
+    ) -> MeasuredEffects:
         """The measurements of several groups of prompts together, in this order of their rows."""
 
         def rows(values: Iterable[Tensor]) -> Tensor:
@@ -96,7 +100,7 @@ class Measured:
         return cls(rows(part.effect for part in parts), rows(part.changed for part in parts), runs, beside)
 
 
-Measure = Callable[[Transformer, Batch], Steps[Measured]]
+InterventionMeasure = Callable[[Transformer, Batch], Steps[MeasuredEffects]]
 """From a model and some prompts (with their corrupted ones, where the question compares two runs), step by step, so
 that passes are shared with other questions."""
 
@@ -116,7 +120,7 @@ class Compared:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
+class EffectTable:
     """How the effects of one question are labelled."""
 
     name: str
@@ -145,7 +149,7 @@ class Table:
         text: Text,
         attrs: Mapping[str, str | int | float],
         known: Bool[Tensor, "sender receiver"] | None = None,
-    ) -> Table:
+    ) -> EffectTable:
         """The table of the edges of a graph, whose effects are 0 where there is no edge; exact, or by a gradient.
 
         attrs: how they were measured, `method` and `direction` among it. known: which edges were, None = all.
@@ -179,7 +183,12 @@ class Table:
 
 
 def causal(
-    model: Subject, table: Table, measure: Measure, *, each: bool = True, pairs: bool = False
+    model: Subject,
+    table: EffectTable,
+    measure: InterventionMeasure,
+    *,
+    each: bool = True,
+    pairs: bool = False,
 ) -> ByRow:
     """The analysis of a causal question: sweeps per batch, and the one table of effects.
 
@@ -201,13 +210,13 @@ def swept(
     variants: Sequence[Variant],
     shape: Sequence[int] = (-1,),
     common: Variant | None = None,
-) -> Steps[Measured]:
+) -> Steps[MeasuredEffects]:
     """The effects of one sweep's variants, as cells of this shape; a metric that compares (KL) compares with the run
     without them. Corrupted prompts that the rows bring have no part in it.
     """
     batch = batch if batch.corrupt is None else batch.pair()[0]
     found = yield from needs.swept(batch, variants, metric, common=common)
-    return Measured.of(found, shape, {"base": found.base})
+    return MeasuredEffects.of(found, shape, {"base": found.base})
 
 
 def check_one_length(batch: Batch, what: str, otherwise: str = "") -> None:
@@ -229,7 +238,7 @@ def check_first_column(batch: Batch, what: str) -> None:
         )
 
 
-def cells_along(dim: str, batch: Batch, size: int) -> Sequence[Index]:
+def cells_along(dim: str, batch: Batch, size: int) -> Sequence[PositionIndex]:
     """The indices of every cell along a dim of so many: those of positions leave out the rows that are shorter."""
     if dim not in COLUMN_DIMS:
         return range(size)
@@ -247,7 +256,9 @@ def moments_of(merged: Partial, kind: type[Moments] = Moments) -> Mapping[str, M
     return merged.moments
 
 
-def _rows(model: Transformer, batch: Batch, measure: Measure, table: Table, each: bool) -> Steps[Values]:
+def _rows(
+    model: Transformer, batch: Batch, measure: InterventionMeasure, table: EffectTable, each: bool
+) -> Steps[Values]:
     """The effects of every row, the metric of its runs, and its tokens."""
     if table.columns:
         check_first_column(batch, f"effects by {', '.join(table.columns)}")
@@ -270,7 +281,7 @@ def _not_finite(runs: Mapping[str, Tensor], metric: Metric) -> NotFiniteError | 
     return None
 
 
-def _finish(merged: Partial, table: Table) -> xr.Dataset:
+def _finish(merged: Partial, table: EffectTable) -> xr.Dataset:
     every = dict(moments_of(merged, MaskedMoments if table.columns else Moments))
     effect, changed = (every.pop(name) for name in ("effect", "changed"))
     total = every.pop(TOTAL, None)
@@ -348,7 +359,7 @@ def _said(found: Float[Tensor, "coefficient"], compared: Compared) -> str:
 TINY = torch.finfo(torch.float64).tiny
 
 
-def _unconverged(error: float, table: Table) -> list[str]:
+def _unconverged(error: float, table: EffectTable) -> list[str]:
     """What is said of scores that do not sum to what they integrate."""
     if error <= ACCEPTED_MISS:
         return []
@@ -379,7 +390,7 @@ def _doubts(pearson: Moments, compared: Compared) -> list[str]:
     ]
 
 
-def _check_differing(rows: Mapping[str, Tensor], table: Table) -> None:
+def _check_differing(rows: Mapping[str, Tensor], table: EffectTable) -> None:
     """ValueError for two runs that are alike in every prompt."""
     if "clean" in rows and bool((rows["clean"] == rows["corrupt"]).all()):
         raise ValueError(
@@ -389,7 +400,7 @@ def _check_differing(rows: Mapping[str, Tensor], table: Table) -> None:
 
 
 def _normalised(
-    effect: Float[Tensor, "..."], runs: Mapping[str, Moments], table: Table, each: Moments | None
+    effect: Float[Tensor, "..."], runs: Mapping[str, Moments], table: EffectTable, each: Moments | None
 ) -> Float[Tensor, "..."]:
     """(patched - corrupt) / (clean - corrupt) of the mean metrics: 0 = like the corrupted run, 1 = like the clean.
 
@@ -434,7 +445,7 @@ def dims_asked(by: Sequence[str], possible: Sequence[str], what: str) -> tuple[s
     return tuple(dim for dim in possible if dim in by)
 
 
-def listed(given: Named | Sequence[Named]) -> list[Named]:
+def listed(given: PartName | Sequence[PartName]) -> list[PartName]:
     """The parts that are meant: one, or those of a list."""
     return [given] if is_part(given) else list(given)  # type: ignore[arg-type]
 
@@ -478,7 +489,7 @@ def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -
 
 
 @dataclass(frozen=True)
-class Agreement:
+class RankAgreement:
     """Two rankings of the same things compared."""
 
     rank_correlation: float
@@ -498,7 +509,7 @@ class Agreement:
 
 
 @public()
-def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, top: int) -> Agreement:
+def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, top: int) -> RankAgreement:
     """How well two tensors of effects agree in rank and in their largest; cells that are NaN in both do not count.
 
     Errors: ValueError for other shapes, for cells that only one of them has, or for a `top` outside 1 to n.
@@ -523,7 +534,7 @@ def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, to
     correlation = float(spearman(ours, theirs)) if n > 1 else float("nan")
     largest = torch.tensor(sorted(tops[1]))
     same = float((ours[largest].sign() == theirs[largest].sign()).double().mean())
-    return Agreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
+    return RankAgreement(correlation, len(tops[0] & tops[1]) / top, same, top, n)
 
 
 FEWEST_CORRELATIONS = 16

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.ablation import chosen, chosen_layers
-from interp.causal.effects import Measured, Table, causal, check_first_column, dims_asked, swept
+from interp.causal.effects import EffectTable, MeasuredEffects, causal, check_first_column, dims_asked, swept
 from interp.causal.spans import rows_of_mask
 from interp.core.transfers import fetched
 from interp.data.batch import Batch
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     pass
 
 T = TypeVar("T")
-Columns = Sequence[int] | Bool[Tensor, "prompt p"]
+ColumnChoice = Sequence[int] | Bool[Tensor, "prompt p"]
 """The same tokens of every prompt, negative from its end, or a mask that says which columns of each."""
-Layout = tuple[tuple[int, ...], tuple[int, ...]]
+SightLayout = tuple[tuple[int, ...], tuple[int, ...]]
 """The columns of the queries and of the keys in one prompt."""
 DIMS = ("layer", "head", "query", "key")
 
@@ -69,9 +69,9 @@ class KnockOut(Question):
         ('layer', 'key')
     """
 
-    queries: Columns
+    queries: ColumnChoice
     """The tokens that read: of every prompt alike, or a mask `[prompt, pos]`."""
-    keys: Columns
+    keys: ColumnChoice
     """The tokens that they cannot attend to."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
@@ -102,7 +102,7 @@ class KnockOut(Question):
         masks = [len(columns) for columns in (self.queries, self.keys) if isinstance(columns, Tensor)]
         if masks and {"query", "key"} & set(cuts.by):
             raise ValueError("cuts by query or key require columns that are alike in all prompts, got a mask")
-        table = Table(
+        table = EffectTable(
             self.name, cuts.by, cuts.coords(self.queries, self.keys), metric, model.text,
             {"intervention": "attention scores = -inf", "window": self.window},
         )  # fmt: skip
@@ -143,7 +143,7 @@ class Cuts:
         starts = [layer - self.window // 2 for layer in self.layers]
         return [list(range(max(0, s), min(self.config.n_layers, s + self.window))) for s in starts]
 
-    def coords(self, queries: Columns, keys: Columns) -> dict[str, object]:
+    def coords(self, queries: ColumnChoice, keys: ColumnChoice) -> dict[str, object]:
         """The labels of every dim; heads that are cut singly have their names."""
         possible = {"layer": self.layers, "head": self.heads, "query": queries, "key": keys}
         found: dict[str, object] = {dim: list(possible[dim]) for dim in self.by}
@@ -180,12 +180,12 @@ def _split(items: Sequence[T], singly: bool) -> list[Sequence[T]]:
 
 
 def _measured(
-    model: Transformer, batch: Batch, cuts: Cuts, queries: Columns, keys: Columns, metric: Metric
-) -> Steps[Measured]:
+    model: Transformer, batch: Batch, cuts: Cuts, queries: ColumnChoice, keys: ColumnChoice, metric: Metric
+) -> Steps[MeasuredEffects]:
     """The effects in every prompt; those with the same columns share a sweep."""
     check_first_column(batch, "queries and keys")
     both = (_columns(queries, batch, "query"), _columns(keys, batch, "key"))
-    layouts: list[Layout] = list(zip(*both, strict=True))
+    layouts: list[SightLayout] = list(zip(*both, strict=True))
     yield from check_sight(model, batch, cuts, layouts)
     rows = {
         each: [i for i, layout in enumerate(layouts) if layout == each] for each in dict.fromkeys(layouts)
@@ -201,10 +201,10 @@ def _measured(
     for layout, some in rows.items():
         own = batch if len(rows) == 1 else batch.rows(torch.tensor(some))
         parts.append((yield from swept(own, metric, cuts.variants(*layout), shape)))
-    return Measured.joined(parts, torch.tensor([i for some in rows.values() for i in some]).argsort())
+    return MeasuredEffects.joined(parts, torch.tensor([i for some in rows.values() for i in some]).argsort())
 
 
-def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[Layout]) -> Steps[None]:
+def check_sight(model: Transformer, batch: Batch, cuts: Cuts, layouts: Sequence[SightLayout]) -> Steps[None]:
     """ValueError for a query to which a cut would leave no key; in models with sinks the sink takes what is left.
 
     Sight is read in the pass that the sweep departs from, where all rows are cut alike.
@@ -236,7 +236,7 @@ def _finite(scores: Float[Tensor, "b h q k"]) -> Bool[Tensor, "b q k"]:
     return scores[:, 0].isfinite()
 
 
-def _columns(given: Columns, batch: Batch, what: str) -> list[tuple[int, ...]]:
+def _columns(given: ColumnChoice, batch: Batch, what: str) -> list[tuple[int, ...]]:
     """The columns of each prompt."""
     if isinstance(given, Tensor):
         mask = rows_of_mask(given, batch, f"{what} columns")

@@ -18,7 +18,15 @@ import numpy as np
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction, site_names
-from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, site_coords, site_dims
+from interp.causal.effects import (
+    EffectTable,
+    MeasuredEffects,
+    causal,
+    cells_along,
+    dims_asked,
+    site_coords,
+    site_dims,
+)
 from interp.core.boundary import nearest, public
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
@@ -90,10 +98,10 @@ class Patch(Question):
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch of pairs."""
         config, metric = model.transformer.config, as_metric(self.metric, model.text)
-        cells = Cells.of(self.site, self.by, config)
+        cells = PatchedCells.of(self.site, self.by, config)
         coords = site_coords(cells.names, cells.dims, config)
         attrs = {"site": self.site, "direction": self.direction}
-        table = Table(self.name, cells.dims, coords, metric, model.text, attrs)
+        table = EffectTable(self.name, cells.dims, coords, metric, model.text, attrs)
         measure = partial(_measured, cells=cells, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -102,7 +110,7 @@ patch = of_pairs(Patch)
 
 
 @dataclass(frozen=True)
-class Cells:
+class PatchedCells:
     """Which cells of which sites make one variant each."""
 
     names: tuple[str, ...]
@@ -111,7 +119,7 @@ class Cells:
     """What tells variants apart, `layer` first."""
 
     @classmethod
-    def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> Cells:
+    def of(cls, site: str, by: Sequence[str] | None, config: ModelConfig) -> PatchedCells:
         """The cells that `patch` was asked for, see there."""
         names = site_names(site, config)
         possible = site_dims(names)
@@ -153,8 +161,8 @@ def _usual(name: str, possible: Sequence[str]) -> tuple[str, ...]:
 
 
 def _measured(
-    model: Transformer, batch: Batch, cells: Cells, metric: Metric, direction: Direction
-) -> Steps[Measured]:
+    model: Transformer, batch: Batch, cells: PatchedCells, metric: Metric, direction: Direction
+) -> Steps[MeasuredEffects]:
     """The effect of every cell in every pair."""
     pair = Contrast.of(batch, direction)
     reads = [Read(name) for name in cells.names]
@@ -165,7 +173,7 @@ def _measured(
     clean = given.home(metric) if metric.compares and direction == "denoise" else None
     found = yield from needs.swept(pair.own, variants, metric, reference=clean)
     other = given.value(metric, found.reference if metric.compares else None)
-    return Measured.of(found, shape, pair.runs(found.base, other))
+    return MeasuredEffects.of(found, shape, pair.runs(found.base, other))
 
 
 _INSIDE = ("z", "q", "k", "v", "pattern")

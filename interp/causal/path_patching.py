@@ -18,13 +18,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction
-from interp.causal.effects import Measured, Table, causal, cells_along, dims_asked, listed
+from interp.causal.effects import EffectTable, MeasuredEffects, causal, cells_along, dims_asked, listed
 from interp.causal.graph import LOGITS, EdgeGraph, reads_by_qkv
 from interp.core.boundary import nearest
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
-from interp.model.edits import Edit, Index, Set
-from interp.model.parts import Named, Part, as_part
+from interp.model.edits import Edit, PositionIndex, Set
+from interp.model.parts import Part, PartName, as_part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric
@@ -81,10 +81,10 @@ class PathPatch(Question):
         ['L0.resid', 'L0H0']
     """
 
-    receivers: Named | Sequence[Named] = LOGITS
+    receivers: PartName | Sequence[PartName] = LOGITS
     """Inputs of heads and MLPs, or the logits."""
     _: KW_ONLY
-    senders: Sequence[Named] | None = None
+    senders: Sequence[PartName] | None = None
     """Heads, MLPs and the stream that enters layer 0; None = all that come before a receiver."""
     metric: Metric | LogitFunction | None = None
     """None = the logit difference of the answers that the data bring."""
@@ -117,7 +117,7 @@ class PathPatch(Question):
             "held": "other heads, MLPs" if self.freeze_mlps else "other heads",
             "direction": self.direction,
         }
-        table = Table(self.name, dims, coords, metric, model.text, attrs)
+        table = EffectTable(self.name, dims, coords, metric, model.text, attrs)
         how = partial(_measured, routes=routes, metric=metric, direction=self.direction, by_pos="pos" in dims)
         return causal(model, table, how, each=self.each, pairs=True)
 
@@ -139,8 +139,8 @@ class Routes:
     def of(
         cls,
         config: ModelConfig,
-        receivers: Sequence[Named],
-        senders: Sequence[Named] | None = None,
+        receivers: Sequence[PartName],
+        senders: Sequence[PartName] | None = None,
         *,
         freeze_mlps: bool = False,
     ) -> Routes:
@@ -197,7 +197,7 @@ def _graph(config: ModelConfig) -> EdgeGraph:
     )
 
 
-def _node(given: Named, known: Sequence[str], config: ModelConfig, what: str) -> Part:
+def _node(given: PartName, known: Sequence[str], config: ModelConfig, what: str) -> Part:
     """The part of that name among those that send or receive; what an MLP reads goes by the MLP's name."""
     part = as_part(given, config)
     part = Part("mlp", part.layer) if part.kind == "mlp_input" else part
@@ -219,7 +219,7 @@ def _read_by(receiver: Part) -> tuple[str, dict[str, int]]:
 @torch.no_grad()
 def _measured(
     network: Transformer, batch: Batch, routes: Routes, metric: Metric, direction: Direction, by_pos: bool
-) -> Steps[Measured]:
+) -> Steps[MeasuredEffects]:
     return (yield from PathRuns(Contrast.of(batch, direction), routes, by_pos).measured(metric))
 
 
@@ -243,7 +243,7 @@ class PathRuns:
             Read(site) for site in sorted({part.site for part in self.routes.senders} | set(self.routes.held))
         ]
 
-    def measured(self, metric: Metric) -> Steps[Measured]:
+    def measured(self, metric: Metric) -> Steps[MeasuredEffects]:
         """The effect of every sender (sender x position, if by position)."""
         pair, routes = self.pair, self.routes
         here = yield from recorded(pair.own, self.reads, final=True, exact=True)
@@ -259,7 +259,7 @@ class PathRuns:
         changed = found.changed & self._differing(values).to(found.changed.device)
         found = replace(found, values=torch.where(changed, found.values, found.base), changed=changed)
         shape = (len(routes.senders), *[-1] * self.by_pos)
-        return Measured.of(found, shape, pair.runs(found.base, there.value(metric, reference)))
+        return MeasuredEffects.of(found, shape, pair.runs(found.base, there.value(metric, reference)))
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
         """Senders to receivers: each sender's variant, and what is held in every run, below them."""
@@ -283,7 +283,7 @@ class PathRuns:
         ]
 
     @property
-    def _positions(self) -> list[dict[str, Index]]:
+    def _positions(self) -> list[dict[str, PositionIndex]]:
         own = self.pair.own
         return [{"pos": pos} for pos in cells_along("pos", own, own.tokens.shape[1])] if self.by_pos else [{}]
 

@@ -158,7 +158,7 @@ def continuations(model: Model, pairs: Sequence[tuple[str, str]]) -> tuple[Batch
 
 
 @dataclass(frozen=True)
-class Measure:
+class RecallMeasure:
     """How well the tokens of a span are predicted: a score per token, and what becomes of the scores of a prompt."""
 
     unit: str
@@ -197,12 +197,12 @@ def entropies(logits: Float[Tensor, "r n v"], tokens: Int[Tensor, "r n"]) -> Flo
     return torch.special.entr(logits.softmax(-1)).sum(-1)
 
 
-MEASURES: Mapping[str, Measure] = MappingProxyType(
+MEASURES: Mapping[str, RecallMeasure] = MappingProxyType(
     {
-        "exact_match": Measure("share of prompts", hits, whole=True),
-        "token_accuracy": Measure("share of tokens", hits),
-        "loss": Measure("nats per token", losses),
-        "entropy": Measure("nats per token", entropies),
+        "exact_match": RecallMeasure("share of prompts", hits, whole=True),
+        "token_accuracy": RecallMeasure("share of tokens", hits),
+        "loss": RecallMeasure("nats per token", losses),
+        "entropy": RecallMeasure("nats per token", entropies),
     }
 )
 """What `recall` measures."""

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.ablation import chosen_layers
-from interp.causal.effects import Measured, Table, causal, swept
+from interp.causal.effects import EffectTable, MeasuredEffects, causal, swept
 from interp.core.boundary import public
 from interp.data.batch import Batch
 from interp.model.edits import Edit, Set
@@ -92,13 +92,13 @@ class ShortCircuit(Question):
             as_metric(self.metric, model.text),
         )
         attrs, coords = {"intervention": INTERVENTION}, {"part": list(groups)}
-        table = Table(self.name, ("part",), coords, metric, model.text, attrs)
+        table = EffectTable(self.name, ("part",), coords, metric, model.text, attrs)
         return causal(model, table, partial(_measured, groups=groups, metric=metric), each=self.each)
 
 
 def _measured(
     network: Transformer, batch: Batch, groups: Mapping[str, list[int]], metric: Metric
-) -> Steps[Measured]:
+) -> Steps[MeasuredEffects]:
     columns = batch.tokens.shape[1]
     return (yield from swept(batch, metric, variants(groups, network.config.n_heads, columns)))
 

@@ -40,11 +40,11 @@ class Mention:
     """From 0; negative ones count from the end."""
 
 
-Where = str | Mention | range
+SpanPlace = str | Mention | range
 """A word that the prompt holds once, one of several mentions, or a range of the prompt's own tokens, BOS included."""
 
 
-def spans(text: Text, batch: Batch, where: Where | Sequence[Where]) -> Int[Tensor, "b 2"]:
+def spans(text: Text, batch: Batch, where: SpanPlace | Sequence[SpanPlace]) -> Int[Tensor, "b 2"]:
     """The columns of each row's words: the first, and one past the last.
 
     where: one for all rows, or one for each. Words are found anywhere in the text, inside longer words too.
@@ -55,7 +55,7 @@ def spans(text: Text, batch: Batch, where: Where | Sequence[Where]) -> Int[Tenso
         >>> spans(model.text, model.text.batch("The cat sat on the mat"), "mat").tolist()
         [[6, 7]]
     """
-    each = [where] * len(batch) if isinstance(where, Where) else list(where)
+    each = [where] * len(batch) if isinstance(where, SpanPlace) else list(where)
     if len(each) != len(batch):
         raise ValueError(f"one subject per prompt is required, got {len(each)} for {len(batch)} prompts")
     there, batch = batch.tokens.device, batch.host()
@@ -105,7 +105,7 @@ def roles(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b r p"]:
     return torch.stack((*(role & (column < last) for role in earlier), column == last), 1)
 
 
-def _columns(text: Text, ids: list[int], where: Where) -> tuple[int, int]:
+def _columns(text: Text, ids: list[int], where: SpanPlace) -> tuple[int, int]:
     """The tokens of the subject, among the row's own."""
     if isinstance(where, range):
         if where.step != 1 or not 0 <= where.start < where.stop <= len(ids):

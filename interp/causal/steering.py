@@ -29,7 +29,7 @@ from interp.core.viewer import Brief
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.data.stream import prompt_source
-from interp.features.probing import Position, held_out, intervals, logistic, pooled, scores, standard
+from interp.features.probing import ProbePosition, held_out, intervals, logistic, pooled, scores, standard
 from interp.features.sae import SAE
 from interp.model.config import ModelConfig
 from interp.model.edits import Add, Edit
@@ -46,7 +46,7 @@ from interp.runs.functions import of_data, of_weights
 if TYPE_CHECKING:
     import xarray as xr
 
-Method = Literal["mean difference", "pca", "probe", "sae"]
+SteeringMethod = Literal["mean difference", "pca", "probe", "sae"]
 """How a direction is found; `steering` says what each is."""
 STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 """The doses of a curve, unless told otherwise: multiples of the direction."""
@@ -99,9 +99,9 @@ class Steering(Brief, Question):
     _: KW_ONLY
     site: str = "resid_post"
     """The site in every layer, or one by its full name."""
-    method: Method = "mean difference"
+    method: SteeringMethod = "mean difference"
     """How the direction is found."""
-    pos: Position = -1
+    pos: ProbePosition = -1
     """What stands for a prompt: one token, negative from the end, or the mean over its tokens."""
     sae: SAE | None = None
     """The autoencoder of the site, for the method "sae"."""
@@ -114,8 +114,10 @@ class Steering(Brief, Question):
 
     def bind(self, model: Subject) -> Staged:
         """A pass over the prompts of each kind, which stops at the deepest of the sites."""
-        if self.method not in get_args(Method):
-            raise ValueError(f"method must be one of {', '.join(get_args(Method))}, got {self.method!r}")
+        if self.method not in get_args(SteeringMethod):
+            raise ValueError(
+                f"method must be one of {', '.join(get_args(SteeringMethod))}, got {self.method!r}"
+            )
         if not 0 <= self.test_share < 1:
             raise ValueError(f"test_share must be 0, or between 0 and 1, got {self.test_share}")
         _check_count("shuffles", self.shuffles)
@@ -269,7 +271,7 @@ def _separation(
 
 
 def direction(
-    positive: Float[Tensor, "p l d"], negative: Float[Tensor, "q l d"], method: Method
+    positive: Float[Tensor, "p l d"], negative: Float[Tensor, "q l d"], method: SteeringMethod
 ) -> Float[Tensor, "l d"]:
     """The direction from negative to positive states in each layer; `steering` says what each method is.
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from interp.core.boundary import public
 from interp.core.files import write_atomically
 from interp.core.viewer import Brief
-from interp.model.edits import Add, Edit, Index, Project, Swap, orthonormal
+from interp.model.edits import Add, Edit, PositionIndex, Project, Swap, orthonormal
 from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.sites import find
 from interp.passes.observe import Model, as_network
@@ -46,7 +46,7 @@ class Subspace(Brief):
 
     site: str
     directions: Float[Tensor, "k d"]
-    at: Mapping[str, Index] = field(default_factory=dict)
+    at: Mapping[str, PositionIndex] = field(default_factory=dict)
     about: Mapping[str, str | int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,7 +69,7 @@ class Subspace(Brief):
         if own:
             raise ValueError(f"one cell is required: name its {', '.join(map(str, own))}")
         rows = torch.from_numpy(np.atleast_2d(found.directions.values))
-        places: dict[str, Index] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
+        places: dict[str, PositionIndex] = {dim: int(index) for dim, index in cell.items() if dim != "layer"}
         if "column" in result.coords:
             places["pos"] = tuple(result.column.values.tolist())
         said = {name: value for name, value in result.attrs.items() if isinstance(value, str | int | float)}

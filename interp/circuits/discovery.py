@@ -18,7 +18,7 @@ from torch import Tensor
 from interp.causal.contrast import Direction
 from interp.causal.effects import EDGE_DIMS
 from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_attribution import EdgeAttribution, Method, Rule
+from interp.circuits.edge_attribution import EdgeAttribution, EdgeMethod, LineRule
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, computing, connected
 from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_rankings import largest
@@ -38,9 +38,9 @@ from interp.runs.run import answered
 if TYPE_CHECKING:
     import xarray as xr
 
-Scoring = Method | Literal["exact"]
+Scoring = EdgeMethod | Literal["exact"]
 """What scores edges: a method of edge attribution, or their exact effects."""
-Search = Literal["top_n", "threshold", "greedy", "iterative"]
+SearchMethod = Literal["top_n", "threshold", "greedy", "iterative"]
 BLOCK = 0.25
 """The share of the remaining edges that one round of the iterative search tries to drop."""
 SLACK = 0.01
@@ -61,7 +61,7 @@ CANCELLED = 3
 """How many times smaller the mean of an edge's effects must be than their size, for it to count as cancelled."""
 LARGE = 0.1
 """The share of the largest size of any edge's effects that such effects must have to be named."""
-Ask = Callable[[Bool[Tensor, "c sender receiver"]], "xr.Dataset"]
+MaskEvaluation = Callable[[Bool[Tensor, "c sender receiver"]], "xr.Dataset"]
 """From circuits to the answer of `Interchange`."""
 
 
@@ -82,7 +82,7 @@ class FindCircuit(Question):
     """How many are kept, before loose ends are pruned."""
     threshold: float | None = None
     """The least absolute score that is kept, in the metric's unit."""
-    search: Search = "top_n"
+    search: SearchMethod = "top_n"
     """How edges are picked by their scores: top_n, threshold or greedy."""
     replacement: Replacement = "resample"
     """What the edges outside carry, as a note for whoever evaluates the circuit: these searches run none."""
@@ -142,7 +142,7 @@ def find_circuit(
     edges: int | None = None,
     threshold: float | None = None,
     faithfulness: float | None = None,
-    search: Search = "top_n",
+    search: SearchMethod = "top_n",
     replacement: Replacement = "resample",
     reference: Prompts | None = None,
     direction: Direction = "denoise",
@@ -214,7 +214,7 @@ def scoring(
     *,
     metric: Metric | LogitFunction | None = None,
     steps: Count = 5,
-    rule: Rule = "released",
+    rule: LineRule = "released",
     direction: Direction = "denoise",
     each: bool = False,
 ) -> EdgeAttribution | EdgeEffects:
@@ -235,7 +235,7 @@ def score_edges(
     metric: Metric | LogitFunction | None = None,
     method: Scoring = "eap-ig-inputs",
     steps: Count = 5,
-    rule: Rule = "released",
+    rule: LineRule = "released",
     direction: Direction = "denoise",
     each: bool = False,
 ) -> xr.Dataset:
@@ -272,7 +272,7 @@ def backwards(
 
 
 def pruned(
-    ask: Ask, graph: EdgeGraph, n: int, threshold: float | None = None
+    ask: MaskEvaluation, graph: EdgeGraph, n: int, threshold: float | None = None
 ) -> tuple[Bool[Tensor, "sender receiver"], Float[Tensor, "sender receiver"]]:
     """At most n edges that are left when the least needed are dropped round by round, and what dropping each changes.
 
@@ -306,7 +306,7 @@ def pruned(
 
 def _by_scores(
     answer: Callable[[Question], xr.Dataset],
-    ask: Ask,
+    ask: MaskEvaluation,
     graph: EdgeGraph,
     asked: FindCircuit,
     faithfulness: float | None,
@@ -342,7 +342,7 @@ def _by_scores(
 
 
 def _enough(
-    ask: Ask, graph: EdgeGraph, values: Float[Tensor, "s r"], asked: FindCircuit, target: float
+    ask: MaskEvaluation, graph: EdgeGraph, values: Float[Tensor, "s r"], asked: FindCircuit, target: float
 ) -> tuple[Bool[Tensor, "s r"], str]:
     """The fewest edges, of some sizes, that are faithful enough, and a sentence that says why so many."""
     if not 0 < target <= 1:
@@ -380,7 +380,7 @@ def _enough(
     return _picked(graph, values, replace(asked, edges=enough)), why
 
 
-def _faithful(ask: Ask, kept: Bool[Tensor, "c s r"]) -> list[float]:
+def _faithful(ask: MaskEvaluation, kept: Bool[Tensor, "c s r"]) -> list[float]:
     """The share of the metric's difference between all edges and none that each circuit keeps; NaN where that is 0."""
     none = torch.zeros_like(kept[:1])
     full, empty, *found = _means(ask, torch.cat((~none, none, kept))).double().tolist()
@@ -445,7 +445,7 @@ def _of_cancelled(graph: EdgeGraph, table: xr.Dataset, kept: Bool[Tensor, "s r"]
 
 def _of_other_direction(
     answer: Callable[[Question], xr.Dataset],
-    ask: Ask,
+    ask: MaskEvaluation,
     graph: EdgeGraph,
     asked: FindCircuit,
     n: int,
@@ -469,7 +469,7 @@ def _of_other_direction(
 # --- round by round -----------------------------------------------------------------------------------------------
 
 
-def _iterative(ask: Ask, graph: EdgeGraph, asked: FindCircuit, model: str) -> Circuit:
+def _iterative(ask: MaskEvaluation, graph: EdgeGraph, asked: FindCircuit, model: str) -> Circuit:
     """What the iterative search leaves; scores are signed as `direction` says."""
     check_search(graph, asked.search, asked.edges, asked.threshold)
     kept, changes = pruned(ask, graph, asked.edges or 1, asked.threshold)
@@ -482,12 +482,12 @@ def _iterative(ask: Ask, graph: EdgeGraph, asked: FindCircuit, model: str) -> Ci
     return Circuit.of(graph, left, scores, model=model, task=asked.task, protocol=how, notes=notes)
 
 
-def _means(ask: Ask, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, "c"]:
+def _means(ask: MaskEvaluation, kept: Bool[Tensor, "c sender receiver"]) -> Float[Tensor, "c"]:
     """The mean metric of every circuit."""
     return torch.from_numpy(ask(kept).value.values)
 
 
-def _changes(ask: Ask, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, Float[Tensor, "n"]]:
+def _changes(ask: MaskEvaluation, kept: Bool[Tensor, "sender receiver"]) -> tuple[Tensor, Float[Tensor, "n"]]:
     """The edges of a circuit, and the change of the mean metric when each is dropped from it."""
     cells = kept.nonzero()
     here = _means(ask, kept[None])
@@ -533,7 +533,7 @@ def _picked(
     return graph.exists & pick & (values > 0)
 
 
-def check_search(graph: EdgeGraph, search: Search, edges: int | None, threshold: float | None) -> None:
+def check_search(graph: EdgeGraph, search: SearchMethod, edges: int | None, threshold: float | None) -> None:
     """ValueError for a search without its limit, or with that of another one."""
     limits = {"top_n": [(True, False)], "greedy": [(True, False)], "threshold": [(False, True)]}
     given = (edges is not None, threshold is not None)

@@ -18,9 +18,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.causal.contrast import Contrast, Direction
-from interp.causal.effects import MISSED, MOVED, Measured, Table, causal
+from interp.causal.effects import MISSED, MOVED, EffectTable, MeasuredEffects, causal
 from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_scores import START, Change, Gradients, check_edits, edge_scores
+from interp.circuits.edge_scores import START, Gradients, SenderChange, check_edits, edge_scores
 from interp.core.boundary import Count
 from interp.core.stats import wide
 from interp.core.transfers import sent
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 
 ROWS = 32
 """Rows of a differentiated pass, pairs times points of a line, that small batches are packed to."""
-Method = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "clean-corrupted"]
-Rule = Literal["released", "midpoint", "gauss"]
+EdgeMethod = Literal["eap", "eap-ig-inputs", "eap-ig-activations", "clean-corrupted"]
+LineRule = Literal["released", "midpoint", "gauss"]
 
 
 @dataclass(frozen=True)
-class Line:
+class GradientLine:
     """Where on the line from the corrupted run (0) to the clean run (1) the gradient is taken, and how it is averaged.
 
     eap: at the run that is intervened on, whichever it is. clean-corrupted: the mean of both ends. eap-ig-inputs: the
@@ -54,10 +54,10 @@ class Line:
     on, and scores the edges out of it; all heads of a layer move together.
     """
 
-    method: Method = "eap"
+    method: EdgeMethod = "eap"
     steps: Count = 5
     """Points of the integrated methods, equally far apart as in the released code, or by a quadrature rule."""
-    rule: Rule = "released"
+    rule: LineRule = "released"
     """released: k/m, for inputs k = 0 ... m-1, for activations 1 ... m. midpoint, gauss: smaller error per step."""
 
     def __post_init__(self) -> None:
@@ -114,7 +114,7 @@ class EdgeAttribution(Question):
     With enough steps the scores out of the input ("eap-ig-inputs") or out of one sublayer ("eap-ig-activations") sum
     to the exact effect of changing it. `integral_error` in attrs says by how much the former miss it, summed over
     prompts and relative to how far the metric moves; where that is more than .05 a note says so. Points are those of
-    the released code in both directions, a = k/m (`Line`).
+    the released code in both directions, a = k/m (`GradientLine`).
     (That code averages the gradients of all sublayers' lines for every edge instead, which sums to nothing in
     particular.)
     metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
@@ -139,11 +139,11 @@ class EdgeAttribution(Question):
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
     """None = the logit difference of the answers that the data bring."""
-    method: Method = "eap"
-    """Where on the line between the two runs the gradient is taken (`Line`)."""
+    method: EdgeMethod = "eap"
+    """Where on the line between the two runs the gradient is taken (`GradientLine`)."""
     steps: Count = 5
     """Points of the integrated methods."""
-    rule: Rule = "released"
+    rule: LineRule = "released"
     """How these points lie: as in the released code, or by a quadrature rule."""
     direction: Direction = "denoise"
     """denoise: clean values into the corrupted run; noise: the other way round."""
@@ -155,7 +155,7 @@ class EdgeAttribution(Question):
     def bind(self, model: Subject) -> ByRow:
         """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""
         network, metric = under_rules(model.transformer, self.rules), as_metric(self.metric, model.text)
-        line, graph = Line(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
+        line, graph = GradientLine(self.method, self.steps, self.rule), EdgeGraph.of(network.config)
         check_edits(network, gradients=True)
         if metric.compares and self.method == "eap" and self.direction == "noise":
             raise ValueError(
@@ -166,7 +166,7 @@ class EdgeAttribution(Question):
             "method": self.method, "steps": len(line.points()[0]), "rule": self.rule, "direction": self.direction,
             **rules_attrs(self.rules),
         }  # fmt: skip
-        table = Table.of_edges(self.name, graph, metric, model.text, how)
+        table = EffectTable.of_edges(self.name, graph, metric, model.text, how)
         measure = partial(
             _measured, graph=graph, metric=metric, line=line, direction=self.direction, rules=self.rules
         )
@@ -182,21 +182,21 @@ def _measured(
     batch: Batch,
     graph: EdgeGraph,
     metric: Metric,
-    line: Line,
+    line: GradientLine,
     direction: Direction,
     rules: Rules,
-) -> Steps[Measured]:
+) -> Steps[MeasuredEffects]:
     """The scores of some pairs, and the metric of their clean and corrupted runs."""
     size = max(1, max(len(batch), ROWS) // len(line.points()[0]))
     parts = []
     for some in batch.split(size):
         parts.append((yield from _scores(model, Contrast.of(some, direction), metric, line, graph, rules)))
-    return Measured.joined(parts)
+    return MeasuredEffects.joined(parts)
 
 
 def _scores(
-    model: Transformer, pair: Contrast, metric: Metric, line: Line, graph: EdgeGraph, rules: Rules
-) -> Steps[Measured]:
+    model: Transformer, pair: Contrast, metric: Metric, line: GradientLine, graph: EdgeGraph, rules: Rules
+) -> Steps[MeasuredEffects]:
     """The scores of pairs whose points of a line fit into one pass."""
     reads, need, error = (
         _reads(model, graph, line),
@@ -209,22 +209,22 @@ def _scores(
             metric, other.reference(metric)
         )  # a metric that compares has its clean run there
         own = yield from need(pair.own, [*reads, *_everywhere(model)], toward=toward)
-        change = Change.between(own.model, own.trace, other.trace)
+        change = SenderChange.between(own.model, own.trace, other.trace)
         found = edge_scores(graph, change, Gradients.of(own.model, own.trace, line.points()[1]))
         error = own.completeness()
     else:
         own = yield from need(pair.own, reads)
         toward = TowardMetric(metric, pair.runs(own, other)["clean"].reference(metric))
         along = _along_activations if line.method == "eap-ig-activations" else _along_inputs
-        found = yield from along(Runs(pair, own, other, rules), toward, line, graph)
+        found = yield from along(PairedRuns(pair, own, other, rules), toward, line, graph)
     here, there = (run.value(metric, toward.reference) for run in (own, other))
     if line.method == "eap-ig-inputs":
         error = {MISSED: (found[:, 0].sum(-1) - (there - here)).abs(), MOVED: (there - here).abs()}
-    return Measured(found, found != 0, pair.runs(here, there), error)
+    return MeasuredEffects(found, found != 0, pair.runs(here, there), error)
 
 
 @dataclass(frozen=True, eq=False)
-class Runs:
+class PairedRuns:
     """Both runs of some pairs, between which the gradient is taken."""
 
     pair: Contrast
@@ -233,11 +233,13 @@ class Runs:
     rules: Rules
 
     @cached_property
-    def change(self) -> Change:
+    def change(self) -> SenderChange:
         """From the own run to the other one."""
-        return Change.between(self.own.model, self.own.trace, self.other.trace)
+        return SenderChange.between(self.own.model, self.own.trace, self.other.trace)
 
-    def moved(self, site: str, toward: TowardMetric, line: Line, reads: Sequence[Read]) -> Steps[Gradients]:
+    def moved(
+        self, site: str, toward: TowardMetric, line: GradientLine, reads: Sequence[Read]
+    ) -> Steps[Gradients]:
         """The gradients of own runs with a site between its corrupted and clean values."""
         own, (points, weights) = self.pair.own, line.points()
         example = torch.arange(len(own)).repeat_interleave(len(points))
@@ -269,10 +271,10 @@ class Between:
         return torch.lerp(start, end, share).flatten(0, 1).to(value.dtype)
 
 
-def _reads(model: Transformer, graph: EdgeGraph, line: Line) -> tuple[Read, ...]:
+def _reads(model: Transformer, graph: EdgeGraph, line: GradientLine) -> tuple[Read, ...]:
     """What both runs record: senders, and under eap-ig-activations what moves."""
     moving = [each.site for each in _sublayers(graph)] if line.method == "eap-ig-activations" else []
-    return tuple(dict.fromkeys((*Change.reads(model), *map(Read, moving))))
+    return tuple(dict.fromkeys((*SenderChange.reads(model), *map(Read, moving))))
 
 
 def _everywhere(model: Transformer) -> tuple[Read, ...]:
@@ -281,7 +283,7 @@ def _everywhere(model: Transformer) -> tuple[Read, ...]:
 
 
 def _along_inputs(
-    runs: Runs, toward: TowardMetric, line: Line, graph: EdgeGraph
+    runs: PairedRuns, toward: TowardMetric, line: GradientLine, graph: EdgeGraph
 ) -> Steps[Float[Tensor, "b s r"]]:
     """All edges, by the gradients of runs on embeddings between the corrupted and the clean one."""
     gradients = yield from runs.moved(START, toward, line, _everywhere(runs.own.model))
@@ -289,7 +291,7 @@ def _along_inputs(
 
 
 def _along_activations(
-    runs: Runs, toward: TowardMetric, line: Line, graph: EdgeGraph
+    runs: PairedRuns, toward: TowardMetric, line: GradientLine, graph: EdgeGraph
 ) -> Steps[Float[Tensor, "b s r"]]:
     """Edges out of each sublayer by the gradients of own runs in which its output moves."""
     total = None

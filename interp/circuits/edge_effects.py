@@ -15,11 +15,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from interp.causal.contrast import Contrast, Direction
-from interp.causal.effects import Measured, Table, causal
+from interp.causal.effects import EffectTable, MeasuredEffects, causal
 from interp.causal.graph import EdgeGraph
-from interp.circuits.edge_attribution import EdgeAttribution, Method
+from interp.circuits.edge_attribution import EdgeAttribution, EdgeMethod
 from interp.circuits.edge_rankings import largest, worth
-from interp.circuits.edge_scores import Change, check_edits
+from interp.circuits.edge_scores import SenderChange, check_edits
 from interp.circuits.interchange import inputs
 from interp.core.boundary import Count, public
 from interp.core.notes import note
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MANY = 5_000
 """Edges beyond which a call says beforehand that there are so many."""
-PRESELECTING: Method = "eap-ig-inputs"
+PRESELECTING: EdgeMethod = "eap-ig-inputs"
 """The estimate by which the largest edges are found: it sees what a sure softmax hides from a single gradient."""
 
 
@@ -68,7 +68,7 @@ class EdgeEffects(Question):
         check_edits(model.transformer)
         how = {"method": "exact", "direction": self.direction}
         changed = graph.exists if self.edges is None else graph.chosen(self.edges)
-        table = Table.of_edges(self.name, graph, metric, model.text, how, changed)
+        table = EffectTable.of_edges(self.name, graph, metric, model.text, how, changed)
         measure = partial(_measured, graph=graph, asked=changed, metric=metric, direction=self.direction)
         return causal(model, table, measure, each=self.each, pairs=True)
 
@@ -136,9 +136,9 @@ def _measured(
     asked: Bool[Tensor, "sender receiver"],
     metric: Metric,
     direction: Direction,
-) -> Steps[Measured]:
+) -> Steps[MeasuredEffects]:
     """The effects in some pairs, 0 for edges that are not asked for, and the metric of both runs."""
-    pair, reads = Contrast.of(batch, direction), Change.reads(model)
+    pair, reads = Contrast.of(batch, direction), SenderChange.reads(model)
     edited = {edit.site for edit in model.edits}
     read = {each.site: _read(each.site, edited) for each in inputs(model, graph)}
     both = list(dict.fromkeys((*reads, *map(Read, read.values()))))
@@ -146,7 +146,7 @@ def _measured(
     there = yield from recorded(pair.other, reads, final=True, exact=True)
     reference = pair.runs(here, there)["clean"].reference(metric)
     b, p = batch.tokens.shape
-    change = Change.between(model, here.trace, there.trace).vectors(graph, slice(0, b), slice(0, p))
+    change = SenderChange.between(model, here.trace, there.trace).vectors(graph, slice(0, b), slice(0, p))
     found = change.new_zeros(b, *graph.exists.shape)
     changed = torch.zeros_like(found, dtype=torch.bool)
     with tqdm(total=int(asked.sum()), desc="edges", delay=1, leave=False) as bar:
@@ -164,7 +164,7 @@ def _measured(
             changed[:, place[:, 0], receivers.start + place[:, 1]] = done.changed.mT.to(changed)
             bar.update(len(cells))
     runs = pair.runs(*(run.value(metric, reference) for run in (here, there)))
-    return Measured(found, changed, runs)
+    return MeasuredEffects(found, changed, runs)
 
 
 def _read(site: str, edited: set[str]) -> str:

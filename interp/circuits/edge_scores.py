@@ -56,7 +56,7 @@ def check_edits(model: Transformer, *, gradients: bool = False) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class SenderChange:
     """What every sender adds to the stream in another run minus the run itself; heads as z, d_head wide.
 
     The share of a head whose layer norms the sum of its heads (sandwich and output norms) is what the norm makes of its
@@ -80,7 +80,7 @@ class Change:
         return tuple(map(Read, sites))
 
     @classmethod
-    def between(cls, model: Transformer, own: Trace, other: Trace) -> "Change":
+    def between(cls, model: Transformer, own: Trace, other: Trace) -> "SenderChange":
         """The change from the run that is intervened on to the one that the values come from."""
         layers = range(model.config.n_layers)
 
@@ -171,7 +171,7 @@ class Gradients:
 
 @torch.no_grad()
 def edge_scores(
-    graph: EdgeGraph, change: Change, gradients: Gradients, *, first: int = 0, last: int | None = None
+    graph: EdgeGraph, change: SenderChange, gradients: Gradients, *, first: int = 0, last: int | None = None
 ) -> Float[Tensor, "b sender receiver"]:
     """sum_pos change(u) . gradient(v) of every edge from the senders `first` to `last`; 0 where there is none."""
     b, p, d = change.start.shape

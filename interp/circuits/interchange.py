@@ -24,7 +24,7 @@ from torch import Tensor
 from interp.causal.graph import EdgeGraph
 from interp.causal.stand_ins import StandIn, StandIns
 from interp.circuits.edge_circuit import Circuit
-from interp.circuits.edge_scores import START, Change, check_edits
+from interp.circuits.edge_scores import START, SenderChange, check_edits
 from interp.core.boundary import shape_text
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows, over, wide
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-Values = Mapping[Read, Tensor]
+ReadValues = Mapping[Read, Tensor]
 """Answers to `edge_scores.Change.reads`."""
 
 
@@ -63,10 +63,10 @@ def said_by_senders(model: Transformer, batch: Batch) -> dict[str, Float[Tensor,
     own run, so that W_O and the linear part of the norm make a head's share of it; the bias b_O is then one head more,
     whose z is 1 / scale.
     """
-    return said_in(model, observe(model, batch, Change.reads(model), answers_only=True).trace)
+    return said_in(model, observe(model, batch, SenderChange.reads(model), answers_only=True).trace)
 
 
-def said_in(model: Transformer, values: Values) -> dict[str, Float[Tensor, "b p ..."]]:
+def said_in(model: Transformer, values: ReadValues) -> dict[str, Float[Tensor, "b p ..."]]:
     """What every sender adds to the stream in a pass that was recorded, see `said_by_senders`."""
     found = {START: wide(values[Read(START)])}
     for layer in range(model.config.n_layers):
@@ -80,11 +80,11 @@ def nothing_said(model: Transformer) -> dict[str, Float[Tensor, "1 1 ..."]]:
     """Nothing, for all examples and positions; a bias after a norm is no head's, it stays what it is."""
     stream = wide(model.embed.weight[:0]).new_zeros(1, 1, 1)
     z = stream.expand(1, 1, model.config.n_heads)[..., None]
-    sites = [read.site for read in Change.reads(model)]
+    sites = [read.site for read in SenderChange.reads(model)]
     return {site: z if site.endswith("hook_z") else stream for site in sites}
 
 
-def head_outputs(model: Transformer, values: Values, layer: int) -> Float[Tensor, "n p h e"]:
+def head_outputs(model: Transformer, values: ReadValues, layer: int) -> Float[Tensor, "n p h e"]:
     """What the heads of a layer say, see `said_by_senders`."""
     z, post = wide(values[Read(f"blocks.{layer}.attn.hook_z")]), Read(f"blocks.{layer}.ln1_post.hook_scale")
     if post not in values:
@@ -108,7 +108,7 @@ def head_matrices(model: Transformer, layer: int) -> Float[Tensor, "h e d"]:
     return norm.through(out)
 
 
-def mlp_output(values: Values, layer: int) -> Float[Tensor, "n p d"]:
+def mlp_output(values: ReadValues, layer: int) -> Float[Tensor, "n p d"]:
     """What the MLP of a layer adds to the stream."""
     return wide(values[Read(f"blocks.{layer}.hook_mlp_out")])
 
@@ -133,7 +133,7 @@ _LIVE = "what senders say, for gradients"
 _PARTS = "changes of senders, for gradients"
 """Where a pass with gradients keeps what is carried to the stream, sender by sender: once a pass."""
 _CHANGES, _KNOWN = "changes of senders", "how many are known"
-"""Where it keeps replaced - current of every sender so far, carried to the stream, and how many `Said` that is."""
+"""Where it keeps replaced - current of every sender so far, carried to the stream, and how many that is."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -313,7 +313,7 @@ class CircuitPasses:
     def _replaced(self, model: Transformer, batch: Batch) -> Steps[Mapping[str, Tensor]]:
         """What dropped edges carry on some pairs, by the site where their senders are read."""
         if self.replacement == "resample":
-            seen = yield from recorded(batch.pair()[1], Change.reads(model), exact=True)
+            seen = yield from recorded(batch.pair()[1], SenderChange.reads(model), exact=True)
             return said_in(model, seen.trace)
         values = self.fill.values(batch)
         return nothing_said(model) if values is None else values
@@ -409,7 +409,7 @@ def _remembered(value: Tensor, site: str, memory: dict[str, object]) -> Tensor:
     return value
 
 
-class Input(NamedTuple):
+class ReceiverInput(NamedTuple):
     """Receivers whose inputs are one site."""
 
     site: str
@@ -420,21 +420,23 @@ class Input(NamedTuple):
     """The receivers that see the same senders: their corrections are computed together, at the first of their sites."""
 
 
-def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[Input]:
+def inputs(model: Transformer, graph: EdgeGraph) -> Iterator[ReceiverInput]:
     """Every input site, in the order of the pass."""
     for layer in range(graph.n_layers):
         block, first = graph.inputs(layer), graph.inputs(layer).start
         for letter, count in zip("qkv", (graph.n_heads, graph.n_kv_heads, graph.n_kv_heads), strict=True):
-            yield Input(f"blocks.{layer}.hook_{letter}_input", slice(first, first + count), True, block)
+            yield ReceiverInput(
+                f"blocks.{layer}.hook_{letter}_input", slice(first, first + count), True, block
+            )
             first += count
         if graph.mlp:
             mlp = slice(first, first + 1)
-            yield Input(f"blocks.{layer}.hook_mlp_in", mlp, False, mlp)
+            yield ReceiverInput(f"blocks.{layer}.hook_mlp_in", mlp, False, mlp)
     end = slice(len(graph.receivers) - 1, len(graph.receivers))
-    yield Input(final_stream(model.config), end, False, end)
+    yield ReceiverInput(final_stream(model.config), end, False, end)
 
 
-class Said(NamedTuple):
+class KnownSenders(NamedTuple):
     """Senders that are known at one moment of the pass."""
 
     site: str
@@ -463,7 +465,7 @@ class DroppedEdges:
     @property
     def reads(self) -> tuple[Read, ...]:
         """What the pass has to answer."""
-        return Change.reads(self.model)
+        return SenderChange.reads(self.model)
 
     @property
     def edits(self) -> tuple[Edit, ...]:
@@ -480,7 +482,7 @@ class DroppedEdges:
         return partial(self._corrected, where=self._inputs[site], said=said, memory=memory)
 
     @cached_property
-    def _inputs(self) -> Mapping[str, Input]:
+    def _inputs(self) -> Mapping[str, ReceiverInput]:
         """The inputs that differ from the ordinary pass's in some circuit."""
         every = inputs(self.model, self.graph)
         return MappingProxyType({each.site: each for each in every if any(self._into[each.block])})
@@ -496,16 +498,18 @@ class DroppedEdges:
         return self.dropped.any(0).any(1).tolist()
 
     @cached_property
-    def _said(self) -> tuple[Said, ...]:
+    def _said(self) -> tuple[KnownSenders, ...]:
         """The senders that speak together, in the order of the pass."""
-        found = [Said(START, None, slice(0, 1), slice(0, 1))]
+        found = [KnownSenders(START, None, slice(0, 1), slice(0, 1))]
         for layer in range(self.graph.n_layers):
             heads, first, z = self.graph.heads(layer), found[-1].rows.stop, f"blocks.{layer}.attn.hook_z"
-            found.append(Said(z, layer, heads, slice(first, first + self.replaced[z].shape[2])))
+            found.append(KnownSenders(z, layer, heads, slice(first, first + self.replaced[z].shape[2])))
             if self.graph.mlp:
                 first, mlp = found[-1].rows.stop, self.graph.mlp_sender(layer)
                 found.append(
-                    Said(f"blocks.{layer}.hook_mlp_out", layer, slice(mlp, mlp + 1), slice(first, first + 1))
+                    KnownSenders(
+                        f"blocks.{layer}.hook_mlp_out", layer, slice(mlp, mlp + 1), slice(first, first + 1)
+                    )
                 )
         return tuple(found)
 
@@ -520,7 +524,9 @@ class DroppedEdges:
         like = self.replaced[START]
         return sent(torch.cat(found, 1).to(like.dtype), like.device)
 
-    def _corrected(self, x: Tensor, where: Input, said: Values, memory: dict[str, object]) -> Tensor:
+    def _corrected(
+        self, x: Tensor, where: ReceiverInput, said: ReadValues, memory: dict[str, object]
+    ) -> Tensor:
         """What these inputs are in the circuits."""
         if where.receivers.start == where.block.start:
             memory[_HELD] = self._correction(where.block, said, memory)
@@ -530,7 +536,7 @@ class DroppedEdges:
         return x + rearrange(added, "c v b p d -> (c b) p v d" if where.heads else "c 1 b p d -> (c b) p d")
 
     def _correction(
-        self, receivers: slice, said: Values, memory: dict[str, object]
+        self, receivers: slice, said: ReadValues, memory: dict[str, object]
     ) -> Float[Tensor, "c v b p d"]:
         """The sum over dropped senders of (replaced - current)."""
         visible = int(self.graph.visible[receivers.start])
@@ -556,7 +562,7 @@ class DroppedEdges:
         of_circuit = rearrange(changes, "s c b p d -> c s (b p d)")
         return (self._shares[:, : len(changes), receivers].mT @ of_circuit).unflatten(-1, changes.shape[2:])
 
-    def _write(self, each: Said, said: Values, out: Float[Tensor, "s c b p d"]) -> None:
+    def _write(self, each: KnownSenders, said: ReadValues, out: Float[Tensor, "s c b p d"]) -> None:
         """What some senders' share of the stream changes by, written in its place: once a pass."""
         if not any(self._out_of[each.senders]):
             out.zero_()
@@ -566,14 +572,16 @@ class DroppedEdges:
             change, matrices = self._heads(each, said)
             torch.bmm(rearrange(change, "c b p h e -> h (c b p) e"), matrices, out=out.flatten(1, 3))
 
-    def _said_by(self, each: Said, said: Values) -> Float[Tensor, "s c b p d"]:
+    def _said_by(self, each: KnownSenders, said: ReadValues) -> Float[Tensor, "s c b p d"]:
         """What some senders' share of the stream changes by, for gradients."""
         if each.layer is None or not each.site.endswith("hook_z"):
             return self._change(each.site, said[Read(each.site)])[None]
         change, matrices = self._heads(each, said)
         return torch.einsum("cbphe,hed->hcbpd", change, matrices)
 
-    def _heads(self, each: Said, said: Values) -> tuple[Float[Tensor, "c b p h e"], Float[Tensor, "h e d"]]:
+    def _heads(
+        self, each: KnownSenders, said: ReadValues
+    ) -> tuple[Float[Tensor, "c b p h e"], Float[Tensor, "h e d"]]:
         """What the heads of a layer say differently, and what carries it to the stream."""
         assert each.layer is not None
         width = each.rows.stop - each.rows.start

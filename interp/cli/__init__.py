@@ -43,18 +43,18 @@ class Command(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class CommandEntry:
     """One command: what it does, as its own help says it, and what makes it."""
 
     says: str
     make: Callable[[], type]
 
 
-def _made(says: str, module: str, name: str) -> Entry:
-    return Entry(says, lambda: cast("type", getattr(import_module(f"interp.cli.{module}"), name)))
+def _made(says: str, module: str, name: str) -> CommandEntry:
+    return CommandEntry(says, lambda: cast("type", getattr(import_module(f"interp.cli.{module}"), name)))
 
 
-def _asks(says: str, wing: str, record: str, **usual: object) -> Entry:
+def _asks(says: str, wing: str, record: str, **usual: object) -> CommandEntry:
     """The command that asks a question, with other defaults than those of its record."""
 
     def make() -> type:
@@ -62,10 +62,10 @@ def _asks(says: str, wing: str, record: str, **usual: object) -> Entry:
 
         return asking(getattr(import_module(f"interp.{wing}"), record), says=says, **usual)  # type: ignore[arg-type]
 
-    return Entry(says, make)
+    return CommandEntry(says, make)
 
 
-ASKED: Mapping[str, Entry] = MappingProxyType(
+ASKED: Mapping[str, CommandEntry] = MappingProxyType(
     {
         "heads": _asks(
             "Print what every head does on repeated tokens, in sentences, and by its weights.", "attention", "Heads",
@@ -109,12 +109,12 @@ ASKED: Mapping[str, Entry] = MappingProxyType(
     }
 )  # fmt: skip
 """The questions that have a command."""
-COMMANDS: Mapping[str, Entry] = MappingProxyType(
+COMMANDS: Mapping[str, CommandEntry] = MappingProxyType(
     {
         "report": _made(
             "Say what was found for one prompt and write its page: HTML that opens from disk, every table as CSV, "
             "run.json.",
-            "commands", "Report",
+            "commands", "ReportCommand",
         ),
         "serve": _made(
             "Serve the live page of a model on this machine: type, edit by a click, and watch. Ctrl-C ends it.",
@@ -132,7 +132,7 @@ COMMANDS: Mapping[str, Entry] = MappingProxyType(
         ),
         "circuit": _made(
             "Find the edges that carry a generated task, and print how much of the answer they keep on other prompts.",
-            "fitted", "Circuit",
+            "fitted", "CircuitCommand",
         ),
         "graph": _made(
             "Draw an attribution graph, of Neuronpedia, circuit-tracer or a report of ours, as a page that opens "

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, 
 
 import tyro
 
-from interp.cli.opening import OfModel
+from interp.cli.opening import ModelCommand
 from interp.core.boundary import hints_of
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
@@ -53,7 +53,7 @@ DATA: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking(OfModel):
+class Asking(ModelCommand):
     """What every such command has besides the fields of its question."""
 
     question: ClassVar[type[Question]]

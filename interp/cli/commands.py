@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from interp.cli.opening import Common, OfModel
+from interp.cli.opening import Common, ModelCommand
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from interp.hooked import HookedTransformer
-    from interp.pages import Question
+    from interp.pages import ReportQuestion
 
 PROMPT = "When Mary and John went to the store, John gave a drink to"
 """The prompt of a report that is asked for without one: an indirect object, with the repeated name as wrong answer."""
@@ -26,7 +26,7 @@ NEEDED = ("starlette", "uvicorn", "pydantic")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(OfModel):
+class ReportCommand(ModelCommand):
     """Say what was found for one prompt and write its page: HTML that opens from disk, every table as CSV, run.json."""
 
     prompt: str | None = None
@@ -63,29 +63,29 @@ class Report(OfModel):
             print(f"- {one}")
         print(self.out / "index.html")
 
-    def question(self) -> "Question":
+    def question(self) -> "ReportQuestion":
         """The prompt with its answers; the built-in ones only where nothing was given."""
-        from interp.pages import Question
+        from interp.pages import ReportQuestion
 
         if self.prompt is not None:
-            return Question(self.prompt, self.answer, self.wrong, self.corrupt)
+            return ReportQuestion(self.prompt, self.answer, self.wrong, self.corrupt)
         if self.answer is not None or self.wrong is not None:
             raise ValueError("an answer requires a prompt of your own (--prompt), got none")
         if self.corrupt is not None:
             raise ValueError(
                 "a corrupted prompt (--corrupt) requires a prompt of your own (--prompt), got none"
             )
-        return Question(PROMPT, ANSWER, WRONG, CORRUPT)
+        return ReportQuestion(PROMPT, ANSWER, WRONG, CORRUPT)
 
-    def said(self, model: "HookedTransformer", question: "Question") -> "Question":
+    def said(self, model: "HookedTransformer", question: "ReportQuestion") -> "ReportQuestion":
         """The same question about a conversation that the prompt begins."""
-        from interp.pages import Question
+        from interp.pages import ReportQuestion
 
         def told(text: str) -> "Tensor":
             return model.chat([{"role": "user", "content": text}])
 
         corrupt = None if question.corrupt is None else told(question.corrupt)
-        return Question.of(model.text, told(question.prompt), question.answer, question.wrong, corrupt)
+        return ReportQuestion.of(model.text, told(question.prompt), question.answer, question.wrong, corrupt)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Models(Common):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verify(OfModel):
+class Verify(ModelCommand):
     """Measure the numerical contract of a model: every line with its error; exit code 1 if one does not hold."""
 
     def run(self) -> int:
@@ -151,7 +151,7 @@ class Verify(OfModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serve(OfModel):
+class Serve(ModelCommand):
     """Serve the live page of a model on this machine: type, edit by a click, and watch. Ctrl-C ends it."""
 
     prompt: str = PROMPT
@@ -176,7 +176,7 @@ class Serve(OfModel):
         if not 0 <= self.port < 65536:
             raise ValueError(f"--port requires a number from 0 to 65535, got {self.port}")
         from interp.causal import Subspace
-        from interp.serve.app import Subject, serve
+        from interp.serve.app import ServedModel, serve
         from interp.serve.document import Opening
         from interp.serve.session import Session
         from interp.serve.snippet import Origin
@@ -193,7 +193,7 @@ class Serve(OfModel):
         model = self.opened()
         found = [Subspace.load(file, model) for file in self.direction]
         files = {each.site: str(file) for each, file in zip(found, self.direction, strict=True)}
-        subject = Subject(
+        subject = ServedModel(
             Session(model, found),
             Origin(self.model, self.device, self.revision, self.dtype, files),
             begins,

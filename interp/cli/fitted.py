@@ -14,7 +14,7 @@ MOST_PAIRS = 100_000
 """Pairs that are drawn in memory."""
 OF_TABLES = ("checkpoints", "scores", "sort")
 """Options of a question that these commands, which share the rest of them, have no use for."""
-Task = Literal[
+TaskName = Literal[
     "indirect_objects", "greater_than", "facts", "repeated_sequences", "copy", "docstring_arguments"
 ]
 
@@ -23,7 +23,7 @@ Task = Literal[
 class OfTask(Asking):
     """Find the edges that carry a generated task, and print how much of the answer they keep on other prompts."""
 
-    task: Annotated[Task, tyro.conf.Positional]
+    task: Annotated[TaskName, tyro.conf.Positional]
     """Where the pairs of prompts come from."""
     pairs: int = 32
     """Pairs to find the circuit on, and as many others to try it on."""
@@ -71,7 +71,7 @@ class OfTask(Asking):
             print(self.out)
 
 
-Circuit = asking(FindCircuit, OfTask)
+CircuitCommand = asking(FindCircuit, OfTask)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ class Common:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfModel(Opened, Common):
+class ModelCommand(Opened, Common):
     """What every command about a model has."""
 
     model: Annotated[str, tyro.conf.arg(aliases=["-m"])] = "demo-4l"

@@ -20,7 +20,7 @@ from interp.model.config import (
     Position,
     RMSNorm,
     Rotary,
-    Scaling,
+    RotaryScaling,
     YarnScaling,
 )
 
@@ -216,7 +216,7 @@ def _rotary(settings: Settings, d_head: int) -> tuple[Rotary, Rotary]:
     return Rotary(base, width, pairs, scaling), Rotary(local_base, width, pairs, local_scaling)
 
 
-def _scalings(settings: Settings) -> tuple[Scaling | None, Scaling | None]:
+def _scalings(settings: Settings) -> tuple[RotaryScaling | None, RotaryScaling | None]:
     """The scaling rule of the layers without the window, and of those with it."""
     parts = Llama3Scaling(
         settings.real("NTK_by_parts_factor", 8.0),

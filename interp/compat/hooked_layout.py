@@ -7,7 +7,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.core.boundary import shape_text
-from interp.families.spec import Family, Rule, Settings, transposed
+from interp.families.spec import Family, Settings, TensorRule, transposed
 from interp.model.config import MLP, Alibi, LayerNorm, Learned, ModelConfig, MoE, NoNorm
 
 BUFFERS = (r"blocks\.\d+\.attn\.(mask|IGNORE|rotary_sin|rotary_cos|alibi)",)
@@ -123,32 +123,32 @@ def _mlp_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {"W_in": (d, m), "W_out": (m, d), "b_in": (m,), "b_out": (d,), **gate}
 
 
-def _rules(config: ModelConfig) -> Iterator[Rule]:
+def _rules(config: ModelConfig) -> Iterator[TensorRule]:
     block, attn = "blocks.{l}.", "blocks.{l}.attn."
-    yield Rule("embed.weight", ("embed.W_E",))
+    yield TensorRule("embed.weight", ("embed.W_E",))
     if isinstance(config.position, Learned):
-        yield Rule("pos_embed.weight", ("pos_embed.W_pos",))
-    yield Rule("unembed.weight", ("unembed.W_U",), transposed)
+        yield TensorRule("pos_embed.weight", ("pos_embed.W_pos",))
+    yield TensorRule("unembed.weight", ("unembed.W_U",), transposed)
     if config.unembed_bias:
-        yield Rule("unembed.bias", ("unembed.b_U",))
+        yield TensorRule("unembed.bias", ("unembed.b_U",))
     yield from _norm_rules(config)
     for part, name, layout in [("weight", "W", heads_first), ("bias", "b", heads_flat)][
         : 1 + config.qkv_bias
     ]:
-        yield Rule(f"{attn}qkv.{part}", tuple(f"{attn}{name}_{x}" for x in "QKV"), layout)
-    yield Rule(f"{attn}out.weight", (f"{attn}W_O",), heads_last)
+        yield TensorRule(f"{attn}qkv.{part}", tuple(f"{attn}{name}_{x}" for x in "QKV"), layout)
+    yield TensorRule(f"{attn}out.weight", (f"{attn}W_O",), heads_last)
     if config.out_bias:
-        yield Rule(f"{attn}out.bias", (f"{attn}b_O",))
+        yield TensorRule(f"{attn}out.bias", (f"{attn}b_O",))
     if config.sinks:
-        yield Rule(f"{attn}sinks", (f"{attn}sinks",))
+        yield TensorRule(f"{attn}sinks", (f"{attn}sinks",))
     if config.qk_norm is not None:
         for name in ("q_norm", "k_norm"):
-            yield Rule(f"{attn}{name}.norm.weight", (f"{attn}{name}.w",))
+            yield TensorRule(f"{attn}{name}.norm.weight", (f"{attn}{name}.w",))
     assert isinstance(config.mlp, MLP | MoE | None)  # `hooked_export` has refused others
     yield from _mlp_rules(config.mlp, f"{block}mlp.")
 
 
-def _norm_rules(config: ModelConfig) -> Iterator[Rule]:
+def _norm_rules(config: ModelConfig) -> Iterator[TensorRule]:
     """What is `ln1` there norms a sublayer's output in models that norm only those; we call that `ln1_post`."""
     if isinstance(config.norm, NoNorm):
         return
@@ -158,19 +158,19 @@ def _norm_rules(config: ModelConfig) -> Iterator[Rule]:
     names = dict.fromkeys(re.sub(r"^blocks\.\d+", "blocks.{l}", name) for name in norms(config))
     for name in names:
         for mine, theirs in zip(("weight", "bias"), norm_parts(config), strict=False):
-            yield Rule(f"{ours.get(name, name)}.{mine}", (f"{name}.{theirs}",))
+            yield TensorRule(f"{ours.get(name, name)}.{mine}", (f"{name}.{theirs}",))
 
 
-def _mlp_rules(mlp: MLP | MoE | None, at: str) -> Iterator[Rule]:
+def _mlp_rules(mlp: MLP | MoE | None, at: str) -> Iterator[TensorRule]:
     if isinstance(mlp, MoE):
         expert = f"{at}experts.{{x}}."
-        yield Rule(f"{at}router.weight", (f"{at}W_gate.weight",))
-        yield Rule(f"{at}into", (f"{expert}W_gate.weight", f"{expert}W_in.weight"))
-        yield Rule(f"{at}out", (f"{expert}W_out.weight",))
+        yield TensorRule(f"{at}router.weight", (f"{at}W_gate.weight",))
+        yield TensorRule(f"{at}into", (f"{expert}W_gate.weight", f"{expert}W_in.weight"))
+        yield TensorRule(f"{at}out", (f"{expert}W_out.weight",))
     elif mlp is not None:
         joined = ("gate", "in") if mlp.gated else ("in",)
-        yield Rule(f"{at}into.weight", tuple(f"{at}W_{name}" for name in joined), transposed)
-        yield Rule(f"{at}out.weight", (f"{at}W_out",), transposed)
+        yield TensorRule(f"{at}into.weight", tuple(f"{at}W_{name}" for name in joined), transposed)
+        yield TensorRule(f"{at}out.weight", (f"{at}W_out",), transposed)
         if mlp.bias:
-            yield Rule(f"{at}into.bias", tuple(f"{at}b_{name}" for name in joined))
-            yield Rule(f"{at}out.bias", (f"{at}b_out",))
+            yield TensorRule(f"{at}into.bias", tuple(f"{at}b_{name}" for name in joined))
+            yield TensorRule(f"{at}out.bias", (f"{at}b_out",))

@@ -18,7 +18,7 @@ from interp.compat.llama2c_tokenizer import Llama2cTokenizer
 from interp.core.boundary import Device, public
 from interp.core.files import regular
 from interp.families.convert import to_model
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.stored import LiveTensors
 from interp.hooked import HookedTransformer
 from interp.model.config import MLP, MOST_LAYERS, ModelConfig, RMSNorm, Rotary
@@ -154,19 +154,19 @@ def _tensors(file: Path, header: Header) -> Iterator[tuple[str, Tensor]]:
             start += size
 
 
-def _rules(config: ModelConfig) -> tuple[Rule, ...]:
+def _rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     at = "blocks.{l}."
     rules = (
-        Rule("embed.weight", ("embed",)),
-        Rule(f"{at}ln1.weight", ("norm1.{l}",)),
-        Rule(f"{at}attn.qkv.weight", ("wq.{l}", "wk.{l}", "wv.{l}")),
-        Rule(f"{at}attn.out.weight", ("wo.{l}",)),
-        Rule(f"{at}ln2.weight", ("norm2.{l}",)),
-        Rule(f"{at}mlp.into.weight", ("w1.{l}", "w3.{l}")),
-        Rule(f"{at}mlp.out.weight", ("w2.{l}",)),
-        Rule("ln_final.weight", ("final",)),
+        TensorRule("embed.weight", ("embed",)),
+        TensorRule(f"{at}ln1.weight", ("norm1.{l}",)),
+        TensorRule(f"{at}attn.qkv.weight", ("wq.{l}", "wk.{l}", "wv.{l}")),
+        TensorRule(f"{at}attn.out.weight", ("wo.{l}",)),
+        TensorRule(f"{at}ln2.weight", ("norm2.{l}",)),
+        TensorRule(f"{at}mlp.into.weight", ("w1.{l}", "w3.{l}")),
+        TensorRule(f"{at}mlp.out.weight", ("w2.{l}",)),
+        TensorRule("ln_final.weight", ("final",)),
     )
-    return rules if config.tied else (*rules, Rule("unembed.weight", ("unembed",)))
+    return rules if config.tied else (*rules, TensorRule("unembed.weight", ("unembed",)))
 
 
 def _no_config(settings: Settings) -> ModelConfig:

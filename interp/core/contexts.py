@@ -19,14 +19,14 @@ _PLACE = "place in the batch"
 
 
 @dataclass(frozen=True)
-class InContext:
+class TopInContext:
     """A reduction: the lists of `top`, and how the values `along` run around each entry.
 
     along, at: names of values `[n p]` or `[n p c]`, where c are the cells of `top` (which must have one axis of them):
     those along the context, and those of the entry alone. Missing: NaN, -1 for integers. Errors: those of `TopRows`.
 
     Example:
-        >>> rule = InContext(TopRows(1, "neuron", before=1, after=1), ("tokens", "neuron"))
+        >>> rule = TopInContext(TopRows(1, "neuron", before=1, after=1), ("tokens", "neuron"))
         >>> values = {"neuron": torch.tensor([[[1.0], [5.0], [3.0]]]), "tokens": torch.tensor([[7, 8, 9]])}
         >>> rule.of(values, rows=torch.tensor([4])).along["tokens"].tolist()
         [[[7, 8, 9]]]
@@ -36,7 +36,7 @@ class InContext:
     along: tuple[str, ...]
     at: tuple[str, ...] = ()
 
-    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "Examples":
+    def of(self, values: Mapping[str, Tensor], rows: Int[Tensor, "n"] | None = None) -> "ContextExamples":
         """The lists of one batch."""
         n, p = named(values, self.top.value).shape[:2]
         place = torch.arange(n * p, device=values[self.top.value].device).view(n, p)
@@ -45,12 +45,12 @@ class InContext:
         around, entry = found.context, found.context[..., self.top.before : self.top.before + 1]
         kept = {name: _taken(named(values, name), around) for name in self.along}
         kept |= {name: _taken(named(values, name), entry) for name in self.at}
-        return Examples(replace(found, context=None), kept)
+        return ContextExamples(replace(found, context=None), kept)
 
-    def load(self, tensors: Mapping[str, Tensor]) -> "Examples":
+    def load(self, tensors: Mapping[str, Tensor]) -> "ContextExamples":
         """The lists whose `tensors` these are."""
         parts = parted(tensors)
-        return Examples(self._rule.load(parts["top"]), parts["along"])
+        return ContextExamples(self._rule.load(parts["top"]), parts["along"])
 
     @property
     def _rule(self) -> TopRows:
@@ -59,13 +59,13 @@ class InContext:
 
 
 @dataclass(frozen=True, eq=False)
-class Examples:
+class ContextExamples:
     """The lists of every cell, and what runs along each entry."""
 
     top: Extremes
     along: Mapping[str, Shaped[Tensor, "c k w"]]
 
-    def merge(self, other: "Examples") -> "Examples":
+    def merge(self, other: "ContextExamples") -> "ContextExamples":
         """The lists over both parts."""
         number = torch.arange(2 * self.top.rule.k, device=self.top.rows.device)
         first, second = (x.expand_as(self.top.rows)[..., None] for x in number.chunk(2))
@@ -78,7 +78,7 @@ class Examples:
             )
             for name, x in both.items()
         }
-        return Examples(replace(top, context=None), along)
+        return ContextExamples(replace(top, context=None), along)
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything it holds, by name."""

@@ -13,7 +13,7 @@ from interp.core.boundary import shape_text
 from interp.core.stats import wide
 from interp.core.viewer import Viewable
 
-Index = int | slice | Tensor | list[int]
+FactoredIndex = int | slice | Tensor | list[int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,14 +78,14 @@ class FactoredMatrix(Viewable):
             )
         return FactoredMatrix(self.A[index], self.B[index])
 
-    def rows(self, index: Index) -> "FactoredMatrix":
+    def rows(self, index: FactoredIndex) -> "FactoredMatrix":
         """The product with these rows only; one row given as a number stays a row.
 
         `m.rows(i).columns(j)` is a block.
         """
         return FactoredMatrix(self.A[..., _several(index), :], self.B)
 
-    def columns(self, index: Index) -> "FactoredMatrix":
+    def columns(self, index: FactoredIndex) -> "FactoredMatrix":
         """The product with these columns only; one column given as a number stays a column."""
         return FactoredMatrix(self.A, self.B[..., _several(index)])
 
@@ -200,7 +200,7 @@ class FactoredMatrix(Viewable):
         return f"FactoredMatrix({shape_text(self.shape)}, rank <= {self.A.shape[-1]})"
 
 
-def _several(index: Index) -> slice | Tensor | list[int]:
+def _several(index: FactoredIndex) -> slice | Tensor | list[int]:
     """The index with a single number as a list of one, so that the axis stays."""
     if isinstance(index, Tensor) and index.ndim == 0:
         return index[None]

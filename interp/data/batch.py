@@ -20,7 +20,7 @@ from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.model.attention import Memory
-from interp.model.layout import Layout, PerRow, Places, Tokens, several
+from interp.model.layout import Layout, PerRow, Places, TextTokens, several
 from interp.model.transformer import ID_TYPES
 
 Side = Literal["left", "right"]
@@ -385,7 +385,7 @@ class Batch(Brief):
         numbers = self.row if self.documents is None else None
         return Layout(self.keep, self.documents, numbers=numbers, forced=self.forced)
 
-    def tokens_at(self, pos: Places) -> Tokens:
+    def tokens_at(self, pos: Places) -> TextTokens:
         """The tokens of every row (in packed rows: of every text) at one position, at several, or at one of its own.
 
         One for each row (`PerRow`) is one for each prompt, by the numbers of the rows. What is returned is on the host.

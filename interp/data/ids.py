@@ -16,7 +16,7 @@ from interp.core.boundary import nearest, shown
 IDS = "input_ids"
 MASK = "attention_mask"
 TYPES = "token_type_ids"
-Rows = Sequence[Sequence[int]]
+IdRows = Sequence[Sequence[int]]
 
 
 def no_ids(value: Tensor | np.ndarray, axes: Sequence[int]) -> str | None:
@@ -84,11 +84,11 @@ def check_contrast(
 class Encoding:
     """The numbers of what a tokenizer of transformers returned (`BatchEncoding`, or a dict of its keys)."""
 
-    ids: Rows
+    ids: IdRows
     """Token ids, row by row, padding included."""
-    mask: Rows
+    mask: IdRows
     """1 at real tokens, which stand side by side, and 0 at padding."""
-    types: Rows | None
+    types: IdRows | None
     """Token types; None where they are 0 everywhere."""
 
     @classmethod

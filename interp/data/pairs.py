@@ -11,7 +11,7 @@ import torch
 
 from interp.core.boundary import public
 from interp.data.batch import Batch, Prompts, counted, is_prompts
-from interp.data.sources import Data, Example, Rejected, Row, Source, digest_of, open_source
+from interp.data.sources import Data, Example, Rejected, Source, SourceRow, digest_of, open_source
 from interp.data.text import Text
 
 
@@ -121,7 +121,7 @@ class PairedSource:
         """A hash of all rows; None where rows cannot be read twice."""
         return self._digest
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any; rejected if any part is."""
         every = (part.rows(start, stop) for part in self.parts.values())
         for row in zip(*every, strict=False):

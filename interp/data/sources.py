@@ -50,7 +50,7 @@ class Example:
     """The token it is contrasted with."""
 
 
-Row = Plain | Example
+SourceRow = Plain | Example
 """What a source gives for a good row: a text, token ids, or a pair of them."""
 Unit = Literal["line", "paragraph", "file"]
 """What a row of a text file is."""
@@ -80,7 +80,7 @@ class Rejected:
 
 
 @dataclass(frozen=True)
-class Reading:
+class FileReading:
     """How files are read. Errors: ValueError for an unknown unit or encoding, or one with wide line ends."""
 
     field: str = "text"
@@ -104,7 +104,7 @@ class Reading:
             )
 
 
-def usable(row: int, value: object, what: str) -> Row | Rejected:
+def usable(row: int, value: object, what: str) -> SourceRow | Rejected:
     """The text or the token ids that a value is, or why it is neither; `what` names it in the reason."""
     if isinstance(value, Tensor | np.ndarray):
         value = value.tolist()
@@ -172,7 +172,7 @@ class TextFile:
     """A file of texts or of JSON records: where every 256th row begins, and how many there are."""
 
     path: Path
-    reading: Reading
+    reading: FileReading
     records: bool
     """Whether each row is a JSON object with the text in a field."""
     count: int
@@ -182,7 +182,7 @@ class TextFile:
     digest: str
 
     @classmethod
-    def open(cls, path: Path, reading: Reading) -> TextFile:
+    def open(cls, path: Path, reading: FileReading) -> TextFile:
         """The file after one scan.
 
         Errors: ValueError naming the file for one without rows, a mark of another encoding, or NUL bytes (binary, or
@@ -210,7 +210,7 @@ class TextFile:
         """A hash of the contents and of how they are read."""
         return self.digest
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any. Errors: ValueError if the file has changed its size."""
         if start >= self.count:
             return
@@ -225,7 +225,7 @@ class TextFile:
             for row, piece in enumerate(islice(pieces, skip, skip + stop - start), start):
                 yield self._row(row, piece)
 
-    def _row(self, row: int, piece: bytes) -> Row | Rejected:
+    def _row(self, row: int, piece: bytes) -> SourceRow | Rejected:
         if self.records or self.reading.rows != "file":
             piece = piece.removesuffix(b"\r\n" if piece.endswith(b"\r\n") else b"\n")
         try:
@@ -236,7 +236,7 @@ class TextFile:
         return _field(row, text, self.reading.field) if self.records else usable(row, text, "the text")
 
 
-def _field(row: int, line: str, name: str) -> Row | Rejected:
+def _field(row: int, line: str, name: str) -> SourceRow | Rejected:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as cause:
@@ -318,7 +318,7 @@ class TableFile:
     """Where the last reader stopped, to go on there: a row group may be the whole file."""
 
     @classmethod
-    def open(cls, path: Path, reading: Reading) -> TableFile:
+    def open(cls, path: Path, reading: FileReading) -> TableFile:
         """The file after a look at its footer.
 
         Errors: ValueError naming the file for one that is not Parquet, has no rows, or lacks the column.
@@ -363,7 +363,7 @@ class TableFile:
         """A hash of the contents and of how they are read; the first call reads the file."""
         return self._digest
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any."""
         stop = min(stop, self.count)
         if start >= stop:
@@ -390,7 +390,7 @@ class TableFile:
                 f"{self.path} cannot be read as Parquet from row {self.starts[group]} on: {cause}"
             ) from cause
 
-    def _row(self, row: int, value: pa.Scalar) -> Row | Rejected:
+    def _row(self, row: int, value: pa.Scalar) -> SourceRow | Rejected:
         try:
             return usable(row, value.as_py(), f"column {self.column!r}")
         except UnicodeDecodeError as cause:
@@ -401,8 +401,8 @@ class TableFile:
 
 # --- several ------------------------------------------------------------
 
-File = TextFile | TableFile
-OPENERS: dict[str, Callable[[Path, Reading], File]] = {
+TextOrTable = TextFile | TableFile
+OPENERS: dict[str, Callable[[Path, FileReading], TextOrTable]] = {
     ".txt": TextFile.open,
     ".jsonl": TextFile.open,
     ".parquet": TableFile.open,
@@ -413,12 +413,12 @@ OPENERS: dict[str, Callable[[Path, Reading], File]] = {
 class Files:
     """Files, one after the other."""
 
-    files: tuple[File, ...]
+    files: tuple[TextOrTable, ...]
     starts: tuple[int, ...]
     """The number of the first row of each file, and that of all rows."""
 
     @classmethod
-    def of(cls, files: Sequence[File]) -> Files:
+    def of(cls, files: Sequence[TextOrTable]) -> Files:
         """These files in this order."""
         return cls(tuple(files), tuple(accumulate((file.count for file in files), initial=0)))
 
@@ -437,7 +437,7 @@ class Files:
         """A hash of the contents and of how they are read, not of names; Parquet files are read for it."""
         return digest_of(*(file.fingerprint() for file in self.files))
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any."""
         for f in range(bisect_right(self.starts, start) - 1, len(self.files)):
             first = self.starts[f]
@@ -447,7 +447,7 @@ class Files:
                 yield replace(row, row=row.row + first) if isinstance(row, Rejected) else row
 
 
-def open_files(path: Path, reading: Reading) -> list[File]:
+def open_files(path: Path, reading: FileReading) -> list[TextOrTable]:
     """The file, or every file of a folder and its folders, by relative name; hidden ones are left out.
 
     Errors: FileNotFoundError; ValueError for a folder without files, or a file that is neither text, JSON lines nor
@@ -464,7 +464,7 @@ def open_files(path: Path, reading: Reading) -> list[File]:
     return [_opened(path / name, reading) for name in shown]
 
 
-def _opened(path: Path, reading: Reading) -> File:
+def _opened(path: Path, reading: FileReading) -> TextOrTable:
     if path.suffix.lower() not in OPENERS:
         raise ValueError(
             f"{path} must be one of {', '.join(OPENERS)}; of a folder with other files, pass a list of those to read"
@@ -490,13 +490,13 @@ class Source(Protocol):
         """A hash of all rows, the same wherever they are the same; None where rows cannot be read twice."""
         ...
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any."""
         ...
 
 
 @runtime_checkable
-class Columns(Protocol):
+class HuggingFaceColumns(Protocol):
     """What marks a Hugging Face dataset, said here so that nobody has to import the library to name one."""
 
     @property
@@ -514,7 +514,7 @@ class Columns(Protocol):
 def _no_data(value: object) -> str | None:
     """None for what may hold rows; else how to write what was meant, "" where nothing is close."""
     instead = no_prompts(value)
-    if instead is None or isinstance(value, Path | Columns):
+    if instead is None or isinstance(value, Path | HuggingFaceColumns):
         return None
     if instead or isinstance(value, type | Tensor | np.ndarray | Mapping) or not isinstance(value, Iterable):
         return instead
@@ -523,7 +523,7 @@ def _no_data(value: object) -> str | None:
 
 
 Data = Annotated[
-    Prompts | Path | Columns | Iterable[object],
+    Prompts | Path | HuggingFaceColumns | Iterable[object],
     Required("texts, token ids, a Batch, files, a data set or an iterator of rows", _no_data),
 ]
 """Texts, token ids, a batch, files, a folder, a Hugging Face dataset, or anything that gives rows one by one."""
@@ -552,11 +552,11 @@ def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encodin
         >>> list(open_source(["one text", "", "another"]).rows(0, 3))
         ['one text', Rejected(row=1, reason='the row is empty', excerpt=''), 'another']
     """
-    reading = Reading(field, rows, encoding)
+    reading = FileReading(field, rows, encoding)
     paths = _paths(data)
     if paths:
         return Files.of([file for path in paths for file in open_files(path, reading)])
-    if isinstance(data, Columns):
+    if isinstance(data, HuggingFaceColumns):
         return Dataset.of(data, field)
     if isinstance(data, Mapping) and IDS in data:
         data = encoded(data)
@@ -566,7 +566,7 @@ def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encodin
     if isinstance(data, bytes | bytearray | type) or hasattr(data, "iloc"):
         check("open_source: data", data, Data)
     if isinstance(data, str | Tensor | Batch | Sequence):
-        return Listed.of(data, field)
+        return InMemory.of(data, field)
     if isinstance(data, Iterable):
         return Arriving(data, field)
     raise ValueError(f"data must be rows: texts, token ids, files or a data set, got {shown(data)}")
@@ -576,7 +576,7 @@ def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encodin
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class InMemory:
     """Texts or token ids in memory."""
 
     name: str
@@ -584,7 +584,7 @@ class Listed:
     field: str
 
     @classmethod
-    def of(cls, data: str | Tensor | Batch | Sequence[object], field: str) -> Listed:
+    def of(cls, data: str | Tensor | Batch | Sequence[object], field: str) -> InMemory:
         """The rows of a text, of several, of token ids, or of batches. Errors: ValueError for none."""
         items: Sequence[object] | Tensor
         if isinstance(data, Tensor):
@@ -618,13 +618,13 @@ class Listed:
         """A hash of all rows."""
         return self._digest
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any."""
         for row in range(start, min(stop, self.count)):
             yield _item(row, self.items[row], self.field)
 
 
-def _item(row: int, item: object, field: str) -> Row | Rejected:
+def _item(row: int, item: object, field: str) -> SourceRow | Rejected:
     """A row of a list or an iterator: a text, ids, or a record."""
     if not isinstance(item, Mapping):
         return usable(row, item, "the row")
@@ -662,11 +662,11 @@ class Dataset:
     """One column of a Hugging Face dataset."""
 
     name: str
-    data: Columns
+    data: HuggingFaceColumns
     field: str
 
     @classmethod
-    def of(cls, data: Columns, field: str) -> Dataset:
+    def of(cls, data: HuggingFaceColumns, field: str) -> Dataset:
         """The column `field`. Errors: ValueError if there is no such column, or no row."""
         known = list(data.features)
         if field not in known:
@@ -688,7 +688,7 @@ class Dataset:
         known = getattr(self.data, "_fingerprint", None)
         return None if known is None else digest_of("dataset", str(known), self.field)
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any."""
         stop = min(stop, self.count)
         for first in range(start, stop, STRIDE):
@@ -712,7 +712,7 @@ class Arriving:
         """None: to hash the rows would be to use them up."""
         return None
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any; those before are passed over.
 
         Errors: ValueError if a row is asked for that has already been given or passed over.

@@ -22,12 +22,12 @@ import torch
 from interp.core.boundary import public
 from interp.data.batch import Batch, counted, is_prompts
 from interp.data.pairs import Pairs
-from interp.data.sources import Data, Example, Plain, Rejected, Row, Source, open_source
+from interp.data.sources import Data, Example, Plain, Rejected, Source, SourceRow, open_source
 from interp.data.text import Text
 from interp.model.config import Json
 
 TooLong = Literal["set_aside", "truncate", "split"]
-Layout = Literal["padded", "packed"]
+RowLayout = Literal["padded", "packed"]
 Numbered = tuple[int, list[int]]
 """Token ids with the number of the row they come from."""
 TOKENS = 2**12
@@ -102,7 +102,7 @@ class Stream:
     rows_per_window: int = 256
     too_long: TooLong = "set_aside"
     """What becomes of a text over the context length: rejected, its beginning kept, or split with BOS on each piece."""
-    layout: Layout = "padded"
+    layout: RowLayout = "padded"
     prepend_bos: bool | None = None
     """Whether texts begin with BOS; None = as the model's default says."""
     max_rows: int | None = None
@@ -258,7 +258,7 @@ class Paired(NamedTuple):
     wrong: int | None
 
 
-def _texts(row: Row | Rejected) -> list[str]:
+def _texts(row: SourceRow | Rejected) -> list[str]:
     """The texts of a row that have to be tokenised as prompts."""
     prompts = [row.clean, row.corrupt] if isinstance(row, Example) else [row]
     return [each for each in prompts if isinstance(each, str)]

@@ -25,7 +25,7 @@ from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.data.stream import prompt_source
 from interp.dynamics.kronecker import Kronecker, along, products
-from interp.lenses.factors import GradientFactors, Matrix, check_differentiable, chosen, factor_steps
+from interp.lenses.factors import GradientFactors, LensMatrix, check_differentiable, chosen, factor_steps
 from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
 from interp.passes.needs import Steps
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 AT_ONCE = 2**25
 """Numbers of all rows of a pass, before they are added up: 128 MiB in float32, twice that in float64."""
-Method = Literal["dot", "kfac", "ekfac"]
+InfluenceMethod = Literal["dot", "kfac", "ekfac"]
 Solved = Mapping[str, Float[Tensor, "c i o"]]
 """What stands for the queries' gradients of each matrix, after the inverse curvature."""
 
@@ -50,9 +50,9 @@ def influence(
     rows: Examples,
     queries: Examples,
     *,
-    method: Method = "ekfac",
+    method: InfluenceMethod = "ekfac",
     damping: float = 0.1,
-    matrices: Sequence[Matrix] | None = None,
+    matrices: Sequence[LensMatrix] | None = None,
     layers: Sequence[int] | None = None,
     determined_only: bool = False,
     samples: Count = 1,
@@ -107,7 +107,7 @@ class _Asked:
     """Whose gradients are taken, and of what."""
 
     subject: Subject
-    matrices: Sequence[Matrix] | None
+    matrices: Sequence[LensMatrix] | None
     layers: Sequence[int] | None
     determined_only: bool
     samples: int
@@ -179,7 +179,7 @@ def nats(
 
 
 def _solved(
-    asked: _Asked, rows: Examples, queries: Examples, method: Method, damping: float
+    asked: _Asked, rows: Examples, queries: Examples, method: InfluenceMethod, damping: float
 ) -> Solved | Mapping[str, tuple[Tensor, Tensor]]:
     """What the gradients of rows are multiplied with: the queries' factors, or their solved gradients."""
     kept = asked.over(queries, partial(_of_queries, asked=asked, examples=queries), Rows)
@@ -203,7 +203,9 @@ def _solved(
     return solved
 
 
-def fisher(asked: _Asked, rows: Examples, method: Method, most: int | None = None) -> dict[str, Kronecker]:
+def fisher(
+    asked: _Asked, rows: Examples, method: InfluenceMethod, most: int | None = None
+) -> dict[str, Kronecker]:
     """The Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis.
 
     most: of how many rows in one pass, each of which has squared matrices of its own.

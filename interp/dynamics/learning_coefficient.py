@@ -31,9 +31,9 @@ from interp.tasks.examples import Examples
 if TYPE_CHECKING:
     import xarray as xr
 
-Point = Mapping[str, Tensor]
+ParameterPoint = Mapping[str, Tensor]
 """Weights by their names."""
-Loss = Callable[[Point], Float[Tensor, ""]]
+PointLoss = Callable[[ParameterPoint], Float[Tensor, ""]]
 """The mean loss of n rows at a point, which autograd can differentiate."""
 
 
@@ -119,14 +119,14 @@ def learning_coefficient(
         raise ValueError(f"rows_per_step must be in [1, {count}], got {rows_per_step}")
     at = _moving(network, parameters)
 
-    def loss_of(part: Examples) -> Loss:
+    def loss_of(part: Examples) -> PointLoss:
         return lambda point: _row_loss(network.with_parameters(dict(point)), part, determined_only)
 
     if rows_per_step is None or rows_per_step == count:
         whole = loss_of(examples)
         return _sampled(lambda generator: whole, at, count, sampler)
 
-    def some(generator: torch.Generator) -> Loss:
+    def some(generator: torch.Generator) -> PointLoss:
         order = torch.randperm(count, generator=generator, device=generator.device)
         return loss_of(examples.rows(order[:rows_per_step]))
 
@@ -134,7 +134,7 @@ def learning_coefficient(
 
 
 @public()
-def learning_coefficient_of(loss: Loss, at: Point, rows: int, sampler: Langevin) -> xr.Dataset:
+def learning_coefficient_of(loss: PointLoss, at: ParameterPoint, rows: int, sampler: Langevin) -> xr.Dataset:
     """The local learning coefficient of any loss of named parameters at a minimum.
 
     lambda = n beta (E[L_n(w)] - L_n(w*)). loss: from parameters of the names of `at` to the mean loss of n `rows`; at:
@@ -164,7 +164,7 @@ def _wide(network: Transformer) -> Transformer:
     )
 
 
-def _moving(network: Transformer, names: Sequence[str] | None) -> Point:
+def _moving(network: Transformer, names: Sequence[str] | None) -> ParameterPoint:
     """The parameters that move. ValueError for a name that the model does not have."""
     known = dict(network.named_parameters())
     chosen = list(known) if names is None else list(names)
@@ -182,7 +182,9 @@ def _row_loss(network: Transformer, part: Examples, determined_only: bool) -> Fl
     return (losses * part.asked(determined_only=determined_only)).sum() / len(batch)
 
 
-def _sampled(draw: Callable[[torch.Generator], Loss], at: Point, rows: int, sampler: Langevin) -> xr.Dataset:
+def _sampled(
+    draw: Callable[[torch.Generator], PointLoss], at: ParameterPoint, rows: int, sampler: Langevin
+) -> xr.Dataset:
     """Every chain, labelled. draw: the loss of a step."""
     if not at:
         raise ValueError("at least one parameter that moves is required, got none")
@@ -212,7 +214,11 @@ def _sampled(draw: Callable[[torch.Generator], Loss], at: Point, rows: int, samp
 
 
 def _chain(
-    draw: Callable[[torch.Generator], Loss], at: Point, strength: float, sampler: Langevin, chain: int
+    draw: Callable[[torch.Generator], PointLoss],
+    at: ParameterPoint,
+    strength: float,
+    sampler: Langevin,
+    chain: int,
 ) -> Float[Tensor, "n"]:
     """L_n(w) - L_n(w*) at every draw of one chain that is kept, float64."""
     (device,) = {value.device for value in at.values()}
@@ -225,7 +231,7 @@ def _chain(
     point = {name: value.detach().clone() for name, value in at.items()}
     kept: list[Tensor] = []
     bar = tqdm(range(sampler.burn_in + sampler.steps), desc=f"chain {chain}", delay=1, leave=False)
-    base: dict[Loss, Tensor] = {}
+    base: dict[PointLoss, Tensor] = {}
     for i in bar:
         loss = draw(choice)
         value, gradients = _gradients(loss, point)
@@ -249,7 +255,7 @@ def _chain(
     return found
 
 
-def _gradients(loss: Loss, point: Point) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
+def _gradients(loss: PointLoss, point: ParameterPoint) -> tuple[Float[Tensor, ""], dict[str, Tensor]]:
     """The loss at a point and its gradient."""
     live = {name: value.detach().requires_grad_() for name, value in point.items()}
     with torch.enable_grad():

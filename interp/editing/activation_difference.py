@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 FEWEST_LENGTHS = 16
 """Prompts below which a mean length gets no interval (`docs/intervals.md`)."""
-Where = Literal["last", "all"]
+TokenChoice = Literal["last", "all"]
 """At which tokens the streams are compared."""
 
 
@@ -68,7 +68,7 @@ class ActivationDifference(Question):
     tuned: Model
     """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     _: KW_ONLY
-    pos: Where = "last"
+    pos: TokenChoice = "last"
     """last: at the last token of each prompt; all: the mean over its tokens."""
     top: Count = 10
     """How many tokens are listed at each end."""

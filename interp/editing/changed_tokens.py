@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.core.boundary import Count
-from interp.core.contexts import Examples, InContext, absent
+from interp.core.contexts import ContextExamples, TopInContext, absent
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, scored
@@ -94,7 +94,7 @@ class ChangedTokens(Question):
             partial(_rows, other=other),
             Several(
                 {
-                    "examples": InContext(rule, ALONG),
+                    "examples": TopInContext(rule, ALONG),
                     "sums": Only((*sums, "tokens number", "predicted number"), Means),
                 }
             ),
@@ -160,7 +160,7 @@ def _of_rows(
 def _finish(merged: Partial, name: str, text: Text) -> xr.Dataset:
     assert isinstance(merged, Parts)
     examples, sums = merged.parts["examples"], merged.parts["sums"]
-    assert isinstance(examples, Examples) and isinstance(sums, Means)
+    assert isinstance(examples, ContextExamples) and isinstance(sums, Means)
     top, entry = examples.top, ("rank",)
     rule = top.rule
     values: dict[str, tuple[Sequence[str], Tensor]] = {

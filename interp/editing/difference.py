@@ -24,10 +24,10 @@ from interp.core.transfers import check, sent
 from interp.data.batch import Batch
 from interp.editing.exchange import (
     WITHIN_ATTENTION,
-    Change,
-    Grain,
+    ExchangeGrain,
     Other,
-    Piece,
+    ParameterPiece,
+    PieceChange,
     changes,
     exchanged,
     first_block,
@@ -39,7 +39,7 @@ from interp.editing.exchange import (
 from interp.model import sites
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, Set
-from interp.model.parts import Named, Part, is_part
+from interp.model.parts import Part, PartName, is_part
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.metrics import LogitFunction, Metric, as_metric, kl_divergence
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 What = Literal["weights", "activations"]
 """What of a part is exchanged."""
-Direction = Literal["denoise", "noise"]
+ExchangeDirection = Literal["denoise", "noise"]
 """denoise: parts of the tuned model into the base; noise: parts of the base into the tuned model."""
 FEWEST_SHARES = 64
 """Prompts below which a share of the change gets no interval (`docs/intervals.md`)."""
@@ -105,11 +105,11 @@ class Diff(Question):
     _: KW_ONLY
     metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
     """What is watched; one that compares is compared with the tuned model. None = the data's logit difference."""
-    parts: Grain | Sequence[Named | Sequence[Named]] = "sublayer"
+    parts: ExchangeGrain | Sequence[PartName | Sequence[PartName]] = "sublayer"
     """How finely the models are cut, or parts by name; those of an inner list are exchanged together."""
     what: Sequence[What] = ("weights", "activations")
     """What is exchanged: weights, activations, or each for itself."""
-    direction: Direction = "denoise"
+    direction: ExchangeDirection = "denoise"
     """denoise: the tuned model's parts into the base; noise: the base's into the tuned model."""
     each: bool = True
     """Whether every prompt's effects are kept."""
@@ -117,7 +117,7 @@ class Diff(Question):
     def bind(self, model: Subject) -> ByRow:
         """A pass per exchanged part, from its block on, and one planned sweep."""
         other, network = _compared(self.tuned, model), model.transformer
-        cells = Cells.of(self.parts, network, other.beside(network).unedited)
+        cells = ExchangedCells.of(self.parts, network, other.beside(network).unedited)
         return _analysis(_Exchange(self.name, "part", cells, other, as_metric(self.metric, model.text),
                                    tuple(self.what), self.direction, self.each), model)  # fmt: skip
 
@@ -147,14 +147,14 @@ class DiffInteractions(Question):
 
     tuned: Model
     """The other model, of the same config and tokenizer; taken in the dtype of this one."""
-    parts: Sequence[Named]
+    parts: Sequence[PartName]
     """The parts of which every pair is exchanged."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
     """What is watched, as in `Diff`."""
     what: Sequence[What] = ("weights",)
     """What is exchanged: weights, activations, or each for itself."""
-    direction: Direction = "denoise"
+    direction: ExchangeDirection = "denoise"
     """denoise: the tuned model's parts into the base; noise: the base's into the tuned model."""
     each: bool = True
     """Whether every prompt's interactions are kept."""
@@ -167,7 +167,7 @@ class DiffInteractions(Question):
             )
         other, network = _compared(self.tuned, model), model.transformer
         pairs = [list(pair) for pair in combinations(self.parts, 2)]
-        cells = Cells.of([*self.parts, *pairs], network, other.beside(network).unedited)
+        cells = ExchangedCells.of([*self.parts, *pairs], network, other.beside(network).unedited)
         return _analysis(_Exchange(self.name, "pair", cells, other, as_metric(self.metric, model.text),
                                    tuple(self.what), self.direction, self.each), model)  # fmt: skip
 
@@ -179,12 +179,12 @@ diff_interactions = of_data(DiffInteractions)
 
 
 @dataclass(frozen=True)
-class Cell:
+class ExchangedCell:
     """Some parts that are exchanged together."""
 
     label: str
     parts: tuple[Part, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ParameterPiece, ...]
     """What they own, as far as it differs."""
     start: int
     """The block from which on their weights decide a pass."""
@@ -197,22 +197,27 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Cells:
+class ExchangedCells:
     """All that is exchanged, each for itself."""
 
-    every: tuple[Cell, ...]
+    every: tuple[ExchangedCell, ...]
 
     @classmethod
     def of(
-        cls, parts: Grain | Sequence[Named | Sequence[Named]], base: Transformer, tuned: Transformer
-    ) -> Cells:
+        cls,
+        parts: ExchangeGrain | Sequence[PartName | Sequence[PartName]],
+        base: Transformer,
+        tuned: Transformer,
+    ) -> ExchangedCells:
         """The cells that were asked for. Errors: see `diff`."""
         if isinstance(parts, str):
             owned = pieces_of(base, parts)  # type: ignore[arg-type]  # the record has looked at it
             groups = [[part] for part in owned]
         else:
             owned = {
-                part: pieces for grain in get_args(Grain) for part, pieces in pieces_of(base, grain).items()
+                part: pieces
+                for grain in get_args(ExchangeGrain)
+                for part, pieces in pieces_of(base, grain).items()
             }
             given = [[each] if is_part(each) else list(each) for each in parts]  # type: ignore[arg-type]
             groups = [[named_part(each, list(owned)) for each in group] for group in given]  # type: ignore[arg-type]
@@ -256,23 +261,23 @@ def _check_apart(group: Sequence[Part]) -> None:
         )
 
 
-def _any_differs(found: Mapping[Piece, Change]) -> bool:
+def _any_differs(found: Mapping[ParameterPiece, PieceChange]) -> bool:
     return any(each.differs for each in found.values())
 
 
-def _every(owned: Mapping[Part, Sequence[Piece]]) -> list[Piece]:
+def _every(owned: Mapping[Part, Sequence[ParameterPiece]]) -> list[ParameterPiece]:
     return [piece for pieces in owned.values() for piece in pieces]
 
 
 def _cell(
     label: str,
-    owned: Mapping[Part, Sequence[Piece]],
-    found: Mapping[Piece, Change],
+    owned: Mapping[Part, Sequence[ParameterPiece]],
+    found: Mapping[ParameterPiece, PieceChange],
     config: ModelConfig,
-) -> Cell:
+) -> ExchangedCell:
     changed = [part for part, pieces in owned.items() if any(found[piece].differs for piece in pieces)]
     written = [written_at(part, config) for part in owned]
-    return Cell(
+    return ExchangedCell(
         label,
         tuple(owned),
         tuple(piece for part in changed for piece in owned[part]),
@@ -303,11 +308,11 @@ class _Exchange:
 
     name: str
     dim: Literal["part", "pair"]
-    cells: Cells
+    cells: ExchangedCells
     other: Other
     metric: Metric
     what: tuple[What, ...]
-    direction: Direction
+    direction: ExchangeDirection
     each: bool
 
     def __post_init__(self) -> None:
@@ -315,7 +320,7 @@ class _Exchange:
             raise ValueError(f"what must name weights, activations or both, each once, got {list(self.what)}")
 
     @property
-    def shown(self) -> Sequence[Cell]:
+    def shown(self) -> Sequence[ExchangedCell]:
         """The cells of the result: for interactions the pairs, which stand last."""
         every = self.cells.every
         return every if self.dim == "part" else [cell for cell in every if len(cell.parts) > 1]
@@ -384,7 +389,7 @@ class _Pair:
         """The metric of a final stream that this model reads out."""
         return Judge(self.asked.metric, self.batch, model, *self.reference).value(seen, 1)[0]
 
-    def with_weights(self, cell: Cell) -> Float[Tensor, "b"]:
+    def with_weights(self, cell: ExchangedCell) -> Float[Tensor, "b"]:
         """The metric of the model with these weights exchanged."""
         model = exchanged(self.into, self.source, cell.pieces)
         n, batch = model.config.n_layers, self.batch

@@ -27,7 +27,7 @@ from interp.model.weights import Weights
 from interp.passes.observe import Model, Subject, as_model, observe
 from interp.weights.matrices import by_head, held
 
-Pair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
+FactorPair = tuple[Float[Tensor, "_ _"], Float[Tensor, "_ _"]]
 """u `[n i]` and delta `[n o]` of one matrix at n tokens; the sizes are each matrix' own."""
 
 
@@ -178,14 +178,14 @@ def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool |
     return batch.with_answers(model.text.targets(answer, len(batch)), None).to(model.transformer.device)
 
 
-def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, Pair]:
+def factors_of(model: Transformer, batch: Batch, names: Sequence[str]) -> dict[str, FactorPair]:
     """u and delta of matrices of blocks at all real tokens; one pass for each kind of matrix."""
     layers: dict[str, list[int]] = {}
     for name in names:
         _, layer, part, matrix = name.split(".")
         kind = matrix if part in ("mlp", "attn") else f"{part}.{matrix}"
         layers.setdefault(kind, []).append(int(layer))
-    found: dict[str, Pair] = {}
+    found: dict[str, FactorPair] = {}
     for kind, some in layers.items():
         every = factors(model, batch, [kind], some)  # type: ignore[list-item]  # `held` has seen it
         found |= {name: (wide(x[batch.real]), wide(delta[batch.real])) for name, (x, delta) in every.items()}

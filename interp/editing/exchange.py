@@ -23,12 +23,12 @@ from interp.model import sites
 from interp.model.attention import Attention
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit
-from interp.model.parts import Named, Part
+from interp.model.parts import Part, PartName
 from interp.model.sites import WORDS
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, Subject, as_network, text_of
 
-Grain = Literal["sublayer", "head"]
+ExchangeGrain = Literal["sublayer", "head"]
 """How finely attention is cut."""
 WITHIN_ATTENTION = ("head", "group_key", "group_value", "attn_rest")
 """The parts that attention is cut into."""
@@ -50,7 +50,7 @@ WRITES: Mapping[str, tuple[str, str | None]] = {
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParameterPiece:
     """A parameter, or some rows or columns of it."""
 
     parameter: str
@@ -69,7 +69,7 @@ AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, eq=False)
-class Change:
+class PieceChange:
     """How a piece of one model differs from another's, on the host."""
 
     differs: bool
@@ -137,7 +137,7 @@ def check_alike(model: Subject, tuned: Transformer, text: Text) -> None:
             )
 
 
-def pieces_of(network: Transformer, grain: Grain) -> dict[Part, tuple[Piece, ...]]:
+def pieces_of(network: Transformer, grain: ExchangeGrain) -> dict[Part, tuple[ParameterPiece, ...]]:
     """Every part and the pieces that it owns, in the order of a pass; together all parameters, each once.
 
     Errors: ValueError for a wrapped network, whose parameters are those of somebody else's modules.
@@ -146,14 +146,14 @@ def pieces_of(network: Transformer, grain: Grain) -> dict[Part, tuple[Piece, ...
         raise ValueError(
             "this is a wrapped network: which part each of its parameters belongs to is not known"
         )
-    found: dict[Part, list[Piece]] = {}
+    found: dict[Part, list[ParameterPiece]] = {}
     for name, _ in network.named_parameters():
         for part, piece in _owners(network, name, grain):
             found.setdefault(part, []).append(piece)
     return {part: tuple(found[part]) for part in sorted(found, key=_order)}
 
 
-def named_part(given: Named, parts: Sequence[Part]) -> Part:
+def named_part(given: PartName, parts: Sequence[Part]) -> Part:
     """The one of these parts that is meant. KeyError for any other."""
     wanted = str(Part.of(given))
     by_name = {str(part): part for part in parts}
@@ -182,16 +182,20 @@ def written_at(part: Part, config: ModelConfig) -> tuple[str, dict[str, int]] | 
     return name, {} if axis is None or part.index is None else {WORDS[axis]: part.index}
 
 
-def changes(one: Transformer, other: Transformer, pieces: Iterable[Piece]) -> dict[Piece, Change]:
+def changes(
+    one: Transformer, other: Transformer, pieces: Iterable[ParameterPiece]
+) -> dict[ParameterPiece, PieceChange]:
     """How each of these pieces of the one differs from the other's; a device is waited for once."""
-    found: dict[tuple[Piece, bool], Tensor] = {}
+    found: dict[tuple[ParameterPiece, bool], Tensor] = {}
     for piece in pieces:
         mine, its = (piece.of(net.get_parameter(piece.parameter)).detach() for net in (one, other))
         its = its.to(mine.device)
         found[piece, False] = (mine != its).any()
         found[piece, True] = _squares(mine, its)
     here = fetched(found)
-    return {piece: Change(bool(here[piece, False]), here[piece, True]) for piece, squares in here if squares}
+    return {
+        piece: PieceChange(bool(here[piece, False]), here[piece, True]) for piece, squares in here if squares
+    }
 
 
 def _squares(mine: Tensor, its: Tensor) -> Float[Tensor, "2"]:
@@ -205,7 +209,7 @@ def _squares(mine: Tensor, its: Tensor) -> Float[Tensor, "2"]:
     return total
 
 
-def moved(changed: Iterable[Change]) -> float:
+def moved(changed: Iterable[PieceChange]) -> float:
     """The length of the change from one to the other, by the length that these pieces have in the one; 0 for none."""
     squares = torch.zeros(2, dtype=torch.float64)
     for each in changed:
@@ -213,7 +217,7 @@ def moved(changed: Iterable[Change]) -> float:
     return float((squares[0] / squares[1]).sqrt()) if squares[0] else 0.0
 
 
-def exchanged(into: Transformer, source: Transformer, pieces: Sequence[Piece]) -> Transformer:
+def exchanged(into: Transformer, source: Transformer, pieces: Sequence[ParameterPiece]) -> Transformer:
     """A model with these pieces of another; all that is not in them is shared with the first, bit for bit."""
     found: dict[str, Tensor] = {}
     for piece in pieces:
@@ -226,16 +230,16 @@ def exchanged(into: Transformer, source: Transformer, pieces: Sequence[Piece]) -
     return into.with_parameters(found)
 
 
-def _owners(network: Transformer, name: str, grain: Grain) -> list[tuple[Part, Piece]]:
+def _owners(network: Transformer, name: str, grain: ExchangeGrain) -> list[tuple[Part, ParameterPiece]]:
     """The parts that a parameter belongs to, with what of it is theirs."""
     first, _, rest = name.partition(".")
     if first != "blocks":
-        return [(Part(first), Piece(name))]
+        return [(Part(first), ParameterPiece(name))]
     number, child, inner = rest.split(".", 2)
     layer = int(number)
     attn = network.block(layer).attn
     if child != "attn" or grain == "sublayer" or not _has_heads(attn):
-        return [(Part(child, layer), Piece(name))]
+        return [(Part(child, layer), ParameterPiece(name))]
     return _by_head(attn, layer, name, inner)
 
 
@@ -246,19 +250,21 @@ def _has_heads(attn: Attention) -> bool:
     return usual and qkv is not None and qkv.weight.shape[0] == sum(attn.heads) * attn.d_head
 
 
-def _by_head(attn: Attention, layer: int, name: str, inner: str) -> list[tuple[Part, Piece]]:
+def _by_head(attn: Attention, layer: int, name: str, inner: str) -> list[tuple[Part, ParameterPiece]]:
     """The heads that a parameter of attention belongs to; what is no head's belongs to the rest."""
     (heads, groups, _), width = attn.heads, attn.d_head
     kinds = ("head", "head", "head") if heads == groups else ("head", "group_key", "group_value")
     if inner in ("qkv.weight", "qkv.bias"):
         owners = [Part(kind, layer, i) for kind, n in zip(kinds, attn.heads, strict=True) for i in range(n)]
-        return [(part, Piece(name, 0, (n * width, (n + 1) * width))) for n, part in enumerate(owners)]
+        return [
+            (part, ParameterPiece(name, 0, (n * width, (n + 1) * width))) for n, part in enumerate(owners)
+        ]
     if inner == "out.weight":
-        each = [Piece(name, 1, (i * width, (i + 1) * width)) for i in range(heads)]
+        each = [ParameterPiece(name, 1, (i * width, (i + 1) * width)) for i in range(heads)]
     elif inner == "sinks":
-        each = [Piece(name, 0, (i, i + 1)) for i in range(heads)]
+        each = [ParameterPiece(name, 0, (i, i + 1)) for i in range(heads)]
     else:
-        return [(Part("attn_rest", layer), Piece(name))]
+        return [(Part("attn_rest", layer), ParameterPiece(name))]
     return [(Part("head", layer, i), piece) for i, piece in enumerate(each)]
 
 

@@ -20,7 +20,7 @@ from interp.core.factored import FactoredMatrix
 from interp.data.batch import Batch
 from interp.editing.edit_scores import EditCase
 from interp.editing.editors import posed
-from interp.editing.rome import Keys, Rome, Search, mentioned, mentions, reaching, sought
+from interp.editing.rome import DeltaSearch, Keys, Rome, mentioned, mentions, reaching, sought
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
@@ -67,11 +67,13 @@ def memit_edit(
     names = _checked(network, facts, keys, weight)
     last = keys[-1].layer
     factor = ends(network.config, names[-1]).factor
-    asked = [Asked.of(given, fact, last, search, prepend_bos=prepend_bos) for fact in facts]
+    asked = [FactBatch.of(given, fact, last, search, prepend_bos=prepend_bos) for fact in facts]
     before = torch.stack([each.at(network, f"blocks.{last}.hook_resid_post", last) for each in asked])
     wanted = before + factor * torch.stack(
         [
-            sought(network, each.batch, each.where, Search(last, each.prompts, h.norm() / factor, search))
+            sought(
+                network, each.batch, each.where, DeltaSearch(last, each.prompts, h.norm() / factor, search)
+            )
             for each, h in zip(asked, before, strict=True)
         ]
     ).to(before)
@@ -97,7 +99,7 @@ def least_squares(keys: Keys, key: Float[Tensor, "n m"], weight: float, ridge: f
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class FactBatch:
     """A fact as a batch: its prompt after every prefix, the essence prompt last, and where the subject ends in each."""
 
     batch: Batch
@@ -107,7 +109,7 @@ class Asked:
     @classmethod
     def of(
         cls, model: Subject, fact: EditCase, layer: int, search: Rome, *, prepend_bos: bool | None
-    ) -> Asked:
+    ) -> FactBatch:
         """The fact to be stored up to a layer. Errors: as `rome_edit`."""
         texts = [f"{prefix}{fact.prompt}" for prefix in search.prefixes]
         extra = [] if search.essence is None else [search.essence.format(subject=fact.subject)]

@@ -36,7 +36,7 @@ from interp.core.transfers import sent
 from interp.core.viewer import Brief
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.edit_scores import EditCase
-from interp.editing.editors import FineTuning, Pair, entering, factors_of, posed
+from interp.editing.editors import FactorPair, FineTuning, entering, factors_of, posed
 from interp.editing.weight_edit import WeightEdit, changed
 from interp.model.fitted_file import fitted_file, is_of, sample_of
 from interp.model.transformer import Transformer
@@ -82,7 +82,7 @@ class GradientNetwork(Brief):
         left, right = z.split((u.shape[1], delta.shape[1]), 1)
         return FactoredMatrix(left.mT, -self.alpha[m] * right)
 
-    def normed(self, pairs: Sequence[Mapping[str, Pair]]) -> GradientNetwork:
+    def normed(self, pairs: Sequence[Mapping[str, FactorPair]]) -> GradientNetwork:
         """This network with the means and standard deviations of these factors, of the tokens whose delta is not 0."""
         rows = [
             torch.cat(each[name], 1)[(each[name][1] != 0).any(1)] for each in pairs for name in self.names
@@ -157,7 +157,7 @@ class Mend(Brief):
         """The matrices that are changed."""
         return tuple(name for each in self.networks for name in each.names)
 
-    def changes(self, model: Transformer, pairs: Mapping[str, Pair]) -> dict[str, FactoredMatrix]:
+    def changes(self, model: Transformer, pairs: Mapping[str, FactorPair]) -> dict[str, FactoredMatrix]:
         """The change of every matrix from its factors u and delta, in the layout of `Weights`."""
         found = dict[str, FactoredMatrix]()
         for each in self.networks:
@@ -306,7 +306,7 @@ def _fitted(
 class _Posed:
     """A case as training asks it: the factors of its gradient, and its prompts from the first changed layer on."""
 
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, FactorPair]
     batch: Batch
     """The edited prompt and its rewordings, then the prompts to be left alone; all with the new answer."""
     asking: int

@@ -171,13 +171,13 @@ def rome_edit(
     bias = Weights(network).layer(keys.layer).b_out
     assert bias is not None
     value = key @ weight.to(key) + bias.to(key)
-    delta = sought(network, batch, where, Search(keys.layer, len(texts), value.norm(), rome))
+    delta = sought(network, batch, where, DeltaSearch(keys.layer, len(texts), value.norm(), rome))
     solved = sent(keys.solved(key, rome.ridge), key.device)
     return WeightEdit(name, FactoredMatrix((solved / (key @ solved))[:, None], delta[None].to(key)))
 
 
 @dataclass(frozen=True, eq=False)
-class Search:
+class DeltaSearch:
     """What the search for delta needs to know besides the batch."""
 
     layer: int
@@ -192,7 +192,7 @@ class Search:
 
 @torch.enable_grad()
 def sought(
-    model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: Search
+    model: Transformer, batch: Batch, where: Bool[Tensor, "b p"], search: DeltaSearch
 ) -> Float[Tensor, "d"]:
     """delta, added to what W_out writes where `where` holds, that makes the rows' answers likely (see `rome_edit`).
 
@@ -225,7 +225,7 @@ def sought(
 
 
 def _loss(
-    logp: Float[Tensor, "b v"], original: Float[Tensor, "b v"], batch: Batch, search: Search
+    logp: Float[Tensor, "b v"], original: Float[Tensor, "b v"], batch: Batch, search: DeltaSearch
 ) -> Float[Tensor, ""]:
     """Mean negative log-likelihood of the answer and the weighted divergence on the essence prompt."""
     assert batch.answer is not None

@@ -24,7 +24,7 @@ from interp.editing.weight_edit import WeightEdit, changed
 from interp.passes.observe import Model, as_model, as_network
 from interp.weights.matrices import by_head, held, side_by_side
 
-Loss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
+LogitLoss = Callable[[Float[Tensor, "b p v"]], Float[Tensor, ""]]
 """From all logits of the prompts to the number that training makes small."""
 
 
@@ -124,7 +124,7 @@ def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]
 def train_z(
     model: Model,
     data: Prompts,
-    loss: Loss,
+    loss: LogitLoss,
     names: Sequence[str],
     *,
     rescale: bool = False,

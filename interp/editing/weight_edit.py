@@ -25,9 +25,9 @@ from interp.core.viewer import Brief
 from interp.model.edits import Edit
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network
-from interp.weights.matrices import Held, ends, held
+from interp.weights.matrices import MatrixPlace, ends, held
 
-Change = FactoredMatrix | Float[Tensor, "*h i o"]
+WeightChange = FactoredMatrix | Float[Tensor, "*h i o"]
 """What is added to a matrix: two thin factors, or a tensor of its shape."""
 
 
@@ -48,7 +48,7 @@ class WeightEdit(Brief):
     """
 
     name: str
-    change: Change
+    change: WeightChange
 
     def __post_init__(self) -> None:
         """ValueError for a change that is NaN or infinite."""
@@ -182,7 +182,7 @@ class _Standing:
     """A change that stands in a parameter until its block is left."""
 
     parameter: nn.Parameter
-    where: Held
+    where: MatrixPlace
     change: Tensor
     before: Tensor = field(init=False)
     """The matrix without this change and all that came after it."""

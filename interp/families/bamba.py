@@ -2,7 +2,7 @@
 
 from interp.families import llama_like, mamba2
 from interp.families.rope import Wording
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules, norm_rules, unembedding
 from interp.model.config import MLP, Mixer, ModelConfig, Softmax
 
@@ -49,7 +49,7 @@ def _attention(settings: Settings, n_layers: int) -> list[int]:
     return list(layers)
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     assert isinstance(config.mlp, MLP)
     mlp: dict[str, str | tuple[str, ...]] = {

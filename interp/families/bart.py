@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules
 from interp.model.config import MLP, EncoderDecoderConfig, LayerNorm, Learned, ModelConfig, Position
 
@@ -72,17 +72,17 @@ def _encoder_layers(settings: Settings) -> int:
     )
 
 
-def rules(config: EncoderDecoderConfig) -> tuple[Rule, ...]:
+def rules(config: EncoderDecoderConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     extra = [
-        Rule(f"{side}.pos_embed.weight", (f"model.{side}.embed_positions.weight",))
+        TensorRule(f"{side}.pos_embed.weight", (f"model.{side}.embed_positions.weight",))
         for side in ("encoder", "decoder")
     ]
     norms = {f"{side}.ln_embed": f"model.{side}.layernorm_embedding" for side in ("encoder", "decoder")}
     return (*stack_rules(config), *extra, *modules(norms))
 
 
-def stack_rules(config: EncoderDecoderConfig) -> tuple[Rule, ...]:
+def stack_rules(config: EncoderDecoderConfig) -> tuple[TensorRule, ...]:
     """The weight table of what BART and Marian have in common."""
     layers = [
         rule
@@ -90,14 +90,14 @@ def stack_rules(config: EncoderDecoderConfig) -> tuple[Rule, ...]:
         for rule in modules(names, ours=f"{side}.blocks.{{l}}.", theirs=f"model.{side}.layers.{{l}}.")
     ]
     # a bias that is not stored is 0: as many as the embedding has rows
-    absent = Rule("decoder.unembed.bias", (_embedding(config, "decoder"),), _zeros)
-    table = [*layers, Rule("decoder.unembed.bias", ("final_logits_bias",), _row, otherwise=absent)]
+    absent = TensorRule("decoder.unembed.bias", (_embedding(config, "decoder"),), _zeros)
+    table = [*layers, TensorRule("decoder.unembed.bias", ("final_logits_bias",), _row, otherwise=absent)]
     for side in ("decoder",) if config.shared_embedding else ("encoder", "decoder"):
-        shared = Rule(f"{side}.embed.weight", ("model.shared.weight",))
+        shared = TensorRule(f"{side}.embed.weight", ("model.shared.weight",))
         stored = (_embedding(config, side),)
-        table.append(Rule(f"{side}.embed.weight", stored, otherwise=shared))
+        table.append(TensorRule(f"{side}.embed.weight", stored, otherwise=shared))
     if not config.decoder.tied:
-        table.append(Rule("decoder.unembed.weight", ("lm_head.weight",)))
+        table.append(TensorRule("decoder.unembed.weight", ("lm_head.weight",)))
     return tuple(table)
 
 

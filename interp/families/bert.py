@@ -6,7 +6,7 @@ decoder is refused.
 
 from interp.families.activations import activation
 from interp.families.encoder import BUFFERS, UNUSED, head_rules, with_head
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
@@ -50,7 +50,7 @@ def body(settings: Settings, position: Learned) -> ModelConfig:
     )
 
 
-def body_rules(base: str) -> tuple[Rule, ...]:
+def body_rules(base: str) -> tuple[TensorRule, ...]:
     """The weight table of the encoder; `base` stands before its names."""
     embeddings = {
         "embed.weight": "word_embeddings.weight",
@@ -59,11 +59,11 @@ def body_rules(base: str) -> tuple[Rule, ...]:
         "ln_embed.weight": "LayerNorm.weight",
         "ln_embed.bias": "LayerNorm.bias",
     }
-    table = [Rule(ours, (f"{base}embeddings.{theirs}",)) for ours, theirs in embeddings.items()]
+    table = [TensorRule(ours, (f"{base}embeddings.{theirs}",)) for ours, theirs in embeddings.items()]
     return (*table, *modules(LAYER, ours="blocks.{l}.", theirs=f"{base}encoder.layer.{{l}}."))
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     head = "cls.predictions."
     names = (f"{head}transform.dense", f"{head}transform.LayerNorm", f"{head}decoder", f"{head}bias")

@@ -1,6 +1,6 @@
 """BLOOM: ALiBi in place of position embeddings, a norm after the embedding, tanh-GELU, tied unembedding."""
 
-from interp.families.spec import Family, Rule, Settings, UnsupportedError
+from interp.families.spec import Family, Settings, TensorRule, UnsupportedError
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
@@ -37,7 +37,7 @@ def _either(settings: Settings, key: str, other: str) -> int:
     return found
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table; queries, keys and values are stored head by head."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     inner = {

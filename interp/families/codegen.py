@@ -5,7 +5,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.families import gptj
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules, tied_to
 from interp.model.config import ModelConfig
 
@@ -20,7 +20,7 @@ def config(settings: Settings) -> ModelConfig:
     return found
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     qkv = {"attn.qkv": "attn.qkv_proj"}
     return (

@@ -11,8 +11,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from interp.core.boundary import nearest
-from interp.families.fill import Plan, fill, plan
-from interp.families.spec import AnyFamily, Rule
+from interp.families.fill import ParameterPlan, fill, plan
+from interp.families.spec import AnyFamily, TensorRule
 from interp.families.stored import Tensors, equal
 from interp.model.attention import Attention
 from interp.model.config import AnyConfig, EncoderDecoderConfig, ModelConfig
@@ -73,7 +73,7 @@ def to_model(
     return model.requires_grad_(False).eval()
 
 
-Fitted = tuple[AnyConfig, Sequence[Rule], Mapping[str, str], tuple[str, ...]]
+Fitted = tuple[AnyConfig, Sequence[TensorRule], Mapping[str, str], tuple[str, ...]]
 """A config as a checkpoint has it, the rules and duplicates of it, and what is to be said of it."""
 
 
@@ -122,7 +122,7 @@ def fitted(
     n_outputs, biased = tensors.outline(names[f"{other}.weight"]).shape[0], f"{other}.bias" in names
     with_head = replace(bare, unembed=True, d_vocab_out=n_outputs, unembed_bias=biased)
     parts = ("weight", "bias") if biased else ("weight",)
-    head = [Rule(f"unembed.{part}", (f"{other}.{part}",)) for part in parts]
+    head = [TensorRule(f"unembed.{part}", (f"{other}.{part}",)) for part in parts]
     note = f"the head {other} is read as the unembedding: {n_outputs} outputs"
     return with_head, (*rules, *head), duplicates, (note,)
 
@@ -139,7 +139,7 @@ ADAPTED = re.compile(r"\.(base_layer|original_module|modules_to_save)\.|\.lora_\
 """In the names of tensors of a model inside PEFT."""
 
 
-def _stored(rule: Rule, names: Mapping[str, str]) -> bool:
+def _stored(rule: TensorRule, names: Mapping[str, str]) -> bool:
     return rule.theirs[0] in names or (rule.otherwise is not None and _stored(rule.otherwise, names))
 
 
@@ -173,7 +173,7 @@ def _side(ours: str, config: AnyConfig) -> ModelConfig:
     return config
 
 
-def expanded(rules: Sequence[Rule], config: AnyConfig) -> Iterator[Rule]:
+def expanded(rules: Sequence[TensorRule], config: AnyConfig) -> Iterator[TensorRule]:
     """The rules with layers and experts written out."""
     for rule in rules:
         side = _side(rule.ours, config)
@@ -182,7 +182,7 @@ def expanded(rules: Sequence[Rule], config: AnyConfig) -> Iterator[Rule]:
             yield _written_out(rule, layer, experts)
 
 
-def _written_out(rule: Rule, layer: int, experts: int) -> Rule:
+def _written_out(rule: TensorRule, layer: int, experts: int) -> TensorRule:
     per_expert = range(experts) if any("{x}" in name for name in rule.theirs) else (0,)
     return replace(
         rule,
@@ -194,7 +194,7 @@ def _written_out(rule: Rule, layer: int, experts: int) -> Rule:
     )
 
 
-def _chosen(rule: Rule, names: Mapping[str, str]) -> Rule:
+def _chosen(rule: TensorRule, names: Mapping[str, str]) -> TensorRule:
     """The first of a rule and its alternatives whose first tensor is there; if none, the one that lacks least."""
     ways = [rule]
     while (other := ways[-1].otherwise) is not None:
@@ -252,7 +252,7 @@ def _prefixed(family: AnyFamily, stored: Mapping[str, str]) -> dict[str, str]:
 
 def _account(
     family: AnyFamily,
-    rules: Sequence[Rule],
+    rules: Sequence[TensorRule],
     names: Mapping[str, str],
     duplicates: Mapping[str, str],
     tensors: Tensors,
@@ -292,7 +292,7 @@ def left_out(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _planned(
-    rule: Rule,
+    rule: TensorRule,
     model: nn.Module,
     every: Mapping[str, nn.Parameter],
     names: Mapping[str, str],
@@ -300,7 +300,7 @@ def _planned(
     config: AnyConfig,
     dtype: torch.dtype | None,
     device: torch.device,
-) -> Plan:
+) -> ParameterPlan:
     if rule.ours not in every:
         raise ValueError(
             f"a rule makes {rule.ours!r}, which is no parameter of ours; {nearest(rule.ours, every)}"
@@ -312,8 +312,8 @@ def _planned(
 
 
 def _of_one_dtype(
-    family: AnyFamily, plans: list[Plan], stated: torch.dtype | None
-) -> tuple[list[Plan], tuple[str, ...]]:
+    family: AnyFamily, plans: list[ParameterPlan], stated: torch.dtype | None
+) -> tuple[list[ParameterPlan], tuple[str, ...]]:
     """The plans in one dtype, without which no pass runs, and what is said of it; transformers casts as much.
 
     What a family computes in float32 whatever the rest is in stays as it is stored.

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from interp.families import experts, llama_like
 from interp.families.rope import yarn_score_factor
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules
 from interp.model.config import Latent, ModelConfig, MoE, Rotary, Router
 
@@ -99,7 +99,7 @@ def _body(settings: Settings, router: Router, sizes: Sizes, *, renormalise: bool
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     (latent,) = set(config.mixers)
     assert isinstance(latent, Latent)

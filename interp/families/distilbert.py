@@ -2,7 +2,7 @@
 
 from interp.families.activations import activation
 from interp.families.encoder import BUFFERS, UNUSED, head_rules, with_head
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
@@ -41,12 +41,12 @@ def config(settings: Settings) -> ModelConfig:
     return with_head(body, settings, act)
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     base = "distilbert."
     return (
-        Rule("embed.weight", (f"{base}embeddings.word_embeddings.weight",)),
-        Rule("pos_embed.weight", (f"{base}embeddings.position_embeddings.weight",)),
+        TensorRule("embed.weight", (f"{base}embeddings.word_embeddings.weight",)),
+        TensorRule("pos_embed.weight", (f"{base}embeddings.position_embeddings.weight",)),
         *modules({"ln_embed": f"{base}embeddings.LayerNorm"}),
         *modules(LAYER, ours="blocks.{l}.", theirs=f"{base}transformer.layer.{{l}}."),
         *head_rules(config, "vocab_transform", "vocab_layer_norm", "vocab_projector"),

@@ -6,7 +6,7 @@ model is what its class says); without that key there is no head, and one that i
 
 from dataclasses import replace
 
-from interp.families.spec import Rule, Settings
+from interp.families.spec import Settings, TensorRule
 from interp.families.table import modules
 from interp.model.config import Activation, ModelConfig
 
@@ -29,14 +29,14 @@ def with_head(encoder: ModelConfig, settings: Settings, act: Activation) -> Mode
 
 def head_rules(
     config: ModelConfig, dense: str, norm: str, unembed: str, bias: str | None = None
-) -> tuple[Rule, ...]:
+) -> tuple[TensorRule, ...]:
     """The rules of the head, if there is one. `bias`: where the tied head keeps it, if not in `unembed` itself."""
     if not config.unembed:
         return ()
     table = modules({"mlm_head.dense": dense, "mlm_head.norm": norm})
     own, other = f"{unembed}.bias", bias or f"{unembed}.bias"
     if config.tied:
-        return (*table, Rule("unembed.bias", (other,)))
+        return (*table, TensorRule("unembed.bias", (other,)))
     # untied, the reference adds the layer's own bias and never reads the other
-    stored = Rule("unembed.bias", (own,), otherwise=Rule("unembed.bias", (other,)))
-    return (*table, Rule("unembed.weight", (f"{unembed}.weight",)), stored)
+    stored = TensorRule("unembed.bias", (own,), otherwise=TensorRule("unembed.bias", (other,)))
+    return (*table, TensorRule("unembed.weight", (f"{unembed}.weight",)), stored)

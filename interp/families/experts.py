@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from interp.families import llama_like
 from interp.families.rope import USUAL, Wording
-from interp.families.spec import Rule, Settings, in_layers
+from interp.families.spec import Settings, TensorRule, in_layers
 from interp.families.table import modules
 from interp.model.config import MLP, ModelConfig, MoE
 
@@ -39,12 +39,12 @@ def decoder(
     return replace(body, mlp=replace(moe, act=body.mlp.act, dense=dense, dense_layers=dense_layers))
 
 
-def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[Rule, ...]:
+def rules(config: ModelConfig, stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[TensorRule, ...]:
     """The weight table: experts fused, or one by one under `stored` as the matrices gate, linear and out."""
     return (*llama_like.attention_rules(config), *mixture_rules(stored, parts))
 
 
-def mixture_rules(stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[Rule, ...]:
+def mixture_rules(stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[TensorRule, ...]:
     """The router and the experts of that table."""
     gate, linear, out = (f"{BLOCK}{stored}.experts.{{x}}.{part}.weight" for part in parts)
     sources = {
@@ -55,23 +55,25 @@ def mixture_rules(stored: str, parts: tuple[str, str, str] = PARTS) -> tuple[Rul
     table = []
     for ours, (fused, apart) in sources.items():
         name = f"blocks.{{l}}.mlp.{ours}"
-        table.append(Rule(name, (f"{BLOCK}mlp.{fused}",), otherwise=Rule(name, apart)))
+        table.append(TensorRule(name, (f"{BLOCK}mlp.{fused}",), otherwise=TensorRule(name, apart)))
     return tuple(table)
 
 
-def shared_rules(config: ModelConfig) -> tuple[Rule, ...]:
+def shared_rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The rules of MLPs with a shared expert, an expert's correction and dense layers (DeepSeek, GLM-4.5)."""
     moe = config.mlp
     assert isinstance(moe, MoE)
     table = [*mixture_rules("mlp")]
     if moe.router.correction:
-        table.append(Rule("blocks.{l}.mlp.correction", (f"{BLOCK}mlp.gate.e_score_correction_bias",)))
+        table.append(TensorRule("blocks.{l}.mlp.correction", (f"{BLOCK}mlp.gate.e_score_correction_bias",)))
     if moe.shared:
         table += gated_rules("mlp.shared", "mlp.shared_experts.")
     return some_dense(config, table, gated_rules("mlp", "mlp."))
 
 
-def some_dense(config: ModelConfig, mixture: Sequence[Rule], dense: Sequence[Rule]) -> tuple[Rule, ...]:
+def some_dense(
+    config: ModelConfig, mixture: Sequence[TensorRule], dense: Sequence[TensorRule]
+) -> tuple[TensorRule, ...]:
     """The rules of the layers with experts, and of those with a dense MLP in their place."""
     assert isinstance(config.mlp, MoE)
     layers = config.mlp.dense_layers
@@ -79,7 +81,7 @@ def some_dense(config: ModelConfig, mixture: Sequence[Rule], dense: Sequence[Rul
     return (*in_layers(mixture, routed), *in_layers(dense, layers))
 
 
-def gated_rules(ours: str, theirs: str) -> tuple[Rule, ...]:
+def gated_rules(ours: str, theirs: str) -> tuple[TensorRule, ...]:
     """The rules of a gated MLP without biases."""
     gate, linear, out = (f"{theirs}{part}" for part in PARTS)
     names: dict[str, str | tuple[str, ...]] = {f"{ours}.into": (gate, linear), f"{ours}.out": out}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interp.families.activations import activation
 from interp.families.rope import Wording, context, rotary
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig
 
@@ -68,7 +68,7 @@ def _kv_heads(settings: Settings, n_heads: int) -> int:
     return n_heads
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     norms = {"ln1": "input_layernorm"}

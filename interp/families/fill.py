@@ -18,7 +18,7 @@ from torch import Tensor
 
 from interp.core.boundary import shape_text
 from interp.core.stats import narrowed
-from interp.families.spec import Layout, Product, Rule, same
+from interp.families.spec import Product, TensorLayout, TensorRule, same
 from interp.families.stored import Tensors, row_slices
 from interp.model.config import ModelConfig
 
@@ -31,12 +31,12 @@ nothing.
 
 
 @dataclass(frozen=True)
-class Plan:
+class ParameterPlan:
     """One parameter to be made: from which tensors, and as what."""
 
     ours: str
     parts: tuple[str, ...]
-    layout: Layout
+    layout: TensorLayout
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device
@@ -45,7 +45,7 @@ class Plan:
 
 
 def plan(
-    rule: Rule,
+    rule: TensorRule,
     shape: torch.Size,
     parts: tuple[str, ...],
     tensors: Tensors,
@@ -53,7 +53,7 @@ def plan(
     dtype: torch.dtype | None,
     device: torch.device,
     sizes: tuple[int, ...] | None = None,
-) -> Plan:
+) -> ParameterPlan:
     """The plan of one rule, shapes and dtypes checked without reading a number; dtype None keeps the checkpoint's.
 
     sizes: how many numbers each part of a joined parameter has; None where that does not follow from the config.
@@ -76,10 +76,12 @@ def plan(
     for outline in outlines[1:]:
         stored = torch.promote_types(stored, outline.dtype)
     check_dtype(dtype or stored, device)
-    return Plan(rule.ours, parts, rule.layout, shape, dtype or stored, device, config, rule.product)
+    return ParameterPlan(rule.ours, parts, rule.layout, shape, dtype or stored, device, config, rule.product)
 
 
-def _check_parts(rule: Rule, parts: tuple[str, ...], laid: list[torch.Size], sizes: tuple[int, ...]) -> None:
+def _check_parts(
+    rule: TensorRule, parts: tuple[str, ...], laid: list[torch.Size], sizes: tuple[int, ...]
+) -> None:
     """ValueError naming the first part of a joined parameter that has another shape than its own."""
     for name, part, size in zip(parts, laid, sizes, strict=True):
         if prod(part) != size:
@@ -90,7 +92,7 @@ def _check_parts(rule: Rule, parts: tuple[str, ...], laid: list[torch.Size], siz
             )
 
 
-def fill(made: Plan, tensors: Tensors) -> Tensor:
+def fill(made: ParameterPlan, tensors: Tensors) -> Tensor:
     """The parameter of a plan; ValueError naming a tensor that holds NaN or infinite values."""
     size = made.shape.numel() * made.dtype.itemsize
     if made.product is not None:
@@ -108,7 +110,7 @@ def fill(made: Plan, tensors: Tensors) -> Tensor:
     return _copied(made, tensors)
 
 
-def _outline_of_product(rule: Rule, product: Product, outlines: list[Tensor]) -> Tensor:
+def _outline_of_product(rule: TensorRule, product: Product, outlines: list[Tensor]) -> Tensor:
     """A rule's product on "meta"; ValueError for tensors that do not go together."""
     try:
         return product(*(outline.float() for outline in outlines))
@@ -119,7 +121,7 @@ def _outline_of_product(rule: Rule, product: Product, outlines: list[Tensor]) ->
         ) from cause
 
 
-def _computed(made: Plan, product: Product, tensors: Tensors) -> Tensor:
+def _computed(made: ParameterPlan, product: Product, tensors: Tensors) -> Tensor:
     """The parameter that a product computes, in float32 at least, rounded once."""
     for name in made.parts:
         require_finite(name, _chunks(tensors, name))
@@ -128,7 +130,7 @@ def _computed(made: Plan, product: Product, tensors: Tensors) -> Tensor:
     return narrowed(found, made.dtype, " and ".join(made.parts)).contiguous()
 
 
-def _copied(made: Plan, tensors: Tensors) -> Tensor:
+def _copied(made: ParameterPlan, tensors: Tensors) -> Tensor:
     whole = torch.empty(made.shape, dtype=made.dtype, device=made.device)
     start = 0
     for name in made.parts:

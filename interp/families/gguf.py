@@ -23,7 +23,7 @@ from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
 from interp.core.boundary import shape_text
-from interp.families.gguf_keys import Said, rope_tensors, values_of
+from interp.families.gguf_keys import GgufContents, rope_tensors, values_of
 from interp.families.stored import Tensors, require_contents
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ PLAIN = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16
 
 
 @dataclass(frozen=True)
-class File(Said):
+class GgufFile(GgufContents):
     """An open GGUF file: its own keys, its tensors, and transformers' config of it."""
 
     config: PreTrainedConfig
@@ -56,7 +56,7 @@ def is_gguf(path: Path) -> bool:
         return content.read(4) == b"GGUF"
 
 
-def read(path: Path) -> File:
+def read(path: Path) -> GgufFile:
     """The file, nothing of its tensors read yet.
 
     Raises:
@@ -77,7 +77,7 @@ def read(path: Path) -> File:
         raise ValueError(
             f"{path} is one of {fields['split.count']} parts; merge them first: llama-gguf-split --merge"
         )
-    said = Said(path, fields, tensors)
+    said = GgufContents(path, fields, tensors)
     values = values_of(said)
     kind, given = str(values["model_type"]), {k: v for k, v in values.items() if k != "model_type"}
     try:
@@ -89,7 +89,7 @@ def read(path: Path) -> File:
     padding = getattr(config, "pad_token_id", None)
     if isinstance(padding, int) and padding >= config.vocab_size:
         config.pad_token_id = None  # a default of the family that this vocabulary does not have
-    return File(path, fields, tensors, config, values)
+    return GgufFile(path, fields, tensors, config, values)
 
 
 def tokenizer_keys(path: Path) -> dict[str, object]:
@@ -186,7 +186,7 @@ class GgufTensors(Tensors):
     have.
     """
 
-    def __init__(self, file: File, dtype: torch.dtype | None) -> None:
+    def __init__(self, file: GgufFile, dtype: torch.dtype | None) -> None:
         from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
         self._file, self._dtype = file, dtype or own_dtype(file)
@@ -274,7 +274,7 @@ class GgufTensors(Tensors):
         return len(self._shapes)
 
 
-def dequantised(file: File, source: str) -> NDArray[np.float32]:
+def dequantised(file: GgufFile, source: str) -> NDArray[np.float32]:
     """A tensor of the file in ordinary numbers; ValueError naming it and its type where `gguf` cannot do that."""
     import gguf
 
@@ -292,7 +292,7 @@ def dequantised(file: File, source: str) -> NDArray[np.float32]:
     return numbers if numbers.flags.writeable else numbers.copy()
 
 
-def _summary(file: File, dtype: torch.dtype) -> str:
+def _summary(file: GgufFile, dtype: torch.dtype) -> str:
     """What was read, in words."""
     kinds = Counter(tensor.tensor_type.name for tensor in file.tensors.values())
     stored = ", ".join(f"{n} tensors of {kind}" for kind, n in kinds.most_common())
@@ -311,7 +311,7 @@ class Own:
     made: Callable[[Sequence[Tensor], PreTrainedConfig], Tensor]
 
 
-def own_layout(file: File, name: str) -> Own | None:
+def own_layout(file: GgufFile, name: str) -> Own | None:
     """How we make a tensor that transformers would make wrongly, or not at all; None for all others."""
     for pattern, sources, made in LAYOUTS.get(file.architecture, ()):
         if found := re.fullmatch(pattern, name):
@@ -380,7 +380,7 @@ them.
 """
 
 
-def read_by_transformers(file: File) -> bool:
+def read_by_transformers(file: GgufFile) -> bool:
     """Whether transformers itself makes the right tensors of a file."""
     fused = file.architecture == "falcon" and file.key("attention.head_count_kv") not in (None, 1)
     norms = file.architecture == "stablelm" and file.has("attn_q_norm.weight")
@@ -389,7 +389,7 @@ def read_by_transformers(file: File) -> bool:
     return not (fused or norms or no_groups or longer or file.architecture == "gpt-oss")
 
 
-def _names(file: File, shapes: Mapping[str, torch.Size], processor: TensorProcessor) -> dict[str, str]:
+def _names(file: GgufFile, shapes: Mapping[str, torch.Size], processor: TensorProcessor) -> dict[str, str]:
     """The file's name of each tensor -> an ordinary checkpoint's, which may have the name of a part of the network
     only.
     """
@@ -420,7 +420,7 @@ def _names(file: File, shapes: Mapping[str, torch.Size], processor: TensorProces
     return found
 
 
-def own_dtype(file: File) -> torch.dtype:
+def own_dtype(file: GgufFile) -> torch.dtype:
     """The dtype that the matrices are stored in, where all have one; float32 for blocks of fewer bits."""
     kinds = {tensor.tensor_type.name for tensor in file.tensors.values() if len(tensor.shape) > 1}
     return PLAIN.get(kinds.pop(), torch.float32) if len(kinds) == 1 else torch.float32

@@ -79,7 +79,7 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 
 
 @dataclass(frozen=True)
-class Said:
+class GgufContents:
     """What a file says: its keys, and its tensors with their sizes."""
 
     path: Path
@@ -115,7 +115,7 @@ class Said:
         return any(name.endswith(f".{end}") for name in self.tensors)
 
 
-def values_of(said: Said) -> dict[str, object]:
+def values_of(said: GgufContents) -> dict[str, object]:
     """What transformers' config of the file is made of, its `model_type` among it.
 
     Raises:
@@ -147,7 +147,7 @@ _SURPLUS = {"falcon": ("num_key_value_heads",), "t5": ("num_key_value_heads",)}
 """What is set above for every architecture and is no part of the configs of these."""
 
 
-def table(said: Said) -> dict[str, str | None]:
+def table(said: GgufContents) -> dict[str, str | None]:
     """The file's key -> the config's, for its architecture."""
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
@@ -163,7 +163,7 @@ def table(said: Said) -> dict[str, str | None]:
     return {**tables[kind], **MORE.get(said.architecture, {})}
 
 
-def _for_all_layers(said: Said, key: str, found: object) -> object:
+def _for_all_layers(said: GgufContents, key: str, found: object) -> object:
     """A value that all layers have; llama.cpp may write one for each."""
     if not isinstance(found, list):
         return found
@@ -179,19 +179,19 @@ def _for_all_layers(said: Said, key: str, found: object) -> object:
 # --- what the tensors say, or a rule of llama.cpp's -----------------------------------------------------------------
 
 
-def _nothing(said: Said) -> dict[str, object]:
+def _nothing(said: GgufContents) -> dict[str, object]:
     return {}
 
 
-def _llama(said: Said) -> dict[str, object]:
+def _llama(said: GgufContents) -> dict[str, object]:
     return {"attention_bias": said.has("attn_q.bias"), "mlp_bias": said.has("ffn_down.bias")}
 
 
-def _qwen(said: Said) -> dict[str, object]:
+def _qwen(said: GgufContents) -> dict[str, object]:
     return {"attention_bias": said.has("attn_q.bias")}
 
 
-def _falcon(said: Said) -> dict[str, object]:
+def _falcon(said: GgufContents) -> dict[str, object]:
     """Falcon 40B's form of block is that with several heads of keys and values, or two norms."""
     groups, norms = said.number("attention.head_count_kv", 1), 2 if said.has("attn_norm_2.weight") else 1
     new = groups > 1 or norms == 2
@@ -199,7 +199,7 @@ def _falcon(said: Said) -> dict[str, object]:
     return {**form, "bias": said.has("attn_qkv.bias"), **_tied(said)}
 
 
-def _tied(said: Said) -> dict[str, object]:
+def _tied(said: GgufContents) -> dict[str, object]:
     """Whether the unembedding is the embedding, where converters write it a second time."""
     first, second = (said.tensors.get(name) for name in ("token_embd.weight", "output.weight"))
     if first is None or second is None:
@@ -210,11 +210,11 @@ def _tied(said: Said) -> dict[str, object]:
     }
 
 
-def _t5(said: Said) -> dict[str, object]:
+def _t5(said: GgufContents) -> dict[str, object]:
     return {"feed_forward_proj": "gated-gelu" if said.has("ffn_gate.weight") else "relu"}
 
 
-def _stablelm(said: Said) -> dict[str, object]:
+def _stablelm(said: GgufContents) -> dict[str, object]:
     return {
         **_rotated_part(said),
         "use_qkv_bias": said.has("attn_q.bias"),
@@ -223,7 +223,7 @@ def _stablelm(said: Said) -> dict[str, object]:
     }
 
 
-def _rotated_part(said: Said) -> dict[str, object]:
+def _rotated_part(said: GgufContents) -> dict[str, object]:
     """How much of a head is rotated, as the factor by which a config multiplies its width."""
     if said.key("rope.dimension_count") is None:
         return {}
@@ -235,17 +235,17 @@ def _rotated_part(said: Said) -> dict[str, object]:
     return {"partial_rotary_factor": part if int(width * part) == rotated else math.nextafter(part, 2)}
 
 
-def _phi3(said: Said) -> dict[str, object]:
+def _phi3(said: GgufContents) -> dict[str, object]:
     window = said.number("attention.sliding_window", 0)
     return {**_rotated_part(said), "sliding_window": int(window) or None}
 
 
-def _gemma(largest: int) -> Callable[[Said], dict[str, object]]:
+def _gemma(largest: int) -> Callable[[GgufContents], dict[str, object]]:
     """Gemma's scores are divided by the root of a head's width; the largest model's (of so many layers) by that of
     d_model / heads (llama.cpp, models/gemma2.cpp and gemma3.cpp: no key says so).
     """
 
-    def read_off(said: Said) -> dict[str, object]:
+    def read_off(said: GgufContents) -> dict[str, object]:
         scale = said.number("attention.key_length", 256)
         if said.number("block_count") == largest:
             scale = said.count("embedding_length") // said.count("attention.head_count")
@@ -256,7 +256,7 @@ def _gemma(largest: int) -> Callable[[Said], dict[str, object]]:
     return read_off
 
 
-def _layer_types(said: Said) -> dict[str, object]:
+def _layer_types(said: GgufContents) -> dict[str, object]:
     """Which layers have a window, where the file says more than its size."""
     layers, pattern = said.count("block_count"), said.key("attention.sliding_window_pattern")
     if isinstance(pattern, list):
@@ -269,7 +269,7 @@ def _layer_types(said: Said) -> dict[str, object]:
     return {"layer_types": kinds} if every else {}
 
 
-def _lfm2(said: Said) -> dict[str, object]:
+def _lfm2(said: GgufContents) -> dict[str, object]:
     heads = said.key("attention.head_count_kv")
     counts = heads if isinstance(heads, list) else [heads] * said.count("block_count")
     kinds = ["full_attention" if count else "conv" for count in counts]
@@ -277,11 +277,11 @@ def _lfm2(said: Said) -> dict[str, object]:
     return {"layer_types": kinds, "block_auto_adjust_ff_dim": False, "conv_bias": bias}
 
 
-def _starcoder2(said: Said) -> dict[str, object]:
+def _starcoder2(said: GgufContents) -> dict[str, object]:
     return {"use_bias": said.has("attn_q.bias")}
 
 
-READ_OFF: Mapping[str, Callable[[Said], dict[str, object]]] = {
+READ_OFF: Mapping[str, Callable[[GgufContents], dict[str, object]]] = {
     "llama": _llama, "qwen3": _qwen, "qwen3moe": _qwen, "falcon": _falcon, "t5": _t5, "stablelm": _stablelm,
     "phi3": _phi3, "nemotron": _rotated_part, "gemma2": _gemma(46), "gemma3": _gemma(62), "lfm2": _lfm2,
     "starcoder2": _starcoder2, "bloom": _tied,
@@ -305,7 +305,7 @@ SCALING = ("type", "factor", "finetuned", "attn_factor", *YARN)
 """What a file may say of rotary scaling, after "rope.scaling."."""
 
 
-def _rope(said: Said, values: Mapping[str, object]) -> dict[str, object]:
+def _rope(said: GgufContents, values: Mapping[str, object]) -> dict[str, object]:
     """The config's keys of rotary scaling: linear, YaRN, or a factor for each frequency."""
     stretched = said.number("rope.scaling.factor", 1.0) not in (0, 1)
     kind = said.key("rope.scaling.type") or ("linear" if stretched else "none")  # llama.cpp's default
@@ -343,14 +343,14 @@ def _rope(said: Said, values: Mapping[str, object]) -> dict[str, object]:
     return {"rope_parameters": {"full_attention": whole} if said.architecture == "gemma3" else whole}
 
 
-def rope_tensors(said: Said) -> tuple[str, ...]:
+def rope_tensors(said: GgufContents) -> tuple[str, ...]:
     """The file's tensors that are no weights but factors of rotary frequencies."""
     if all(name in said.tensors for name in LONG_FACTORS):
         return LONG_FACTORS
     return (ROPE_FACTORS,) if ROPE_FACTORS in said.tensors else ()
 
 
-def _factors(said: Said) -> dict[str, object]:
+def _factors(said: GgufContents) -> dict[str, object]:
     """LongRoPE, which divides each frequency by its own number; the same at every length for Llama 3.1."""
     import gguf
 
@@ -374,7 +374,7 @@ def _factors(said: Said) -> dict[str, object]:
 # --- what is left -------------------------------------------------------------------------------------------------
 
 
-def _account(said: Said) -> None:
+def _account(said: GgufContents) -> None:
     """ValueError naming a key of the architecture that is not read, and may change a number."""
     known, prefix = {*_read(said), *CHECKED, *INERT}, f"{said.architecture}."
     for name in (key.removeprefix(prefix) for key in said.fields if key.startswith(prefix)):
@@ -383,7 +383,7 @@ def _account(said: Said) -> None:
             raise ValueError(f"{said.path}: key {prefix}{name} = {shown(value)} is not understood")
 
 
-def _read(said: Said) -> set[str]:
+def _read(said: GgufContents) -> set[str]:
     """The keys that the config is made of."""
     told = {name for name, theirs in table(said).items() if theirs is not None}
     return {*told, *READ_OFF_KEYS.get(said.architecture, ()), *(f"rope.scaling.{name}" for name in SCALING)}
@@ -420,7 +420,7 @@ CHECKED: Mapping[str, Callable[[ModelConfig], float | None]] = {
 """Keys of the file that say a number of our config, which transformers reads, computes, or leaves at a default."""
 
 
-def agrees(said: Said, config: AnyConfig) -> None:
+def agrees(said: GgufContents, config: AnyConfig) -> None:
     """ValueError naming a key of the file that says another number than the config that was made of it."""
     if not isinstance(config, ModelConfig):
         return
@@ -437,7 +437,7 @@ def agrees(said: Said, config: AnyConfig) -> None:
             )
 
 
-def agrees_with_theirs(said: Said, config: PreTrainedConfig) -> None:
+def agrees_with_theirs(said: GgufContents, config: PreTrainedConfig) -> None:
     """Whether a wrapped network of transformers agrees with the file: keys that no table reads must be plain."""
     heads = getattr(config, "num_attention_heads", None) or 1
     width = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -6,7 +6,7 @@ Queries, keys and values alone have biases; the 0414 models norm what each subla
 from dataclasses import replace
 
 from interp.families import llama_like
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.model.config import ModelConfig, Rotary
 
 DEFAULTS = {
@@ -37,7 +37,7 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     norms = SANDWICH if config.norm_place == "sandwich" else None
     return (

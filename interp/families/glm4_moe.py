@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from interp.families import experts, llama_like
 from interp.families.deepseek import sigmoids
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.model.config import ModelConfig, MoE
 
 DEFAULTS = {
@@ -31,7 +31,7 @@ def config(settings: Settings) -> ModelConfig:
     return replace(body, qk_norm="head" if settings.flag("use_qk_norm", False) else None, out_bias=False)
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     return (*llama_like.attention_rules(config), *experts.shared_rules(config))
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.spec import Family, Layout, Rule, Settings, transposed
+from interp.families.spec import Family, Settings, TensorLayout, TensorRule, transposed
 from interp.families.table import modules, tied_to, unembedding
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
@@ -40,7 +40,9 @@ def conv1d(tensor: Tensor, config: ModelConfig) -> Tensor:
     return transposed(tensor, config) if tensor.ndim > 1 else tensor
 
 
-def rules(config: ModelConfig, qkv: Layout = conv1d, layout: Layout = conv1d) -> tuple[Rule, ...]:
+def rules(
+    config: ModelConfig, qkv: TensorLayout = conv1d, layout: TensorLayout = conv1d
+) -> tuple[TensorRule, ...]:
     """The weight table; how queries, keys and values, and all other matrices, are stored."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     norms = {"ln1": "ln_1", "ln2": "ln_2"}

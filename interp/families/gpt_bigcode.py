@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from interp.families import gpt2
-from interp.families.spec import Family, Rule, Settings, same
+from interp.families.spec import Family, Settings, TensorRule, same
 from interp.families.table import heads_apart, tied_to
 from interp.model.config import ModelConfig
 
@@ -19,7 +19,7 @@ def config(settings: Settings) -> ModelConfig:
     return replace(body, n_kv_heads=1 if shared else body.n_heads)
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table: GPT-2's, every matrix stored `[out, in]`."""
     return gpt2.rules(config, heads_apart if config.kv_heads == config.n_heads else same, same)
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from interp.families.activations import activation
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules, tied_to, unembedding
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
@@ -60,7 +60,7 @@ def _written_out(types: object, most: int) -> list[str]:
         ) from cause
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     inner = {

@@ -2,7 +2,7 @@
 
 from interp.families.activations import activation
 from interp.families.rope import Wording, context, rotary
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import heads_apart, modules, tied_to, unembedding
 from interp.model.config import MLP, LayerNorm, ModelConfig
 
@@ -31,7 +31,7 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table; queries, keys and values are stored head by head."""
     ours, theirs = "blocks.{l}.", "gpt_neox.layers.{l}."
     inner = {

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from interp.families import experts, llama_like
 from interp.families.rope import Wording
-from interp.families.spec import Family, Rule, Settings, transposed
+from interp.families.spec import Family, Settings, TensorRule, transposed
 from interp.families.windows import local_layers, window_size
 from interp.model.config import ModelConfig, MoE
 
@@ -62,19 +62,19 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     ours, theirs = "blocks.{l}.", experts.BLOCK
     stored = f"{theirs}mlp.experts."
     return (
         *llama_like.attention_rules(config),
-        Rule(f"{ours}attn.sinks", (f"{theirs}self_attn.sinks",)),
-        Rule(f"{ours}mlp.router.weight", (f"{theirs}mlp.router.weight",)),
-        Rule(f"{ours}mlp.router.bias", (f"{theirs}mlp.router.bias",)),
-        Rule(f"{ours}mlp.into", (f"{stored}gate_up_proj",), _sorted_columns),
-        Rule(f"{ours}mlp.into_bias", (f"{stored}gate_up_proj_bias",), _sorted),
-        Rule(f"{ours}mlp.out", (f"{stored}down_proj",), transposed),
-        Rule(f"{ours}mlp.out_bias", (f"{stored}down_proj_bias",)),
+        TensorRule(f"{ours}attn.sinks", (f"{theirs}self_attn.sinks",)),
+        TensorRule(f"{ours}mlp.router.weight", (f"{theirs}mlp.router.weight",)),
+        TensorRule(f"{ours}mlp.router.bias", (f"{theirs}mlp.router.bias",)),
+        TensorRule(f"{ours}mlp.into", (f"{stored}gate_up_proj",), _sorted_columns),
+        TensorRule(f"{ours}mlp.into_bias", (f"{stored}gate_up_proj_bias",), _sorted),
+        TensorRule(f"{ours}mlp.out", (f"{stored}down_proj",), transposed),
+        TensorRule(f"{ours}mlp.out_bias", (f"{stored}down_proj_bias",)),
     )
 
 

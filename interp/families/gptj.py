@@ -1,7 +1,7 @@
 """GPT-J: attention and MLP side by side after one norm, rotation of neighbouring pairs, a bias on the unembedding."""
 
 from interp.families.activations import activation
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules, tied_to, unembedding
 from interp.model.config import MLP, LayerNorm, ModelConfig, Rotary
 
@@ -29,7 +29,7 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     qkv = {"attn.qkv": tuple(f"attn.{part}_proj" for part in "qkv")}
     return (
@@ -38,7 +38,7 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
     )
 
 
-def outside_qkv(config: ModelConfig) -> tuple[Rule, ...]:
+def outside_qkv(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table without queries, keys and values."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     inner = {"ln1": "ln_1", "mlp.into": "mlp.fc_in", "mlp.out": "mlp.fc_out"}

@@ -1,7 +1,7 @@
 """Granite MoE: Granite with experts in place of every MLP; the weights of those chosen sum to 1."""
 
 from interp.families import experts, granite, llama_like
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.model.config import ModelConfig, MoE
 
 STORED = {
@@ -22,17 +22,17 @@ def config(settings: Settings) -> ModelConfig:
     return granite.multiplied(settings, experts.decoder(settings, moe, granite.DEFAULTS))
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     return (*llama_like.attention_rules(config), *mixture_rules())
 
 
-def mixture_rules() -> tuple[Rule, ...]:
+def mixture_rules() -> tuple[TensorRule, ...]:
     """The router and the experts of that table."""
     table, theirs = [], f"{experts.BLOCK}block_sparse_moe."
     for ours, (memory, file) in STORED.items():
         name = f"blocks.{{l}}.mlp.{ours}"
-        table.append(Rule(name, (theirs + memory,), otherwise=Rule(name, (theirs + file,))))
+        table.append(TensorRule(name, (theirs + memory,), otherwise=TensorRule(name, (theirs + file,))))
     return tuple(table)
 
 

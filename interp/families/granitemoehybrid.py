@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from interp.families import experts, granite, granitemoe, llama_like, mamba2
 from interp.families.rope import Wording
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules
 from interp.model.config import MLP, Mixer, ModelConfig, MoE, NoPosition, Softmax
 
@@ -59,12 +59,12 @@ def _attention(settings: Settings, n_layers: int) -> list[bool]:
     return [kind in ATTENTION for kind in kinds]
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     return (*mamba2.hybrid_rules(config, llama_like.attention_rules(config)), *_mlp_rules(config))
 
 
-def _mlp_rules(config: ModelConfig) -> tuple[Rule, ...]:
+def _mlp_rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     mixture = isinstance(config.mlp, MoE)
     ours = "blocks.{l}.mlp.shared." if mixture else "blocks.{l}.mlp."
     names: dict[str, str | tuple[str, ...]] = {"into": "input_linear", "out": "output_linear"}

@@ -6,7 +6,7 @@ from einops import rearrange
 from torch import Tensor
 
 from interp.families import llama_like
-from interp.families.spec import Family, Rule, Settings, in_layers
+from interp.families.spec import Family, Settings, TensorRule, in_layers
 from interp.families.table import modules, norm_rules, unembedding
 from interp.families.windows import full_layers
 from interp.model.config import MLP, ModelConfig, RMSNorm, ShortConv, Softmax
@@ -60,7 +60,7 @@ def _width(settings: Settings, width: int) -> int:
     return width if factor is None else -(-int(factor * width) // several) * several
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     bias = next((mixer.bias for mixer in config.mixers if isinstance(mixer, ShortConv)), False)
     conv, attention = f"{THEIRS}conv.", f"{THEIRS}self_attn."
@@ -69,8 +69,8 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
     names |= {f"{part}_norm.norm": f"{part}_layernorm" for part in "qk"}
     places = {
         ShortConv: (
-            Rule(f"{ours}kernel", (f"{conv}conv.weight",), _kernel),
-            *([Rule(f"{ours}bias", (f"{conv}conv.bias",))] if bias else []),
+            TensorRule(f"{ours}kernel", (f"{conv}conv.weight",), _kernel),
+            *([TensorRule(f"{ours}bias", (f"{conv}conv.bias",))] if bias else []),
             *modules({"into": "in_proj", "out": "out_proj"}, ours=ours, theirs=conv, bias=bias),
         ),
         Softmax: modules(names, ours=ours, theirs=attention, bias=False),
@@ -79,7 +79,7 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
         "mlp.into": ("feed_forward.w1", "feed_forward.w3"),
         "mlp.out": "feed_forward.w2",
     }
-    table: tuple[Rule, ...] = (
+    table: tuple[TensorRule, ...] = (
         *modules({"embed": "model.embed_tokens", "ln_final": "model.embedding_norm"}, bias=False),
         *norm_rules({"ln1": "operator_norm", "ln2": "ffn_norm"}, config.norm, ours=OURS, theirs=THEIRS),
         *modules(mlp, ours=OURS, theirs=THEIRS, bias=False),

@@ -8,7 +8,7 @@ theirs from `floor_scale` tokens on.
 from dataclasses import replace
 
 from interp.families import experts, llama_like
-from interp.families.spec import Family, Rule, Settings, transposed
+from interp.families.spec import Family, Settings, TensorRule, transposed
 from interp.families.table import modules
 from interp.model.config import MLP, MOST_LAYERS, ModelConfig, MoE, Rotary, Router
 from interp.model.softmax import Chunks, LogSteps, Softmax
@@ -92,13 +92,13 @@ def _mixers(settings: Settings, body: ModelConfig) -> list[Softmax]:
     return found
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     at = f"{experts.BLOCK}feed_forward."
     mixture = (
         *modules({"mlp.router": "router"}, ours="blocks.{l}.", theirs=at, bias=False),
-        Rule("blocks.{l}.mlp.into", (f"{at}experts.gate_up_proj",), transposed),
-        Rule("blocks.{l}.mlp.out", (f"{at}experts.down_proj",), transposed),
+        TensorRule("blocks.{l}.mlp.into", (f"{at}experts.gate_up_proj",), transposed),
+        TensorRule("blocks.{l}.mlp.out", (f"{at}experts.down_proj",), transposed),
         *experts.gated_rules("mlp.shared", "feed_forward.shared_expert."),
     )
     dense = experts.gated_rules("mlp", "feed_forward.")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from interp.families.activations import activation
 from interp.families.rope import USUAL, Wording, context, rotary
-from interp.families.spec import Rule, Settings, same
+from interp.families.spec import Settings, TensorRule, same
 from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, Mixer, ModelConfig, MoE, Norm, NormPlace, RMSNorm, Softmax
 
@@ -116,14 +116,14 @@ def rotated_layers(settings: Settings, n_layers: int) -> list[bool]:
     return [flag == 1 for flag in given[:n_layers]]
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table; q, k, v and gate, up are joined into one matrix each."""
     return (*attention_rules(config), *mlp_rules(config))
 
 
 def attention_rules(
     config: ModelConfig, qkv: str | tuple[str, ...] = JOINED[0], norms: Mapping[str, str] | None = None
-) -> tuple[Rule, ...]:
+) -> tuple[TensorRule, ...]:
     """The weight table without the MLPs' matrices. norms: their names in a block; None = those of `NORMS`."""
     ours, theirs = "blocks.{l}.", "model.layers.{l}."
     return (
@@ -134,7 +134,7 @@ def attention_rules(
     )
 
 
-def outside_rules(config: ModelConfig, norms: Mapping[str, str] | None = None) -> tuple[Rule, ...]:
+def outside_rules(config: ModelConfig, norms: Mapping[str, str] | None = None) -> tuple[TensorRule, ...]:
     """The weight table outside attention and the MLPs: embedding, norms, unembedding."""
     inside = dict(norms or NORMS[config.norm_place])
     if config.shared_norm:
@@ -147,7 +147,7 @@ def outside_rules(config: ModelConfig, norms: Mapping[str, str] | None = None) -
     )
 
 
-def query_key_norms(config: ModelConfig) -> tuple[Rule, ...]:
+def query_key_norms(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weights of the norms of queries and keys, where there are any."""
     names = {f"attn.{part}_norm.norm": f"self_attn.{part}_norm" for part in "qk"}
     found = {} if config.qk_norm is None else names
@@ -160,7 +160,7 @@ def flat(tensor: Tensor, config: ModelConfig) -> Tensor:
     return tensor.flatten()
 
 
-def mlp_rules(config: ModelConfig, into: str | tuple[str, ...] = JOINED[1]) -> tuple[Rule, ...]:
+def mlp_rules(config: ModelConfig, into: str | tuple[str, ...] = JOINED[1]) -> tuple[TensorRule, ...]:
     """The MLPs' matrices."""
     assert isinstance(config.mlp, MLP | MoE)
     names = {"mlp.into": into, "mlp.out": "mlp.down_proj"}

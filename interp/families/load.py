@@ -183,7 +183,7 @@ def family_of(values: Mapping[str, object]) -> AnyFamily:
 
 
 @dataclass(frozen=True)
-class Reading:
+class ConfigReading:
     """A checkpoint's config as this package understands it."""
 
     family: AnyFamily
@@ -209,7 +209,7 @@ def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
     return found.family, found.config
 
 
-def reading_of(values: Mapping[str, object]) -> Reading:
+def reading_of(values: Mapping[str, object]) -> ConfigReading:
     """Family, our config and the inert keys of a checkpoint's config.
 
     Errors: ValueError for a damaged config or a `model_type` without a file here; its kind `UnsupportedError` where the
@@ -226,7 +226,7 @@ def reading_of(values: Mapping[str, object]) -> Reading:
             raise
         said = ", ".join(f"{key}={value}" for key, value in settings.numbers().items())
         raise ValueError(f"{family.name}: {cause}; the config says {said}") from cause
-    return Reading(family, config, settings.finish())
+    return ConfigReading(family, config, settings.finish())
 
 
 @public()
@@ -302,7 +302,7 @@ def _from_network(
     # a config may still name the class it was saved from, one with a head, say, and the dtype
     values: dict[str, object] = {**config.to_dict(), "architectures": [type(network).__name__], "dtype": None}
     found = _read(values, wrapped, live=True)
-    if not isinstance(found, Reading):
+    if not isinstance(found, ConfigReading):
         refuse_quantised(values)
         return wrapped_network(network, (*said, *found), dtype=dtype, device=_one_place(places))
     state = LiveTensors(network.state_dict(), owned=owned, notes=(*said, *found.notes))
@@ -313,7 +313,7 @@ def _from_network(
 
 
 def _converted(
-    found: Reading,
+    found: ConfigReading,
     stored: Tensors,
     values: Mapping[str, object],
     dtype: torch.dtype | None,
@@ -377,7 +377,7 @@ def any_from_folder(
         return _from_network(network, notes, True, places, dtype, wrapped)
     values = values_of(path, config)
     found = _read(values, wrapped)
-    if not isinstance(found, Reading):
+    if not isinstance(found, ConfigReading):
         if path.is_file() or config is not None:
             why = f"; it is {found[0]}" if found else ""
             raise ValueError(
@@ -404,7 +404,7 @@ def _from_gguf(
     file = gguf.read(path)
     values: dict[str, object] = file.config.to_dict()
     found = _read(values, wrapped)
-    if not isinstance(found, Reading):
+    if not isinstance(found, ConfigReading):
         if not can_wrap(values):
             raise ValueError(
                 f"{path}: {values.get('model_type')!r} cannot be wrapped: one stack of layers is required"
@@ -576,12 +576,12 @@ def is_encoder_decoder(path: Path) -> bool:
     except FileNotFoundError:
         return False
     found = _read(values, None)
-    return isinstance(found, Reading) and isinstance(found.config, EncoderDecoderConfig)
+    return isinstance(found, ConfigReading) and isinstance(found.config, EncoderDecoderConfig)
 
 
 def _read(
     values: Mapping[str, object], wrapped: bool | None, *, live: bool = False
-) -> Reading | tuple[str, ...]:
+) -> ConfigReading | tuple[str, ...]:
     """A config as ours; or, where its model is to be wrapped, what is to be said of that.
 
     It is wrapped where that is asked for, or where transformers does what the config asks and no file here does.

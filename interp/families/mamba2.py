@@ -12,7 +12,7 @@ from functools import partial
 from einops import rearrange
 from torch import Tensor
 
-from interp.families.spec import Family, Layout, Rule, Settings, in_layers
+from interp.families.spec import Family, Settings, TensorLayout, TensorRule, in_layers
 from interp.families.table import modules, tied_to, unembedding
 from interp.model.config import Mamba2, ModelConfig, NoPosition, RMSNorm
 
@@ -103,7 +103,7 @@ def _number(given: object) -> float:
     return float(given) if abs(given) <= sys.float_info.max or isinstance(given, float) else math.nan
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     return (
         *modules({"embed": "backbone.embeddings", "ln_final": "backbone.norm_f"}, bias=False),
@@ -113,11 +113,11 @@ def rules(config: ModelConfig) -> tuple[Rule, ...]:
     )
 
 
-def mixer_rules(config: ModelConfig, theirs: str) -> tuple[Rule, ...]:
+def mixer_rules(config: ModelConfig, theirs: str) -> tuple[TensorRule, ...]:
     """The rules of a Mamba-2 mixer, whose names in a checkpoint begin with `theirs`."""
     kind = state_space_of(config)
     table = [
-        Rule(f"{OURS}{ours}.{part}", (f"{theirs}in_proj.{part}",), layout)
+        TensorRule(f"{OURS}{ours}.{part}", (f"{theirs}in_proj.{part}",), layout)
         for part in (("weight", "bias") if kind.bias else ("weight",))
         for ours, layout in _INTO.items()
     ]
@@ -126,14 +126,14 @@ def mixer_rules(config: ModelConfig, theirs: str) -> tuple[Rule, ...]:
     )
     return (
         *table,
-        Rule(f"{OURS}kernel", (f"{theirs}conv1d.weight",), _kernel),
-        *(Rule(f"{OURS}{ours}", (f"{theirs}{name}",)) for ours, name in vectors.items()),
+        TensorRule(f"{OURS}kernel", (f"{theirs}conv1d.weight",), _kernel),
+        *(TensorRule(f"{OURS}{ours}", (f"{theirs}{name}",)) for ours, name in vectors.items()),
         *modules({"gated_norm": "norm"}, ours=OURS, theirs=theirs, bias=False),
         *modules({"out": "out_proj"}, ours=OURS, theirs=theirs, bias=kind.bias),
     )
 
 
-def hybrid_rules(config: ModelConfig, table: Sequence[Rule]) -> tuple[Rule, ...]:
+def hybrid_rules(config: ModelConfig, table: Sequence[TensorRule]) -> tuple[TensorRule, ...]:
     """The rules of a model of which some layers have Mamba-2, under `mamba`, and the others what `table` says."""
     attends = [layer for layer, mixer in enumerate(config.mixers) if not isinstance(mixer, Mamba2)]
     states = [layer for layer in range(config.n_layers) if layer not in attends]
@@ -156,7 +156,7 @@ def _cut(tensor: Tensor, config: ModelConfig, part: int) -> Tensor:
     return tensor.split([values, values + 2 * kind.key_heads * kind.d_key, kind.value_heads])[part]
 
 
-_INTO: Mapping[str, Layout] = {
+_INTO: Mapping[str, TensorLayout] = {
     name: partial(_cut, part=i) for i, name in enumerate(("gate", "into", "rates"))
 }
 

@@ -6,7 +6,7 @@ The sinusoids are computed, not loaded: tables of them in a checkpoint are not r
 from dataclasses import replace
 
 from interp.families import bart
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.model.config import EncoderDecoderConfig, Sinusoidal
 
 
@@ -30,7 +30,7 @@ def config(settings: Settings) -> EncoderDecoderConfig:
     )
 
 
-def rules(config: EncoderDecoderConfig) -> tuple[Rule, ...]:
+def rules(config: EncoderDecoderConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     return bart.stack_rules(config)
 

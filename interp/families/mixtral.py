@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from interp.families import experts, llama_like
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.windows import window_size
 from interp.model.config import ModelConfig, MoE
 
@@ -26,7 +26,7 @@ def config(settings: Settings) -> ModelConfig:
     return replace(body, window=window_size(settings, None))
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table; w1 is the gate, w3 the linear branch, w2 what writes."""
     return experts.rules(config, "block_sparse_moe", ("w1", "w3", "w2"))
 

@@ -4,7 +4,7 @@ matrices.
 
 from collections.abc import Mapping
 
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules, norm_rules, tied_to, unembedding
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
@@ -43,7 +43,7 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     ours, theirs = "blocks.{l}.", "transformer.h.{l}."
     matrices = {

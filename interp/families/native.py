@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.model.config import AnyConfig, EncoderDecoderConfig, Json, ModelConfig
 from interp.model.encoder_decoder import build
 
@@ -41,11 +41,11 @@ def config(settings: Settings) -> AnyConfig:
     )
 
 
-def rules(config: AnyConfig) -> tuple[Rule, ...]:
+def rules(config: AnyConfig) -> tuple[TensorRule, ...]:
     """Every parameter under its own name, a shared one under its first."""
     with torch.device("meta"):
         parameters = dict(build(config).named_parameters())
-    return tuple(Rule(name, (name,)) for name in parameters)
+    return tuple(TensorRule(name, (name,)) for name in parameters)
 
 
 FAMILY = Family(name="interp", model_types=(MODEL_TYPE,), config=config, rules=rules, prefix="")

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from interp.families.activations import activation
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules, tied_to
 from interp.model.config import MLP, LayerNorm, Learned, ModelConfig
 
@@ -22,19 +22,19 @@ def _out_of(project_wd: Tensor, unembed_vw: Tensor) -> Tensor:
     return unembed_vw @ project_wd
 
 
-INTO = Rule(
+INTO = TensorRule(
     "embed.weight",
     (EMBEDDING,),
-    otherwise=Rule("embed.weight", (NARROW[0], EMBEDDING), product=_into),
+    otherwise=TensorRule("embed.weight", (NARROW[0], EMBEDDING), product=_into),
 )
-OUT_OF = Rule(
+OUT_OF = TensorRule(
     "unembed.weight",
     (HEAD,),
-    otherwise=Rule(
+    otherwise=TensorRule(
         "unembed.weight",
         (NARROW[1], HEAD),
         product=_out_of,
-        otherwise=Rule("unembed.weight", (NARROW[1], EMBEDDING), product=_out_of),  # tied
+        otherwise=TensorRule("unembed.weight", (NARROW[1], EMBEDDING), product=_out_of),  # tied
     ),
 )
 
@@ -69,7 +69,7 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     ours, theirs = "blocks.{l}.", "model.decoder.layers.{l}."
     matrices: dict[str, str | tuple[str, ...]] = {

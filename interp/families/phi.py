@@ -2,7 +2,7 @@
 
 from interp.families.activations import activation
 from interp.families.rope import context, rotary
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules, tied_to, unembedding
 from interp.model.config import MLP, LayerNorm, ModelConfig
 
@@ -32,7 +32,7 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     inner: dict[str, str | tuple[str, ...]] = {
         "ln1": "input_layernorm",

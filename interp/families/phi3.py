@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from interp.families import llama_like
 from interp.families.rope import Wording
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.windows import window_size
 from interp.model.config import ModelConfig
 
@@ -18,7 +18,7 @@ def config(settings: Settings) -> ModelConfig:
     return replace(body, window=window_size(settings, None))
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     attention = llama_like.attention_rules(config, "self_attn.qkv_proj")
     return (*attention, *llama_like.mlp_rules(config, "mlp.gate_up_proj"))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from interp.families import llama_like, qwen3_next
 from interp.families.qwen3_next import DELTA, OURS
 from interp.families.rope import Wording
-from interp.families.spec import Rule, Settings
+from interp.families.spec import Settings, TensorRule
 from interp.model.config import ModelConfig
 
 DEFAULTS = qwen3_next.DEFAULTS | {"num_key_value_heads": 4}
@@ -26,11 +26,11 @@ def config(settings: Settings) -> ModelConfig:
     return qwen3_next.hybrid(settings, body)
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     sources = {"into": ("in_proj_qkv",), "gate": ("in_proj_z",), "rates": ("in_proj_b", "in_proj_a")}
     into = [
-        Rule(f"{OURS}{ours}.weight", tuple(f"{DELTA}{name}.weight" for name in theirs))
+        TensorRule(f"{OURS}{ours}.weight", tuple(f"{DELTA}{name}.weight" for name in theirs))
         for ours, theirs in sources.items()
     ]
     dense = getattr(config.mlp, "n_experts", None) is None

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from interp.families import experts, llama_like
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.windows import window_size
 from interp.model.config import ModelConfig, MoE
 
@@ -27,7 +27,7 @@ def config(settings: Settings) -> ModelConfig:
     return replace(body, qk_norm="head", window=window)
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     return experts.rules(config, "mlp")
 

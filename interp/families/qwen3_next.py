@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interp.families import experts, llama_like
 from interp.families.rope import USUAL, Wording
-from interp.families.spec import Family, Rule, Settings, in_layers
+from interp.families.spec import Family, Settings, TensorRule, in_layers
 from interp.families.table import modules
 from interp.families.windows import full_layers
 from interp.model.config import GatedDelta, ModelConfig, MoE, RMSNorm, Softmax
@@ -76,24 +76,24 @@ def hybrid(settings: Settings, body: ModelConfig) -> ModelConfig:
     return llama_like.mixed(body, kinds)
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     stored = f"{DELTA}in_proj_qkvz.weight"
     into = (
-        Rule(f"{OURS}into.weight", (stored,), _queries_keys_values),
-        Rule(f"{OURS}gate.weight", (stored,), _gates),
-        Rule(f"{OURS}rates.weight", (f"{DELTA}in_proj_ba.weight",), _rates),
+        TensorRule(f"{OURS}into.weight", (stored,), _queries_keys_values),
+        TensorRule(f"{OURS}gate.weight", (stored,), _gates),
+        TensorRule(f"{OURS}rates.weight", (f"{DELTA}in_proj_ba.weight",), _rates),
     )
     return (*hybrid_rules(config, into), *expert_rules())
 
 
-def hybrid_rules(config: ModelConfig, into: Sequence[Rule]) -> tuple[Rule, ...]:
+def hybrid_rules(config: ModelConfig, into: Sequence[TensorRule]) -> tuple[TensorRule, ...]:
     """The weight table without the MLPs; `into` what a delta net makes of the stream."""
     delta = (
         *into,
-        Rule(f"{OURS}kernel", (f"{DELTA}conv1d.weight",), _kernel),
-        Rule(f"{OURS}rate", (f"{DELTA}A_log",)),
-        Rule(f"{OURS}step", (f"{DELTA}dt_bias",)),
+        TensorRule(f"{OURS}kernel", (f"{DELTA}conv1d.weight",), _kernel),
+        TensorRule(f"{OURS}rate", (f"{DELTA}A_log",)),
+        TensorRule(f"{OURS}step", (f"{DELTA}dt_bias",)),
         *modules({"read_norm": "norm", "out": "out_proj"}, ours=OURS, theirs=DELTA, bias=False),
     )
     table = llama_like.attention_rules(config)
@@ -105,7 +105,7 @@ def hybrid_rules(config: ModelConfig, into: Sequence[Rule]) -> tuple[Rule, ...]:
     )
     kinds = ("weight", "bias") if config.qkv_bias else ("weight",)
     gated += tuple(
-        Rule(f"{OURS}gate.{kind}", (f"{experts.BLOCK}self_attn.q_proj.{kind}",), _attention_gates)
+        TensorRule(f"{OURS}gate.{kind}", (f"{experts.BLOCK}self_attn.q_proj.{kind}",), _attention_gates)
         for kind in kinds
     )
     places = {GatedDelta: delta, Softmax: gated}
@@ -115,12 +115,12 @@ def hybrid_rules(config: ModelConfig, into: Sequence[Rule]) -> tuple[Rule, ...]:
     return found
 
 
-def expert_rules() -> tuple[Rule, ...]:
+def expert_rules() -> tuple[TensorRule, ...]:
     """The experts, fused in memory and one by one in files, and the shared one."""
     return (
         *experts.mixture_rules("mlp"),
         *experts.gated_rules("mlp.shared", "mlp.shared_expert."),
-        Rule("blocks.{l}.mlp.shared_gate.weight", (f"{experts.BLOCK}mlp.shared_expert_gate.weight",)),
+        TensorRule("blocks.{l}.mlp.shared_gate.weight", (f"{experts.BLOCK}mlp.shared_expert_gate.weight",)),
     )
 
 

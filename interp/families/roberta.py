@@ -5,7 +5,7 @@ Its head's activation is gelu whatever the blocks have.
 
 from interp.families import bert
 from interp.families.encoder import BUFFERS, UNUSED, head_rules, with_head
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.model.config import Learned, ModelConfig
 
 
@@ -15,7 +15,7 @@ def config(settings: Settings) -> ModelConfig:
     return with_head(bert.body(settings, Learned(offset)), settings, "gelu")
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     names = ("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
     return (*bert.body_rules("roberta."), *head_rules(config, *names))

@@ -12,7 +12,7 @@ from interp.model.config import (
     Llama3Scaling,
     LongScaling,
     Rotary,
-    Scaling,
+    RotaryScaling,
     YarnScaling,
 )
 
@@ -163,7 +163,7 @@ def _mscale(factor: int | float, weight: int | float) -> float:
 
 def _scaling(
     kind: str, rule: Settings, n_ctx: int, outer: int | None, dim: int, truncate: bool
-) -> Scaling | None:
+) -> RotaryScaling | None:
     """n_ctx: the config's whole context; outer: the context of the training where it is given beside the table."""
     if kind == "default":
         return None

@@ -192,7 +192,7 @@ def _same(a: object, b: object) -> bool:
 C = TypeVar("C", bound=AnyConfig)
 Product = Callable[..., Tensor]
 """All checkpoint tensors of a rule -> our parameter, where it is computed from them and not joined."""
-Layout = Callable[[Tensor, ModelConfig], Tensor]
+TensorLayout = Callable[[Tensor, ModelConfig], Tensor]
 """One checkpoint tensor -> rows of our parameter, a view wherever possible.
 
 The config is that of the stack the parameter stands in: in an encoder-decoder the encoder's for `encoder.`, else the
@@ -211,7 +211,7 @@ def transposed(tensor: Tensor, config: ModelConfig) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Rule:
+class TensorRule:
     """One of our parameters and the checkpoint's tensors it is made of, joined along our first axis.
 
     `{l}` stands for the layer. `{x}` in `theirs` stands for the expert: all of `theirs` for expert 0, then for 1, and
@@ -220,23 +220,23 @@ class Rule:
 
     ours: str
     theirs: tuple[str, ...]
-    layout: Layout = same
+    layout: TensorLayout = same
     """Applied to each of the checkpoint's tensors."""
     product: Product | None = None
     """What computes our parameter from all of `theirs`; None = they are joined."""
-    otherwise: "Rule | None" = None
+    otherwise: "TensorRule | None" = None
     """The rule where the checkpoint lacks the first of `theirs` (one parameter, two ways to store it)."""
 
 
-def in_layers(rules: Sequence[Rule], layers: Sequence[int]) -> tuple[Rule, ...]:
+def in_layers(rules: Sequence[TensorRule], layers: Sequence[int]) -> tuple[TensorRule, ...]:
     """The rules for these layers alone; those without `{l}` stay as they are."""
 
-    def written(rule: Rule, layer: int) -> Rule:
+    def written(rule: TensorRule, layer: int) -> TensorRule:
         theirs = tuple(name.replace("{l}", str(layer)) for name in rule.theirs)
         other = None if rule.otherwise is None else written(rule.otherwise, layer)
         return replace(rule, ours=rule.ours.replace("{l}", str(layer)), theirs=theirs, otherwise=other)
 
-    found: list[Rule] = []
+    found: list[TensorRule] = []
     for rule in rules:
         found += [written(rule, layer) for layer in layers] if "{l}" in rule.ours else [rule]
     return tuple(found)
@@ -257,7 +257,7 @@ class Family(Generic[C]):
     name: str
     model_types: tuple[str, ...]
     config: Callable[[Settings], C]
-    rules: Callable[[C], tuple[Rule, ...]]
+    rules: Callable[[C], tuple[TensorRule, ...]]
     prefix: str
     """What stands before most tensor names, and is missing when only the base model was saved."""
     buffers: tuple[str, ...] = ()
@@ -273,7 +273,7 @@ class Family(Generic[C]):
     rename: Callable[[str], str] = _unchanged
     """A name in old checkpoints -> the name that the rules use (BERT's `gamma` is `weight`)."""
 
-    def table(self, config: AnyConfig) -> tuple[tuple[Rule, ...], Mapping[str, str]]:
+    def table(self, config: AnyConfig) -> tuple[tuple[TensorRule, ...], Mapping[str, str]]:
         """Rules and duplicates for a config that this family made."""
         own = cast(C, config)
         return self.rules(own), self.duplicates(own)

@@ -6,7 +6,7 @@ In StableLM 2 12B attention and MLP stand side by side after one norm, and each 
 from dataclasses import replace
 
 from interp.families import llama_like
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.model.config import LayerNorm, ModelConfig
 
 DEFAULTS = {"num_key_value_heads": 32, "max_position_embeddings": 4096, "partial_rotary_factor": 0.25}
@@ -27,14 +27,14 @@ def config(settings: Settings) -> ModelConfig:
     )
 
 
-def rules(config: ModelConfig) -> tuple[Rule, ...]:
+def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The weight table; each head's norm is a module of its own."""
     table = llama_like.rules(replace(config, qk_norm=None))
     if config.qk_norm is None:
         return table
     sides = {"q": config.n_heads, "k": config.kv_heads}
     return (*table, *(
-        Rule(f"blocks.{{l}}.attn.{part}_norm.norm.weight", tuple(
+        TensorRule(f"blocks.{{l}}.attn.{part}_norm.norm.weight", tuple(
             f"model.layers.{{l}}.self_attn.{part}_layernorm.norms.{head}.weight" for head in range(heads)
         ))
         for part, heads in sides.items()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from interp.core.boundary import Device, nearest, public, shape_text
 from interp.families.convert import to_model
-from interp.families.spec import Family, Rule, Settings, same
+from interp.families.spec import Family, Settings, TensorRule, same
 from interp.families.stored import LiveTensors
 from interp.model.config import ModelConfig
 from interp.model.transformer import Transformer
@@ -70,7 +70,7 @@ def _of_any_layer(name: str) -> str:
     return re.sub(r"^blocks\.\d+\.", "blocks.{l}.", name)
 
 
-def _rule(name: str, rename: Mapping[str, str | Sequence[str]]) -> Rule:
+def _rule(name: str, rename: Mapping[str, str | Sequence[str]]) -> TensorRule:
     """Where one parameter comes from: what the map says of it, of it in any layer, or its own name."""
     found = rename.get(name, rename.get(_of_any_layer(name), name))
     layer = re.match(r"blocks\.(\d+)\.", name)
@@ -82,7 +82,7 @@ def _rule(name: str, rename: Mapping[str, str | Sequence[str]]) -> Rule:
     if len(set(patterns)) > 1:
         raise ValueError(f"{name}: one order of axes for all its parts is required, got {patterns}")
     layout = partial(_moved, name=name, pattern=patterns[0]) if patterns[0] else same
-    return Rule(name, tuple(parts), layout)
+    return TensorRule(name, tuple(parts), layout)
 
 
 def _moved(tensor: Tensor, config: ModelConfig, *, name: str, pattern: str) -> Tensor:

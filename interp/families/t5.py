@@ -6,7 +6,7 @@ The bias table of a stack stands in its first block and serves all of them; scor
 from dataclasses import replace
 
 from interp.families.activations import ACTIVATIONS
-from interp.families.spec import Family, Rule, Settings
+from interp.families.spec import Family, Settings, TensorRule
 from interp.families.table import modules
 from interp.model.config import MLP, Buckets, EncoderDecoderConfig, ModelConfig, RMSNorm
 
@@ -74,21 +74,21 @@ def _mlp(settings: Settings) -> MLP:
     return MLP(settings.count("d_ff"), ACTIVATIONS[act], gated=gated, bias=False)
 
 
-def rules(config: EncoderDecoderConfig) -> tuple[Rule, ...]:
+def rules(config: EncoderDecoderConfig) -> tuple[TensorRule, ...]:
     """The weight table."""
     table = [
-        Rule("decoder.embed.weight", ("shared.weight",)),
+        TensorRule("decoder.embed.weight", ("shared.weight",)),
         *_stack("encoder", config.encoder),
         *_stack("decoder", config.decoder),
     ]
     if not config.decoder.tied:
         # one that equals the embedding need not be stored
-        same = Rule("decoder.unembed.weight", ("shared.weight",))
-        table.append(Rule("decoder.unembed.weight", ("lm_head.weight",), otherwise=same))
+        same = TensorRule("decoder.unembed.weight", ("shared.weight",))
+        table.append(TensorRule("decoder.unembed.weight", ("lm_head.weight",), otherwise=same))
     return tuple(table)
 
 
-def _stack(side: str, config: ModelConfig) -> list[Rule]:
+def _stack(side: str, config: ModelConfig) -> list[TensorRule]:
     last = len(config.sublayers) - 1
     assert isinstance(config.mlp, MLP)
     gate = ("wi_0", "wi_1") if config.mlp.gated else ("wi",)
@@ -109,8 +109,8 @@ def _stack(side: str, config: ModelConfig) -> list[Rule]:
         }
     bias = f"{side}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     return [
-        Rule(f"{side}.score_bias.table.weight", (bias,)),
-        Rule(f"{side}.ln_final.weight", (f"{side}.final_layer_norm.weight",)),
+        TensorRule(f"{side}.score_bias.table.weight", (bias,)),
+        TensorRule(f"{side}.ln_final.weight", (f"{side}.final_layer_norm.weight",)),
         *modules(sources, ours=f"{side}.blocks.{{l}}.", theirs=f"{side}.block.{{l}}.layer.", bias=False),
     ]
 

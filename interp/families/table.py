@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from einops import rearrange
 from torch import Tensor
 
-from interp.families.spec import Layout, Rule, same
+from interp.families.spec import TensorLayout, TensorRule, same
 from interp.model.config import ModelConfig, NoNorm, Norm
 
 
@@ -15,8 +15,8 @@ def modules(
     ours: str = "",
     theirs: str = "",
     bias: bool = True,
-    layout: Layout = same,
-) -> tuple[Rule, ...]:
+    layout: TensorLayout = same,
+) -> tuple[TensorRule, ...]:
     """The rules of modules with a weight and, perhaps, a bias: ours -> the checkpoint's, joined along the rows.
 
     ours, theirs: what stands before every name, such as "blocks.{l}.".
@@ -26,11 +26,13 @@ def modules(
         parts = (found,) if isinstance(found, str) else found
         for kind in ("weight", "bias") if bias else ("weight",):
             joined = tuple(f"{theirs}{part}.{kind}" for part in parts)
-            table.append(Rule(f"{ours}{name}.{kind}", joined, layout))
+            table.append(TensorRule(f"{ours}{name}.{kind}", joined, layout))
     return tuple(table)
 
 
-def norm_rules(names: Mapping[str, str], norm: Norm, *, ours: str = "", theirs: str = "") -> tuple[Rule, ...]:
+def norm_rules(
+    names: Mapping[str, str], norm: Norm, *, ours: str = "", theirs: str = ""
+) -> tuple[TensorRule, ...]:
     """The rules of norms of one kind: a weight and a bias where the kind has them."""
     trained = "nothing" if isinstance(norm, NoNorm) else norm.trained
     if trained == "nothing":
@@ -38,10 +40,10 @@ def norm_rules(names: Mapping[str, str], norm: Norm, *, ours: str = "", theirs: 
     return modules(names, ours=ours, theirs=theirs, bias=trained == "gamma and beta")
 
 
-def unembedding(config: ModelConfig) -> tuple[Rule, ...]:
+def unembedding(config: ModelConfig) -> tuple[TensorRule, ...]:
     """The rules of `lm_head`: a matrix unless it is the embedding's, and a bias where there is one."""
     kinds = {"weight": not config.tied, "bias": config.unembed_bias}
-    return tuple(Rule(f"unembed.{kind}", (f"lm_head.{kind}",)) for kind, own in kinds.items() if own)
+    return tuple(TensorRule(f"unembed.{kind}", (f"lm_head.{kind}",)) for kind, own in kinds.items() if own)
 
 
 def tied_to(embedding: str) -> Callable[[ModelConfig], Mapping[str, str]]:

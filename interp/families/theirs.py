@@ -111,7 +111,7 @@ def network_of_folder(
 
 
 def network_of_gguf(
-    file: gguf.File, dtype: torch.dtype | None, *, on_ours: bool
+    file: gguf.GgufFile, dtype: torch.dtype | None, *, on_ours: bool
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """transformers' network of a GGUF file, on the config that we read from it; and what was done.
 

@@ -73,7 +73,7 @@ def best_subsets(
     total = float((weight * y.square()).sum())
     found = []
     for k in sizes:
-        search = Search(k)
+        search = SubsetSearch(k)
         search.descend(gram.numpy(), response.numpy(), np.arange(len(kept)), (), 0.0)
         inner = torch.tensor(search.best)
         coefficient = torch.linalg.solve(gram[inner][:, inner], response[inner])
@@ -96,7 +96,7 @@ def check_sizes(sizes: Sequence[int], candidates: int) -> None:
 
 
 @dataclass
-class Search:
+class SubsetSearch:
     """A search for the k neurons of the largest gain: by how much they lower the loss."""
 
     k: int

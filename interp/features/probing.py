@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 Labels = Sequence[bool] | Sequence[int] | Tensor
 """Whether each example has the feature: booleans, or 0 and 1."""
-Position = Literal["mean"] | int
+ProbePosition = Literal["mean"] | int
 """What stands for a text: the mean over its tokens (BOS aside), or one token by number, negative from the end."""
 SIZES = (1, 2, 4, 8, 16)
 """How many neurons the probes read, unless told otherwise."""
@@ -81,7 +81,7 @@ class ProbeNeurons(Question):
     _: KW_ONLY
     site: str = "post"
     """The site in every layer, with one vector per position."""
-    pos: Position = "mean"
+    pos: ProbePosition = "mean"
     """What stands for a prompt: the mean over its tokens, or one token, negative from the end."""
     sizes: Sequence[int] = SIZES
     """How many neurons the probes read."""
@@ -171,7 +171,7 @@ def _width(sites: Sequence[str], config: ModelConfig) -> int:
 
 
 @torch.no_grad()
-def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: Position) -> Steps[Values]:
+def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: ProbePosition) -> Steps[Values]:
     """One vector per prompt at each site, by site: the mean over its tokens, or one token's; reduced at the site.
 
     Errors: ValueError for packed rows, IndexError for a missing position.
@@ -182,7 +182,7 @@ def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: Position
     return {read.site: trace[read] for read in reads}
 
 
-def _shares(batch: Batch, pos: Position) -> Float[Tensor, "b p"]:
+def _shares(batch: Batch, pos: ProbePosition) -> Float[Tensor, "b p"]:
     """How much each token counts in the vector of its text; on the host."""
     if batch.documents is not None:
         raise ValueError("one vector per prompt requires one text per row, this batch is packed")
@@ -241,7 +241,7 @@ class Procedure:
             raise ValueError(f"one label per example is required, got {list(labels.shape)} for {len(x)}")
         if not bool(x.isfinite().all()):
             raise ValueError("finite activations are required, got NaN or infinity")
-        split = Split.of(x, labels, self.test_share, self.seed)
+        split = ExampleSplit.of(x, labels, self.test_share, self.seed)
         generator = torch.Generator().manual_seed(self.seed)
         orders = [torch.randperm(len(split.train_y), generator=generator) for _ in range(self.shuffles)]
         nulls = [
@@ -251,7 +251,7 @@ class Procedure:
         return [Probes.of(split, self, self.seed), *nulls]
 
 
-class Split(NamedTuple):
+class ExampleSplit(NamedTuple):
     """Examples to choose and fit on, and examples to score on."""
 
     train_x: Float[Tensor, "n m"]
@@ -260,7 +260,7 @@ class Split(NamedTuple):
     test_y: Bool[Tensor, "t"]
 
     @classmethod
-    def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, "n"], test_share: float, seed: int) -> Split:
+    def of(cls, x: Float[Tensor, "n m"], y: Bool[Tensor, "n"], test_share: float, seed: int) -> ExampleSplit:
         """A share of each class is set aside at random. Errors: ValueError if that leaves a class without examples."""
         test = held_out(y, test_share, seed)
         return cls(x[~test], y[~test], x[test], y[test])
@@ -277,7 +277,7 @@ class Probes(NamedTuple):
     """Test examples that are true positives, false positives, false negatives, true negatives."""
 
     @classmethod
-    def of(cls, split: Split, how: Procedure, seed: int) -> Probes:
+    def of(cls, split: ExampleSplit, how: Procedure, seed: int) -> Probes:
         """The probes of these training examples."""
         shape = len(how.sizes), max(how.sizes)
         neuron, weight, counts = torch.full(shape, -1), torch.full(shape, torch.nan).double(), []

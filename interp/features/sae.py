@@ -56,7 +56,7 @@ class JumpReLU:
             raise ValueError(f"the bandwidth must be positive, got {self.bandwidth}")
 
 
-Kind = ReLU | TopK | JumpReLU
+SaeKind = ReLU | TopK | JumpReLU
 
 
 class _Jump(torch.autograd.Function):
@@ -118,7 +118,7 @@ def step(z: Float[Tensor, "*n s"], threshold: Float[Tensor, "s"], bandwidth: flo
     return _Step.apply(z, threshold, z.new_tensor(bandwidth))  # type: ignore[no-untyped-call]
 
 
-class Scaling(NamedTuple):
+class InputScaling(NamedTuple):
     """How an input was shifted and divided before it was encoded, to be undone by `decode`."""
 
     shift: Float[Tensor, "*n 1"]
@@ -158,7 +158,7 @@ class SAE(nn.Module):
 
     def __init__(
         self,
-        kind: Kind,
+        kind: SaeKind,
         weights: Mapping[str, Tensor],
         *,
         apply_b_dec_to_input: bool = True,
@@ -245,15 +245,17 @@ class SAE(nn.Module):
                 f"sae.to({str(given.device)!r})"
             )
 
-    def _scaling(self, x: Float[Tensor, "*n d"]) -> Scaling:
+    def _scaling(self, x: Float[Tensor, "*n d"]) -> InputScaling:
         x = x.to(self.W_enc.dtype)
         match self.normalize_activations:
             case "layer_norm":
-                return Scaling(x.mean(-1, keepdim=True), x.std(-1, keepdim=True))
+                return InputScaling(x.mean(-1, keepdim=True), x.std(-1, keepdim=True))
             case "constant_norm_rescale":
-                return Scaling(torch.zeros_like(x[..., :1]), x.norm(dim=-1, keepdim=True) / self.d_in**0.5)
+                return InputScaling(
+                    torch.zeros_like(x[..., :1]), x.norm(dim=-1, keepdim=True) / self.d_in**0.5
+                )
             case "none":
-                return Scaling(torch.zeros_like(x[..., :1]), torch.ones_like(x[..., :1]))
+                return InputScaling(torch.zeros_like(x[..., :1]), torch.ones_like(x[..., :1]))
 
     def read(self, site: str) -> Read:
         """A read of the features of a site: `[b p s]`, and `[b p h s]` where each head by itself is what it reads.
@@ -338,7 +340,7 @@ class OnFeatures:
         return (after if before is None else x + (after - before)).view_as(cells)
 
 
-def _check_weights(kind: Kind, weights: Mapping[str, Tensor]) -> None:
+def _check_weights(kind: SaeKind, weights: Mapping[str, Tensor]) -> None:
     """ValueError unless these are all the weights of this kind, of shapes that fit, and finite."""
     wanted = {"W_enc", "b_enc", "W_dec", "b_dec"} | ({"threshold"} if isinstance(kind, JumpReLU) else set())
     if set(weights) != wanted:

@@ -17,7 +17,7 @@ from torch import Tensor
 from interp.core.boundary import Device, nearest, public
 from interp.core.files import json_object, made_folder, regular, write_atomically
 from interp.core.stats import narrowed
-from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK
+from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK
 from interp.model.config import Json
 
 CONFIG, WEIGHTS = "cfg.json", "sae_weights.safetensors"
@@ -202,7 +202,7 @@ def _refuse_unknown(config: Json) -> None:
         raise ValueError("finetuning_scaling_factor is not supported: it rescales every feature")
 
 
-def _kind(config: Json) -> Kind:
+def _kind(config: Json) -> SaeKind:
     """What the config's architecture, or in older versions its activation function, computes."""
     activation = config.get("activation_fn", "relu")
     arguments = config.get("activation_fn_kwargs") or {}

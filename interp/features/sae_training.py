@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from interp.core.boundary import Count, Device, public, shape_text
 from interp.core.results import labelled
-from interp.features.sae import SAE, JumpReLU, Kind, ReLU, TopK, step
+from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK, step
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -56,7 +56,7 @@ class Terms(NamedTuple):
 @public(unchecked=("activations",))
 def train_sae(
     activations: Tensor | Iterable[Tensor],
-    kind: Kind,
+    kind: SaeKind,
     d_sae: Count,
     *,
     steps: Count,
@@ -203,7 +203,7 @@ def geometric_median(x: Float[Tensor, "n d"], *, rounds: int = 100) -> Float[Ten
 
 def _check(
     activations: object,
-    kind: Kind,
+    kind: SaeKind,
     d_sae: int,
     steps: int,
     sparsity: float | None,
@@ -260,7 +260,7 @@ def _check_chunk(chunk: object) -> None:
         )
 
 
-def _initial(sample: Float[Tensor, "n d"], kind: Kind, d_sae: int, seed: int) -> SAE:
+def _initial(sample: Float[Tensor, "n d"], kind: SaeKind, d_sae: int, seed: int) -> SAE:
     """Random unit directions, the encoder their transpose; b_dec at the geometric median."""
     generator = torch.Generator().manual_seed(seed)
     directions = torch.randn(d_sae, sample.shape[1], generator=generator, dtype=torch.float64)

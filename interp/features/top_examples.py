@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.core.boundary import Count, public
-from interp.core.contexts import Examples, InContext, absent
+from interp.core.contexts import ContextExamples, TopInContext, absent
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
@@ -146,7 +146,7 @@ class TopExamples(Question):
         top = TopRows(self.top, "activation", 1, self.largest, self.once_per_row, before=before, after=after)
         sums = ("counted", *(f"{name}{more}" for name in ("active", "total") for more in ("", _BOTH)))
         parts: dict[str, Reduction] = {
-            "examples": InContext(top, IN_CONTEXT, attended),
+            "examples": TopInContext(top, IN_CONTEXT, attended),
             "spread": quantiles("activation", cells=1, relative_error=RELATIVE_ERROR, low=1e-4, high=1e4),
             "sums": Only(sums, Means),
         }
@@ -274,7 +274,7 @@ def _finish(
 ) -> xr.Dataset:
     assert isinstance(merged, Parts)
     examples, spread, sums = (merged.parts[part] for part in ("examples", "spread", "sums"))
-    assert isinstance(examples, Examples) and isinstance(spread, Histogram) and isinstance(sums, Means)
+    assert isinstance(examples, ContextExamples) and isinstance(spread, Histogram) and isinstance(sums, Means)
     top, counted = examples.top, sums.moments["counted"]
     if not bool(counted.mean > 0):
         raise ValueError(f"texts with a token that counts are required, got {counted.n} of BOS alone")

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.attention import Pass
+from interp.model.attention import PassState
 from interp.model.block import NEURONS, NEXT_ROW
 from interp.model.config import ModelConfig
 from interp.model.convolution import convolved
@@ -86,7 +86,9 @@ class ConvFeedForward(nn.Module):
         self.bias = nn.Parameter(torch.zeros(2 * mlp.d_mlp))
         self.out = nn.Linear(mlp.d_mlp, d_model, bias=False)
 
-    def forward(self, x: Float[Tensor, "b p d"], tap: Scope | None, shared: Pass) -> Float[Tensor, "b p d"]:
+    def forward(
+        self, x: Float[Tensor, "b p d"], tap: Scope | None, shared: PassState
+    ) -> Float[Tensor, "b p d"]:
         """The MLP's output."""
         expanded = F.silu(self.into(x))
         if tap is not None:

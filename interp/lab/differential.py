@@ -11,7 +11,16 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Mask, Pass, View, attend, hidden_scores, picked, row_softmax
+from interp.model.attention import (
+    Attention,
+    Mask,
+    PassState,
+    View,
+    attend,
+    hidden_scores,
+    picked,
+    row_softmax,
+)
 from interp.model.config import ModelConfig, RMSNorm, Rotary
 from interp.model.norm import HeadNorm
 from interp.model.position import Rotation
@@ -109,7 +118,7 @@ class DifferentialAttention(Attention):
         q: Float[Tensor, "b p h e"],
         k: Float[Tensor, "b p g e"],
         view: View,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
         rotary, positions, half = self.rotary, shared.positions, self.d_head // 2
@@ -129,7 +138,7 @@ class DifferentialAttention(Attention):
         k: Float[Tensor, "b p g e"],
         v: Float[Tensor, "b p g e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:

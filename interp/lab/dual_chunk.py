@@ -9,7 +9,7 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.model.attention import Attention, Mask, Pass, View, attend, attend_scores, picked
+from interp.model.attention import Attention, Mask, PassState, View, attend, attend_scores, picked
 from interp.model.config import DynamicScaling, LongScaling, ModelConfig, Rotary
 from interp.model.position import Rotation
 from interp.model.records import Mixer, Traits, maps_flops, requires
@@ -109,7 +109,7 @@ class DualChunkAttention(Attention):
         q: Float[Tensor, "b p h e"],
         k: Float[Tensor, "b p g e"],
         view: View,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
         """The rotated keys; the query's three rotations side by side, or the first alone where no other is needed."""
@@ -131,7 +131,7 @@ class DualChunkAttention(Attention):
         k: Float[Tensor, "b p g e"],
         v: Float[Tensor, "b p g e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:

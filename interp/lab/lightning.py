@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.lab.linear import Decay, LinearMixer, OfSums, sums_flops
-from interp.model.attention import Attention, Pass
+from interp.model.attention import Attention, PassState
 from interp.model.config import ModelConfig, RMSNorm
 from interp.model.norm import HeadNorm
 from interp.model.position import alibi_slopes
@@ -105,7 +105,7 @@ class LightningMixer(LinearMixer):
     def _feature(self, x: Float[Tensor, "b h p e"]) -> Float[Tensor, "b h p e"]:
         return F.silu(x)
 
-    def _decay(self, shared: Pass, like: Float[Tensor, "b p g e"]) -> Decay | None:
+    def _decay(self, shared: PassState, like: Float[Tensor, "b p g e"]) -> Decay | None:
         """The decay of this layer from the positions of the pass."""
         if self.depth is None:
             return None
@@ -125,7 +125,7 @@ class LightningMixer(LinearMixer):
         return z * at(tap, "attn.hook_gate", self.gate(x).sigmoid().unflatten(-1, (-1, self.d_head)))
 
 
-def _before(shared: Pass, positions: Int[Tensor, "#b p"]) -> Int[Tensor, "#b 1"]:
+def _before(shared: PassState, positions: Int[Tensor, "#b p"]) -> Int[Tensor, "#b 1"]:
     """The position of the last column before this pass; that of the first column where there is none."""
     past, keep = 0 if shared.cache is None else shared.cache.length, shared.layout.keep
     if past == 0:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.model.attention import Attention, Mask, Pass, picked
+from interp.model.attention import Attention, Mask, PassState, picked
 from interp.model.config import ModelConfig
 from interp.model.records import Mixer, Traits, at_least_one, maps_flops
 from interp.model.tap import Scope, at
@@ -84,7 +84,7 @@ class LinearMixer(Attention):
         k: Float[Tensor, "b p g e"],
         v: Float[Tensor, "b p g e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
@@ -151,7 +151,7 @@ class LinearMixer(Attention):
     def _feature(self, x: Float[Tensor, "b h p e"]) -> Float[Tensor, "b h p e"]:
         return F.relu(x) if self.relu else F.elu(x) + 1
 
-    def _decay(self, shared: Pass, like: Tensor) -> Decay | None:
+    def _decay(self, shared: PassState, like: Tensor) -> Decay | None:
         return None
 
     def _observed(

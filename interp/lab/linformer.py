@@ -10,7 +10,7 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Mask, Pass, picked
+from interp.model.attention import Attention, Mask, PassState, picked
 from interp.model.config import ModelConfig
 from interp.model.records import Mixer, at_least_one, maps_flops, requires
 from interp.model.tap import Scope, at
@@ -61,7 +61,7 @@ class LinformerAttention(Attention):
         k: Float[Tensor, "b p g e"],
         v: Float[Tensor, "b p g e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
@@ -79,7 +79,7 @@ class LinformerAttention(Attention):
         z = F.scaled_dot_product_attention(q, k, v, scale=self.scale, enable_gqa=q.shape[1] != k.shape[1])
         return z.transpose(1, 2)
 
-    def _columns(self, weight: Float[Tensor, "r c"], shared: Pass, rows: int) -> Float[Tensor, "b r p"]:
+    def _columns(self, weight: Float[Tensor, "r c"], shared: PassState, rows: int) -> Float[Tensor, "b r p"]:
         """The column of each token's position; zeros for padding."""
         assert shared.positions is not None
         mix = rearrange(weight[:, shared.positions], "r b p -> b r p")

@@ -15,7 +15,7 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass, View, picked
+from interp.model.attention import Attention, PassState, View, picked
 from interp.model.config import ModelConfig
 from interp.model.layout import Layout
 from interp.model.norm import Normalize
@@ -28,9 +28,9 @@ Arrangement = Literal["context", "gate", "layer"]
 _PROJECTIONS = {"context": 5, "gate": 0, "layer": 3}
 """Matrices within a head. context: reading to key and value; attention's output to key, value and query of the memory.
 layer: the memory's reading to attention's query, key and value."""
-Values = dict[str, Tensor]
+MemoryValues = dict[str, Tensor]
 """What the sites within the recurrence hold, text by text."""
-State = tuple[Tensor, ...]
+MixerState = tuple[Tensor, ...]
 _RATES = ("momentum", "step", "forget")
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class MemoryMixer(Attention):
         self,
         x: Float[Tensor, "b p d"],
         source: tuple[Float[Tensor, "b p d"], Normalize],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
@@ -180,7 +180,7 @@ class MemoryMixer(Attention):
         return self._write(at(tap, "attn.hook_z", z), tap)
 
     def _read(
-        self, qkv: tuple[Tensor, Tensor, Tensor], rates: Values, shared: Pass, tap: Scope | None
+        self, qkv: tuple[Tensor, Tensor, Tensor], rates: MemoryValues, shared: PassState, tap: Scope | None
     ) -> Float[Tensor, "b p h e"]:
         """z before it is written, in float32 at least, of texts read from their first column on."""
         (rows, n), segment, like = qkv[0].shape[:2], self.kind.segment, qkv[2]
@@ -199,18 +199,18 @@ class MemoryMixer(Attention):
     def _beside(
         self,
         qkv: tuple[Tensor, Tensor, Tensor],
-        rates: Values,
+        rates: MemoryValues,
         where: Texts,
-        state: State,
-        shared: Pass,
+        state: MixerState,
+        shared: PassState,
         tap: Scope | None,
-    ) -> tuple[Float[Tensor, "b p h e"], State]:
+    ) -> tuple[Float[Tensor, "b p h e"], MixerState]:
         """The memory over the whole text, and attention beside it (gate) or over its readings (layer)."""
         q, k, v = qkv
         segment = self.kind.segment
         held = self._held(state, where, v)
 
-        def learned(given: Values) -> tuple[Values, State]:
+        def learned(given: MemoryValues) -> tuple[MemoryValues, MixerState]:
             lesson = _lesson([where.apart(part) for part in qkv], rates | given, where.present)
             found = learn(lesson, held, self.kind.chunk, where.span)
             values = {"surprise": _by_column(found.surprise), "memory_read": _by_column(found.reading)}
@@ -229,7 +229,7 @@ class MemoryMixer(Attention):
         )
         mask = _window_mask(where, segment)
 
-        def attended(given: Values) -> tuple[Values, Tensor]:
+        def attended(given: MemoryValues) -> tuple[MemoryValues, Tensor]:
             a, pattern = self._segments(q, _two(k, segment), _two(v, segment), mask, given, _patterned(tap))
             return {"window_pattern": pattern}, a
 
@@ -240,12 +240,12 @@ class MemoryMixer(Attention):
     def _context(
         self,
         qkv: tuple[Tensor, Tensor, Tensor],
-        rates: Values,
+        rates: MemoryValues,
         where: Texts,
-        state: State,
-        shared: Pass,
+        state: MixerState,
+        shared: PassState,
         tap: Scope | None,
-    ) -> tuple[Float[Tensor, "b p h e"], State]:
+    ) -> tuple[Float[Tensor, "b p h e"], MixerState]:
         """Segment by segment: what the memory says, attention to it and to the segment, and what the memory learns."""
         segment, width = self.kind.segment, where.source.shape[1]
         ask = where.apart(_query(qkv[0]))
@@ -259,9 +259,9 @@ class MemoryMixer(Attention):
         read_k, read_v, to_k, to_v, to_q = self.inner.to(v)
         shown = ("memory_read", "window_pattern", "surprise")
 
-        def run(given: Values) -> tuple[Values, State]:
+        def run(given: MemoryValues) -> tuple[MemoryValues, MixerState]:
             now, net = held, state[3] if state else held.now
-            found: list[Values] = []
+            found: list[MemoryValues] = []
             for first in range(0, width, segment):
                 part = slice(first, first + segment)
                 here = {name: x[:, part] for name, x in (rates | given).items()}
@@ -289,12 +289,12 @@ class MemoryMixer(Attention):
         z = self._gated(where.together(values["a"]), where.together(values["gate"]), tap)
         return z, (*after[:4], *kept)
 
-    def _held(self, state: State, where: Texts, like: Tensor) -> Held:
+    def _held(self, state: MixerState, where: Texts, like: Tensor) -> KeptMemory:
         """The memory that an earlier pass left, or as it begins."""
         if state:
-            return Held(*state[:3])
+            return KeptMemory(*state[:3])
         begin = self.memory.to(like).expand(len(where.source), *self.memory.shape)
-        return Held(begin, begin, torch.zeros_like(begin))
+        return KeptMemory(begin, begin, torch.zeros_like(begin))
 
     def _segments(
         self,
@@ -302,7 +302,7 @@ class MemoryMixer(Attention):
         k: Float[Tensor, "r s c h e"],
         v: Float[Tensor, "r s c h e"],
         mask: Bool[Tensor, "*rows q c"],
-        given: Values,
+        given: MemoryValues,
         patterned: bool,
     ) -> tuple[Float[Tensor, "r t h e"], Float[Tensor, "r t h _"]]:
         """Attention of the queries of each segment to the persistent vectors and these keys; the pattern (empty unless
@@ -337,7 +337,7 @@ class MemoryMixer(Attention):
         return a * at(tap, "attn.hook_gate", (self.gamma.to(a).view(a.shape[2:]) * reading).sigmoid())
 
 
-def _turned(shared: Pass, like: Tensor) -> Pass:
+def _turned(shared: PassState, like: Tensor) -> PassState:
     """The same pass with its columns in the other order; rotations go with their tokens."""
     keep, documents = (
         None if x is None else x.flip(1) for x in (shared.layout.keep, shared.layout.documents)
@@ -351,14 +351,17 @@ def _turned(shared: Pass, like: Tensor) -> Pass:
 
 
 def _observed(
-    run: Callable[[Values], tuple[Values, T]], names: Sequence[str], where: Texts, tap: Scope | None
-) -> tuple[Values, T]:
+    run: Callable[[MemoryValues], tuple[MemoryValues, T]],
+    names: Sequence[str],
+    where: Texts,
+    tap: Scope | None,
+) -> tuple[MemoryValues, T]:
     """What `run` gives, its values shown to their sites; altered ones are given to it, and it runs again.
 
     A recurrence has no moment at which a whole site is known. So an edit gets the values of a run without it (but with
     the edits of the sites named before), and then every column uses what the edit returned.
     """
-    given: Values = {}
+    given: MemoryValues = {}
     values, result = run(given)
     if tap is None:
         return values, result
@@ -396,7 +399,7 @@ def _query(x: Float[Tensor, "*b e"]) -> Float[Tensor, "*b e"]:
     return F.normalize(F.silu(x), dim=-1)
 
 
-def _lesson(qkv: Sequence[Tensor], given: Values, present: Bool[Tensor, "r t"]) -> Lesson:
+def _lesson(qkv: Sequence[Tensor], given: MemoryValues, present: Bool[Tensor, "r t"]) -> Lesson:
     """Queries, keys and values `[r t h e]` as a memory takes them, with rates and perhaps surprise `[r t h]`."""
     rates = {name: _by_head(given[name]) for name in (*_RATES, "surprise") if name in given}
     q, k, v = (_by_head(x) for x in (_query(qkv[0]), _query(qkv[1]), F.silu(qkv[2])))
@@ -468,7 +471,7 @@ class Texts:
         return flat[self.slot]
 
 
-def texts(shared: Pass, rows: int, n: int, segment: int) -> Texts:
+def texts(shared: PassState, rows: int, n: int, segment: int) -> Texts:
     """The texts of a pass of `rows` and `n` columns; only rows that pack several cost a look at the numbers."""
     assert shared.positions is not None
     positions, layout = shared.positions.expand(rows, n), shared.layout
@@ -505,7 +508,7 @@ def texts(shared: Pass, rows: int, n: int, segment: int) -> Texts:
 
 
 @dataclass(frozen=True)
-class Held:
+class KeptMemory:
     """What a memory keeps between passes; a network is its `l` matrices, silu between them, no bias."""
 
     base: Float[Tensor, "r l h e f"]
@@ -542,13 +545,13 @@ class Lesson:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LessonOutcome:
     """What comes of a lesson."""
 
     reading: Float[Tensor, "r h t e"]
     surprise: Float[Tensor, "r h t"]
     """Norm of each column's gradient, all matrices together."""
-    after: Held
+    after: KeptMemory
 
 
 def read(network: Float[Tensor, "r l h e f"], q: Float[Tensor, "r h t e"]) -> Float[Tensor, "r h t e"]:
@@ -556,7 +559,7 @@ def read(network: Float[Tensor, "r l h e f"], q: Float[Tensor, "r h t e"]) -> Fl
     return _through(list(network.unbind(1)), q)[1][-1]
 
 
-def learn(lesson: Lesson, held: Held, chunk: int, span: tuple[int, int] | None = None) -> Learned:
+def learn(lesson: Lesson, held: KeptMemory, chunk: int, span: tuple[int, int] | None = None) -> LessonOutcome:
     """M_t(q_t) of every column, where M_t is the network after the column's own step.
 
         g_t = gradient of |M(k_t) - v_t|^2 at M = base           equation 12; base: M at the start of the chunk, 16
@@ -576,10 +579,10 @@ def learn(lesson: Lesson, held: Held, chunk: int, span: tuple[int, int] | None =
         surprises.append(found.surprise)
         held = found.after
     reading = F.pad(torch.cat(readings, 2), (0, 0, start, n - stop))
-    return Learned(reading, F.pad(torch.cat(surprises, 2), (start, n - stop)), held)
+    return LessonOutcome(reading, F.pad(torch.cat(surprises, 2), (start, n - stop)), held)
 
 
-def _chunk(lesson: Lesson, held: Held) -> Learned:
+def _chunk(lesson: Lesson, held: KeptMemory) -> LessonOutcome:
     """`learn` within one chunk; one that begins with an absent column goes on from where an earlier pass left it."""
     begins = lesson.present[:, 0, None, None, None, None]
     base = torch.where(begins, held.now, held.base)
@@ -615,7 +618,7 @@ def _chunk(lesson: Lesson, held: Held) -> Learned:
             + seen.mT @ (last[..., 1:, :] * move)
         )
         fast.append(momentum[..., :1, :] * speed[layer] + seen.mT @ (momentum[..., 1:, :] * move))
-    return Learned(x, surprise, Held(base, torch.stack(after, 1), torch.stack(fast, 1)))
+    return LessonOutcome(x, surprise, KeptMemory(base, torch.stack(after, 1), torch.stack(fast, 1)))
 
 
 def _shares(lesson: Lesson) -> tuple[Tensor, Tensor, Tensor]:

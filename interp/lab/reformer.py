@@ -10,7 +10,7 @@ from einops import einsum, rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Mask, Pass, picked
+from interp.model.attention import Attention, Mask, PassState, picked
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, at_least_one, requires
@@ -86,7 +86,7 @@ class ReformerAttention(Attention):
         k: Float[Tensor, "b p h e"],
         v: Float[Tensor, "b p h e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.lab.pool import Identity
-from interp.model.attention import Attention, Mask, Pass
+from interp.model.attention import Attention, Mask, PassState
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, at_least_one, requires
@@ -86,7 +86,7 @@ class SpatialGatingUnit(Attention):
         k: Float[Tensor, "b p h e"],
         v: Float[Tensor, "b p h e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
@@ -180,7 +180,7 @@ class TokenMixer(Attention):
         k: Float[Tensor, "b p h e"],
         v: Float[Tensor, "b p h e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:

@@ -11,7 +11,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Mask, Pass, attend_scores, picked
+from interp.model.attention import Attention, Mask, PassState, attend_scores, picked
 from interp.model.config import ModelConfig
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits
@@ -86,7 +86,7 @@ class SynthesizerAttention(Attention):
         k: Float[Tensor, "b p h e"],
         v: Float[Tensor, "b p h e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:

@@ -30,7 +30,7 @@ from interp.data.text import Text
 from interp.lenses.factors import (
     WRITERS,
     GradientFactors,
-    Matrix,
+    LensMatrix,
     check_differentiable,
     chosen,
     factor_steps,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 Projection = Literal["normalised", "final_norm", "raw"]
 NO_UPDATE = "no update"
-ELSEWHERE: tuple[Matrix, ...] = ("cross_attn.W_K", "cross_attn.W_V")
+ELSEWHERE: tuple[LensMatrix, ...] = ("cross_attn.W_K", "cross_attn.W_V")
 """Matrices that read the encoder's stream, at the tokens of the source."""
 THRESHOLD = 1e-6
 """Share of a prompt's largest update, over layers and tokens of a matrix, below which a cell counts as not updated."""
@@ -68,7 +68,7 @@ class _OfGradients(Question):
     wrong: Answers | None = None
     """The token trained away from; with it the loss is the difference of both logits."""
     _: KW_ONLY
-    matrices: Sequence[Matrix] | None = None
+    matrices: Sequence[LensMatrix] | None = None
     """Which matrices of each layer, of `interp.lenses.factors.MATRICES`; None = all that have factors."""
     layers: Sequence[int] | None = None
     """Which layers; None = all."""
@@ -87,7 +87,7 @@ class _OfGradients(Question):
             answers=AnswerTokens.of(model.text, self.answer, self.wrong),
         )
 
-    def wanted(self, config: ModelConfig) -> Sequence[Matrix] | None:
+    def wanted(self, config: ModelConfig) -> Sequence[LensMatrix] | None:
         """The matrices that it is about: of those that stand at the tokens of the prompt; None = all there are.
 
         W_K and W_V of cross-attention read the encoder's stream at source positions: ValueError if they are asked for.
@@ -104,7 +104,7 @@ class _OfGradients(Question):
         return [each for each in present(config, self.layers) if each not in ELSEWHERE]
 
     def of_matrix(
-        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+        self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Real[Tensor, "b l ..."]]:
         """What is asked of the factors of one matrix in these layers, per row."""
         raise NotImplementedError
@@ -193,7 +193,7 @@ class BackwardLens(_OfGradients):
 
     @torch.no_grad()
     def of_matrix(
-        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+        self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Real[Tensor, "b l ..."]]:
         """Lengths, ranks and tokens, `[b layer p ...]`."""
         values = norms(found, matrix, layers)
@@ -263,12 +263,12 @@ class GradientRank(_OfGradients):
             )
         return super().bind(model)
 
-    def wanted(self, config: ModelConfig) -> Sequence[Matrix] | None:
+    def wanted(self, config: ModelConfig) -> Sequence[LensMatrix] | None:
         """Any: a rank needs no stream."""
         return self.matrices
 
     def of_matrix(
-        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+        self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Int[Tensor, "b l"]]:
         """The rank in every layer."""
         ranks = []
@@ -310,7 +310,7 @@ class GradientCosines(_OfGradients):
     """
 
     def of_matrix(
-        self, found: GradientFactors, matrix: Matrix, layers: Sequence[int]
+        self, found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
     ) -> Mapping[str, Float[Tensor, "b l ..."]]:
         """The cosines of all pairs of layers at the last token."""
         last = found.batch.last()
@@ -340,7 +340,9 @@ gradient_rank = of_data(GradientRank)
 gradient_cosines = of_data(GradientCosines)
 
 
-def norms(found: GradientFactors, matrix: Matrix, layers: Sequence[int]) -> dict[str, Float[Tensor, "b l p"]]:
+def norms(
+    found: GradientFactors, matrix: LensMatrix, layers: Sequence[int]
+) -> dict[str, Float[Tensor, "b l p"]]:
     """Lengths of `x` and `delta`, and that of their outer product relative to the prompt's largest; NaN at padding."""
     pairs, hidden = [found[full_name(layer, matrix)] for layer in layers], ~found.batch.real[:, None]
     x, delta = (

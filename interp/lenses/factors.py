@@ -42,12 +42,12 @@ from interp.passes.schedule import run_steps
 from interp.runs.over_data import reduced_over
 from interp.weights.matrices import between, given_at, held, reads_memory, side_by_side
 
-Matrix = Literal[
+LensMatrix = Literal[
     "W_in", "W_gate", "W_out", "W_Q", "W_K", "W_V", "W_O",
     "mlp_before.W_in", "mlp_before.W_gate", "mlp_before.W_out",
     "cross_attn.W_Q", "cross_attn.W_K", "cross_attn.W_V", "cross_attn.W_O",
 ]  # fmt: skip
-MATRICES: tuple[Matrix, ...] = get_args(Matrix)
+MATRICES: tuple[LensMatrix, ...] = get_args(LensMatrix)
 """Those of the MLP, those of attention, those of the MLP before attention in Macaron blocks, and of cross-attention.
 
 A gated MLP is `act(x W_gate) * (x W_in) W_out` (gate, up, down).
@@ -61,7 +61,7 @@ _UNSEEN = {
     "W_out": ("ln2_post.hook_scale", "ln2_post.hook_normalized"),
 }
 """Sites between what is recorded of a matrix and the matrix itself."""
-Pair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
+GradientPair = tuple[Float[Tensor, "b p i"], Float[Tensor, "b p o"]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,13 +76,13 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
 
     model: Transformer
     batch: Batch
-    pairs: Mapping[str, Pair]
+    pairs: Mapping[str, GradientPair]
     loss: Objective
     """What was differentiated, a function of the logits at the last token `[b 1 v]`; of an encoder, of its states."""
     everywhere: bool = False
     """Whether the loss is a function of the logits at every token instead, `[b p v]`."""
 
-    def __getitem__(self, name: str) -> Pair:
+    def __getitem__(self, name: str) -> GradientPair:
         if name not in self.pairs:
             raise KeyError(f"no factors of {name!r} were recorded; {nearest(name, self.pairs)}")
         return self.pairs[name]
@@ -97,16 +97,16 @@ class GradientFactors(Mapping[str, tuple[Tensor, Tensor]]):
         rows, n = self.batch.tokens.shape
         return f"GradientFactors({len(self)} matrices, {rows} rows of {n} tokens: {', '.join(list(self)[:2])}, ...)"
 
-    def recorded(self) -> dict[Matrix, list[int]]:
+    def recorded(self) -> dict[LensMatrix, list[int]]:
         """The layers in which each matrix was recorded."""
-        found: dict[Matrix, list[int]] = {}
+        found: dict[LensMatrix, list[int]] = {}
         for name in self.pairs:
             _, layer, part, matrix = name.split(".")
             matrix = matrix if part in ("mlp", "attn") else f"{part}.{matrix}"
             found.setdefault(matrix, []).append(int(layer))  # type: ignore[arg-type]
         return found
 
-    def in_stream(self, layer: int, matrix: Matrix) -> Float[Tensor, "b p d"]:
+    def in_stream(self, layer: int, matrix: LensMatrix) -> Float[Tensor, "b p d"]:
         """The factor of a matrix that lives in a residual stream: delta of W_out and W_O, x of the others.
 
         x of cross-attention's W_K and W_V lives in the encoder's, at source positions.
@@ -152,7 +152,7 @@ def gradient_factors(
     answer: Answers | None = None,
     wrong: Answers | None = None,
     *,
-    matrices: Sequence[Matrix] | None = None,
+    matrices: Sequence[LensMatrix] | None = None,
     layers: Sequence[int] | None = None,
     rules: Rules = (),
     edits: Sequence[Edit] = (),
@@ -198,7 +198,7 @@ def gradient_factors(
 def _both_sides(
     model: Transformer,
     batch: Batch,
-    matrices: Sequence[Matrix] | None,
+    matrices: Sequence[LensMatrix] | None,
     layers: Sequence[int] | None,
 ) -> Steps[Mapping[str, Tensor]]:
     found = yield from factor_steps(model, batch, matrices, layers)
@@ -212,7 +212,7 @@ def _both_sides(
 def factors(
     model: Transformer,
     batch: Batch,
-    matrices: Sequence[Matrix] | None = None,
+    matrices: Sequence[LensMatrix] | None = None,
     layers: Sequence[int] | None = None,
     *,
     loss: Objective | None = None,
@@ -242,7 +242,7 @@ def factors(
 def factor_steps(
     model: Transformer,
     batch: Batch,
-    matrices: Sequence[Matrix] | None = None,
+    matrices: Sequence[LensMatrix] | None = None,
     layers: Sequence[int] | None = None,
     *,
     loss: Objective | None = None,
@@ -299,7 +299,7 @@ def encoder_factors(
     model: EncoderDecoder,
     source: Batch,
     target: Batch,
-    matrices: Sequence[Matrix] | None = None,
+    matrices: Sequence[LensMatrix] | None = None,
     layers: Sequence[int] | None = None,
 ) -> GradientFactors:
     """Inputs and output VJPs of the encoder's matrices, of the answer's loss at the target's last token.
@@ -355,22 +355,22 @@ def loss_of_answers(logits: Float[Tensor, "b 1 v"], batch: Batch) -> Float[Tenso
     return F.cross_entropy(last, answer, reduction="sum")
 
 
-def full_name(layer: int, matrix: Matrix) -> str:
+def full_name(layer: int, matrix: LensMatrix) -> str:
     """The name of a matrix in the field's layout: `blocks.3.mlp.W_in`, `blocks.3.mlp_before.W_in`."""
     return f"blocks.{layer}.{sublayer_of(matrix)}.{matrix.rpartition('.')[2]}"
 
 
-def sublayer_of(matrix: Matrix) -> str:
+def sublayer_of(matrix: LensMatrix) -> str:
     """Which sublayer of a block a matrix belongs to: `mlp`, `attn`, `mlp_before` or `cross_attn`."""
     return matrix.rpartition(".")[0] or ("mlp" if matrix in MATRICES[:3] else "attn")
 
 
-def present(config: ModelConfig, layers: Sequence[int] | None = None) -> tuple[Matrix, ...]:
+def present(config: ModelConfig, layers: Sequence[int] | None = None) -> tuple[LensMatrix, ...]:
     """The matrices that have factors in each of these layers (None: in all)."""
     return tuple(matrix for matrix in MATRICES if why_not(config, matrix, layers) is None)
 
 
-def why_not(config: ModelConfig, matrix: Matrix, layers: Sequence[int] | None = None) -> str | None:
+def why_not(config: ModelConfig, matrix: LensMatrix, layers: Sequence[int] | None = None) -> str | None:
     """Why a model has no factors of a matrix in these layers (None: in all); None if it has."""
     if config.block.why_not("matrices"):
         return config.block.unusual
@@ -393,12 +393,12 @@ def why_not(config: ModelConfig, matrix: Matrix, layers: Sequence[int] | None = 
     return "has an MLP without a gate" if matrix.endswith("W_gate") and not gated else None
 
 
-def part_of(layer: int, matrix: Matrix) -> Part:
+def part_of(layer: int, matrix: LensMatrix) -> Part:
     """The sublayer that a matrix belongs to."""
     return Part(sublayer_of(matrix), layer)
 
 
-def check_differentiable(model: Transformer, every: Sequence[tuple[int, Matrix]]) -> None:
+def check_differentiable(model: Transformer, every: Sequence[tuple[int, LensMatrix]]) -> None:
     """ValueError for a model that is edited where one of these matrices gives its output: its gradient ends there.
 
     What is added there changes no gradient.
@@ -416,11 +416,11 @@ def check_differentiable(model: Transformer, every: Sequence[tuple[int, Matrix]]
 
 def chosen(
     config: ModelConfig,
-    matrices: Sequence[Matrix] | None,
+    matrices: Sequence[LensMatrix] | None,
     layers: Sequence[int] | None,
     *,
     logits: bool = True,
-) -> list[tuple[int, Matrix]]:
+) -> list[tuple[int, LensMatrix]]:
     """The layers and matrices asked for, checked; `logits`: whether the model must have them.
 
     Errors: those of `factors`.
@@ -450,7 +450,7 @@ def chosen(
 def _at_output(
     model: Transformer,
     layer: int,
-    matrix: Matrix,
+    matrix: LensMatrix,
     x: Float[Tensor, "b p i"],
     gradient: Float[Tensor, "b p o"],
 ) -> Float[Tensor, "b p o"]:

@@ -228,7 +228,7 @@ class FittedJacobianLens:
         for site, pair in self._vectors((a, b), layers).items():
             if int(torch.linalg.matrix_rank(pair)) < 2:
                 raise ValueError(f"two tokens of different directions are required, got {a!r} and {b!r}")
-            found.append(Edit(site, Exchange(pair)))
+            found.append(Edit(site, CoordinateExchange(pair)))
         return found
 
     # --- files ----------------------------------------------------------------------------------------------------
@@ -347,7 +347,7 @@ class FittedJacobianLens:
 
 
 @dataclass(frozen=True, eq=False)
-class Exchange:
+class CoordinateExchange:
     """A change of cells: their coordinates along two vectors, exchanged."""
 
     pair: Float[Tensor, "2 d"]

@@ -118,7 +118,7 @@ class LogitTiles:
 
 
 @dataclass(frozen=True, eq=False)
-class Reference:
+class ReferenceDistribution:
     """The distribution that others are compared with, as `statistics` leaves it: exp(logit - largest) and sums."""
 
     weights: Float[Tensor, "t r c"]
@@ -126,14 +126,19 @@ class Reference:
     entropy: Float[Tensor, "r"]
 
     @classmethod
-    def like(cls, tiles: LogitTiles) -> "Reference":
+    def like(cls, tiles: LogitTiles) -> "ReferenceDistribution":
         """Memory for the reference of these rows."""
         rows = tiles.values.new_zeros(tiles.values.shape[1], dtype=torch.float64)
         return cls(torch.empty_like(tiles.values), rows, rows.clone())
 
 
 def statistics(
-    tiles: LogitTiles, target: Int[Tensor, "r"], top: int, reference: Reference, *, is_reference: bool = False
+    tiles: LogitTiles,
+    target: Int[Tensor, "r"],
+    top: int,
+    reference: ReferenceDistribution,
+    *,
+    is_reference: bool = False,
 ) -> dict[str, Tensor]:
     """What the logits say, per row; they are overwritten on the way.
 
@@ -375,7 +380,7 @@ def _read_out(
     """
     *before, end = states
     tiles.fill(end)
-    reference = Reference.like(tiles)
+    reference = ReferenceDistribution.like(tiles)
     last = statistics(tiles, target, top, reference, is_reference=True)
     found, depths = [], tiles.rows // len(target)
     for first in range(0, len(before), depths):

@@ -27,7 +27,7 @@ from interp.data.batch import Answers, Batch
 from interp.data.text import Text
 from interp.lenses.lens import targets
 from interp.model.config import ModelConfig
-from interp.model.parts import Named, Part
+from interp.model.parts import Part, PartName
 from interp.model.records import require
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -68,7 +68,7 @@ class OutputLens(Question):
 
     of_layers: ClassVar[bool] = False
 
-    part: Named
+    part: PartName
     """A head, a neuron or a whole sublayer."""
     _: KW_ONLY
     answer: Answers | None = None

@@ -24,7 +24,15 @@ from interp.core.transfers import check, sent
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text
-from interp.lenses.lens import CHUNK, LogitTiles, Reference, columns_of, lens_sites, not_finite, statistics
+from interp.lenses.lens import (
+    CHUNK,
+    LogitTiles,
+    ReferenceDistribution,
+    columns_of,
+    lens_sites,
+    not_finite,
+    statistics,
+)
 from interp.model.edits import Edit, Set
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
@@ -181,7 +189,7 @@ def _read_out(
         tiles = LogitTiles(model, len(some))
         tiles.fill(own[some])
         token = tiles.top(1)[1][:, 0] if answer is None else answer[some].to(own.device)
-        reference = Reference.like(tiles)
+        reference = ReferenceDistribution.like(tiles)
         statistics(tiles, token, top, reference, is_reference=True)
         mine = cells[:, some].flatten(0, 1)
         prompt = torch.arange(len(some), device=own.device).repeat(len(cells))
@@ -189,7 +197,9 @@ def _read_out(
         for group in torch.arange(len(mine), device=own.device).split(CHUNK):
             tiles.fill(mine[group])
             who = prompt[group]
-            beside = Reference(reference.weights[:, who], reference.total[who], reference.entropy[who])
+            beside = ReferenceDistribution(
+                reference.weights[:, who], reference.total[who], reference.entropy[who]
+            )
             found.append(statistics(tiles, token[who], top, beside))
         each = {name: torch.cat([one[name] for one in found]) for name in found[0]}
         parts.append({name: x.unflatten(0, (len(cells), -1)).movedim(0, 1) for name, x in each.items()})

@@ -331,7 +331,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassState:
     """What all blocks of one forward pass share."""
 
     everywhere: View
@@ -353,7 +353,7 @@ class Pass:
             self._made[key] = make()
         return self._made[key]  # type: ignore[return-value]
 
-    def to(self, device: torch.device) -> "Pass":
+    def to(self, device: torch.device) -> "PassState":
         """What the pass shares, on another device; the cache keeps each layer where it is."""
         memory = None if self.memory is None else self.memory.to(device)
         positions = None if self.positions is None else self.positions.to(device)
@@ -408,7 +408,7 @@ class Attention(nn.Module):
         self,
         x: Float[Tensor, "b p d"],
         source: tuple[Float[Tensor, "b p d"], Normalize],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
@@ -424,7 +424,7 @@ class Attention(nn.Module):
         k: Float[Tensor, "b p g k"],
         v: Float[Tensor, "b p g v"],
         x: Float[Tensor, "b p *h d"],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n d"]:
@@ -446,7 +446,7 @@ class Attention(nn.Module):
         q: Float[Tensor, "b p h e"],
         k: Float[Tensor, "b p g k"],
         view: View,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys rotated to their positions, where positions are rotations and the mixer has them."""
@@ -461,7 +461,7 @@ class Attention(nn.Module):
         k: Float[Tensor, "b k g r"],
         v: Float[Tensor, "b k g e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
@@ -487,7 +487,7 @@ class Attention(nn.Module):
         return like.new_full((1, 1), self.scale)
 
     def _with_earlier(
-        self, k: Float[Tensor, "b p g r"], v: Float[Tensor, "b p g e"], shared: Pass
+        self, k: Float[Tensor, "b p g r"], v: Float[Tensor, "b p g e"], shared: PassState
     ) -> tuple[Tensor, Tensor]:
         """Keys and values with those of the columns that the cache keeps before them."""
         return (k, v) if shared.cache is None else shared.cache.append(self.layer, k, v)
@@ -573,7 +573,7 @@ class CrossAttention(Attention):
         self.kv = nn.Linear(config.d_model, sum(self.heads[1:]) * self.d_head, bias=config.qkv_bias)
 
     def forward(  # type: ignore[override]
-        self, x: Float[Tensor, "b p d"], shared: Pass, tap: Scope | None
+        self, x: Float[Tensor, "b p d"], shared: PassState, tap: Scope | None
     ) -> Float[Tensor, "b p d"]:
         """z W_O + b_O, from the normed stream and the memory."""
         assert shared.memory is not None

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import CrossAttention, Pass, picked
+from interp.model.attention import CrossAttention, PassState, picked
 from interp.model.norm import NoNorm, Normalize
-from interp.model.records import AnyMLP, Record, at_least_one
+from interp.model.records import AnyMLP, ConfigRecord, at_least_one
 from interp.model.rules import NO_RULES, product, secant
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
@@ -113,7 +113,7 @@ class FeedForward(nn.Module):
 
 
 @dataclass(frozen=True)
-class UsualBlock(Record):
+class UsualBlock(ConfigRecord):
     """Attention, then the MLP where there is one (or both at once, see `ModelConfig.parallel`)."""
 
     unusual: ClassVar[str | None] = None
@@ -186,7 +186,7 @@ class Block(nn.Module):
     def forward(
         self,
         resid: Float[Tensor, "b p d"],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
@@ -230,7 +230,7 @@ class Block(nn.Module):
         return self.reading(self.ln1)(resid, tap)
 
     def _through_mlp(
-        self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None, shared: Pass | None
+        self, x: Tensor, resid: Tensor, normed: Tensor, tap: Scope | None, shared: PassState | None
     ) -> Float[Tensor, "*b d"]:
         """The block's output; x: the stream after attention; resid, normed: what attention read, before its norm and
         after.

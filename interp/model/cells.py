@@ -17,7 +17,7 @@ from interp.core.boundary import describe, shape_text
 from interp.core.transfers import sent
 from interp.model import sites
 from interp.model.edits import COLUMNS, POSITIONS, Edit, Mean, Placed, Ready, Resample, Set, own_name
-from interp.model.layout import NEW, Layout, PerRow, Places, PositionError, Tokens, several
+from interp.model.layout import NEW, Layout, PerRow, Places, PositionError, TextTokens, several
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def _differs_by_row(edit: Edit, span: Span) -> bool:
     return own or trimmed or not layout.uniform or layout.ends_early
 
 
-def _written(edit: Edit, part: Tensor, index: Where, span: Span) -> Tensor:
+def _written(edit: Edit, part: Tensor, index: CellIndex, span: Span) -> Tensor:
     """The private copy with some of its cells changed."""
     whole = len(index) == 1
     cells = part if whole else part[index].clone()
@@ -94,11 +94,11 @@ def _changed(edit: Edit, cells: Tensor, own: Tensor | None, span: Span) -> Tenso
     return _fitting(edit, lambda: function(cells), cells)
 
 
-Where = tuple[slice | int | Tensor, ...]
+CellIndex = tuple[slice | int | Tensor, ...]
 """What a value of a site is indexed with, the rows' slice first."""
 
 
-def index_of(edit: Edit, shape: Sequence[int], span: Span) -> list[Where] | None:
+def index_of(edit: Edit, shape: Sequence[int], span: Span) -> list[CellIndex] | None:
     """What to index a value of this shape with, one entry per combination of several indices; None if nothing is here.
 
     Errors: IndexError for an index outside the site.
@@ -302,11 +302,11 @@ def _value_rows(edit: Edit, values: Tensor, rows: int) -> Tensor:
 
 def _token_cells(edit: Edit, shape: Sequence[int], span: Span) -> list[_Cells]:
     """The cells of every text, one entry per combination where several axes name several."""
-    letters, found = _letters(edit, shape), dict[str, Tokens | list[int]]()
+    letters, found = _letters(edit, shape), dict[str, TextTokens | list[int]]()
     for axis, size in zip(letters, shape[1:], strict=True):
         if axis in edit.cells:
             found[axis] = _tokens(edit, axis, (shape[0], size), span)
-    texts = next(each.rows for each in found.values() if isinstance(each, Tokens))
+    texts = next(each.rows for each in found.values() if isinstance(each, TextTokens))
     chosen = _texts(edit, shape[0], texts)
     many = [axis for axis, each in found.items() if _count(each) > 1]
     combined = product(*(range(_count(found[axis])) for axis in many)) if len(many) > 1 else [()]
@@ -316,14 +316,14 @@ def _token_cells(edit: Edit, shape: Sequence[int], span: Span) -> list[_Cells]:
     ]
 
 
-def _count(index: Tokens | list[int]) -> int:
-    return index.columns.shape[1] if isinstance(index, Tokens) else len(index)
+def _count(index: TextTokens | list[int]) -> int:
+    return index.columns.shape[1] if isinstance(index, TextTokens) else len(index)
 
 
 def _cells(
     edit: Edit,
     letters: Sequence[str],
-    found: Mapping[str, Tokens | list[int]],
+    found: Mapping[str, TextTokens | list[int]],
     one: Mapping[str, int],
     texts: tuple[Tensor, Tensor],
     span: Span,
@@ -339,7 +339,7 @@ def _cells(
         index, which = found.get(axis), slice(one[axis], one[axis] + 1) if axis in one else slice(None)
         if index is None:
             each.append((None, None, None))
-        elif isinstance(index, Tokens):
+        elif isinstance(index, TextTokens):
             own = index.columns[chosen][:, which]
             here, present = _within_pass(edit.site, axis, own, rows[chosen], span)
             present = present if index.there is None else present & index.there[chosen][:, which]
@@ -356,7 +356,7 @@ def _cells(
     return _Cells(rows[chosen], columns, owns, places, kept, there)
 
 
-def _tokens(edit: Edit, axis: str, shape: tuple[int, int], span: Span) -> Tokens | list[int]:
+def _tokens(edit: Edit, axis: str, shape: tuple[int, int], span: Span) -> TextTokens | list[int]:
     """The indices along one axis: tokens of every text, or the same for all."""
     given, past = edit.cells[axis], span.past if axis in COLUMNS else 0
     layout = span.source if axis == "s" else span.layout
@@ -419,7 +419,7 @@ def tokens_of(site: str, value: Tensor, pos: Places, span: Span) -> Tensor:
     return value[tuple(index)]
 
 
-def own_values(edit: Edit, shape: Sequence[int], index: Where, span: Span) -> Tensor | None:
+def own_values(edit: Edit, shape: Sequence[int], index: CellIndex, span: Span) -> Tensor | None:
     """The values that a change brings for these cells; None for one that brings none."""
     values = getattr(edit.change, "values", None)
     if values is None:

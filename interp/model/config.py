@@ -10,7 +10,7 @@ from interp.model.delta import GatedDelta
 from interp.model.experts import MoE, Router
 from interp.model.latent import Latent
 from interp.model.mamba2 import Mamba2
-from interp.model.norm import Heads, LayerNorm, NoNorm, Norm, NormPlace, RMSNorm
+from interp.model.norm import LayerNorm, NoNorm, Norm, NormedHeads, NormPlace, RMSNorm
 from interp.model.position import (
     Alibi,
     Buckets,
@@ -22,17 +22,17 @@ from interp.model.position import (
     NoPosition,
     Position,
     Rotary,
-    Scaling,
+    RotaryScaling,
     Sinusoidal,
     YarnScaling,
 )
 from interp.model.records import (
     AnyMLP,
+    ConfigRecord,
     FullSoftmax,
     Json,
     Mixer,
     Output,
-    Record,
     fields_as_json,
     from_json,
     positive,
@@ -71,8 +71,8 @@ __all__ = [
     "Position",
     "RMSNorm",
     "Rotary",
+    "RotaryScaling",
     "Router",
-    "Scaling",
     "ShortConv",
     "Sinusoidal",
     "Softmax",
@@ -89,7 +89,7 @@ MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
-class ModelConfig(Record):
+class ModelConfig(ConfigRecord):
     """Everything that decides the arithmetic of a Transformer; no device, no dtype, no tokenizer."""
 
     n_layers: int
@@ -135,7 +135,7 @@ class ModelConfig(Record):
     """Scores become cap tanh(score / cap), before the mask (Gemma 2)."""
     sinks: bool = False
     """A trained score per head that takes part in the softmax and belongs to no token (GPT-OSS)."""
-    qk_norm: Heads | None = None
+    qk_norm: NormedHeads | None = None
     """Queries and keys normed before rotation: each head alone (`head`: Qwen3; `each`, by a gamma of its own: Cohere),
     or all heads as one vector (`width`: OLMo-2)."""
     qkv_bias: bool = True
@@ -266,7 +266,7 @@ class ModelConfig(Record):
         return self.mixer if isinstance(self.mixer, tuple) else (self.mixer,)
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[ConfigRecord, ...]:
         """The records that say something of a block or the output: its form, its mixers, its MLP, the output layer."""
         mlp = () if self.mlp is None else (self.mlp,)
         return (self.block, *self._given, *mlp, self.output)
@@ -277,7 +277,7 @@ class ModelConfig(Record):
         return tuple(self._given[layer % len(self._given)] for layer in range(self.n_layers))
 
     @property
-    def qk_norms(self) -> frozenset[Heads]:
+    def qk_norms(self) -> frozenset[NormedHeads]:
         """How queries and keys are normed in the layers where they are."""
         found = [mixer.qk_norm(self) for mixer in self.mixers]
         return frozenset(each[1] for each in found if each is not None and not isinstance(each[0], NoNorm))
@@ -404,7 +404,7 @@ class ModelConfig(Record):
 
 
 @dataclass(frozen=True)
-class EncoderDecoderConfig(Record):
+class EncoderDecoderConfig(ConfigRecord):
     """Two Transformers: an encoder, and a decoder whose blocks also attend to the encoder's final states."""
 
     encoder: ModelConfig

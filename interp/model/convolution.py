@@ -7,13 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.model.attention import Pass, picked
+from interp.model.attention import PassState, picked
 
 
 def convolved(
     x: Float[Tensor, "b p f"],
     kernel: Float[Tensor, "t f"],
-    shared: Pass,
+    shared: PassState,
     key: tuple[int, str],
     bias: Float[Tensor, "f"] | None = None,
     *,

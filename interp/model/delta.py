@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass, picked
+from interp.model.attention import Attention, PassState, picked
 from interp.model.convolution import convolved
 from interp.model.norm import Normalize, RMSNorm
 from interp.model.records import Mixer, Traits, at_least_one, requires
@@ -126,7 +126,7 @@ class GatedDeltaMixer(Attention):
         self,
         x: Float[Tensor, "b p d"],
         source: tuple[Float[Tensor, "b p d"], Normalize],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
@@ -148,7 +148,7 @@ class GatedDeltaMixer(Attention):
         k: Float[Tensor, "b p j r"],
         v: Float[Tensor, "b p n f"],
         x: Float[Tensor, "b p d"],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
     ) -> Float[Tensor, "b p n f"]:
         """What the memories return."""

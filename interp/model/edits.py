@@ -26,8 +26,8 @@ from interp.model.layout import NEW, New, PerRow
 from interp.model.parts import Part
 
 Over = Literal["position", "template", "reference"]
-Index = int | tuple[int, ...] | PerRow | New
-Rows = tuple[int, ...]
+PositionIndex = int | tuple[int, ...] | PerRow | New
+RowChoice = tuple[int, ...]
 COLUMNS = ("p", "q")
 """The axes of a site that run over the columns of a pass."""
 POSITIONS = (*COLUMNS, "k", "s")
@@ -219,8 +219,8 @@ class Edit(Brief):
 
     where: Part | str
     change: Change
-    at: Mapping[str, Index] = field(default_factory=lambda: MappingProxyType({}))
-    rows: Rows | None = None
+    at: Mapping[str, PositionIndex] = field(default_factory=lambda: MappingProxyType({}))
+    rows: RowChoice | None = None
 
     def __post_init__(self) -> None:
         if not (isinstance(self.where, str) and "hook_" in self.where):
@@ -252,9 +252,9 @@ class Edit(Brief):
         return str(self.where)
 
     @property
-    def cells(self) -> Mapping[str, Index]:
+    def cells(self) -> Mapping[str, PositionIndex]:
         """The indices by axis letter, the part's own included."""
-        found: Mapping[str, Index] = self._cells  # type: ignore[attr-defined]
+        found: Mapping[str, PositionIndex] = self._cells  # type: ignore[attr-defined]
         return found
 
     @property
@@ -275,10 +275,10 @@ class Edit(Brief):
         cells = product(*many.values())
         return [replace(self, at={**self.at, **dict(zip(many, cell, strict=True))}) for cell in cells]
 
-    def _named_cells(self) -> dict[str, Index]:
+    def _named_cells(self) -> dict[str, PositionIndex]:
         """Checked as far as that takes no model."""
         given = dict(self.where.at) if isinstance(self.where, Part) else {}
-        found: dict[str, Index] = dict(given)
+        found: dict[str, PositionIndex] = dict(given)
         if not self.at:
             return found
         axes = sites.axes_of(own_name(self.site)).split()[1:]
@@ -321,7 +321,7 @@ def onto(x: Float[Tensor, "... d"], basis: Float[Tensor, "r d"]) -> Float[Tensor
     return ((wide(x) @ q.mT) @ q).to(x)
 
 
-def _checked_index(dim: str, index: object) -> Index:
+def _checked_index(dim: str, index: object) -> PositionIndex:
     own = dim in [sites.WORDS[axis] for axis in POSITIONS]
     if isinstance(index, int) and not isinstance(index, bool):
         return index

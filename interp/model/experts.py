@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.model.block import ACTIVATIONS, MLP, NEXT_ROW, Activation, FeedForward
-from interp.model.records import AnyMLP, Record, at_least_one, not_negative, requires
+from interp.model.records import AnyMLP, ConfigRecord, at_least_one, not_negative, requires
 from interp.model.rules import NO_RULES, constant, kept, product, secant
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
@@ -28,7 +28,7 @@ GROUPED = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Router(Record):
+class Router(ConfigRecord):
     """How logits of experts become a choice of some and a weight for each. The default: a softmax, and the largest."""
 
     scores: Literal["softmax", "sigmoid"] = "softmax"
@@ -183,7 +183,7 @@ class MoE(AnyMLP):
 
 
 @dataclass(frozen=True)
-class Groups:
+class ExpertGroups:
     """Rows in the order of their experts, so that each expert's are neighbours: one stop for the host, or none."""
 
     expert: Int[Tensor, "n"]
@@ -192,7 +192,7 @@ class Groups:
     """Where the rows of every expert end."""
 
     @classmethod
-    def of(cls, expert: Int[Tensor, "n"], n_experts: int) -> Groups:
+    def of(cls, expert: Int[Tensor, "n"], n_experts: int) -> ExpertGroups:
         """The groups of rows of these experts, which ascend."""
         every = torch.arange(n_experts, device=expert.device)
         return cls(expert, torch.searchsorted(expert, every, right=True, out_int32=True))
@@ -311,13 +311,13 @@ class Experts(nn.Module):
         chosen = shares.topk(self.kind.top_k, -1).indices.sort(-1).values
         order = chosen.flatten().argsort(stable=True)
         weight = shares.gather(-1, chosen).flatten()[order, None]
-        groups = Groups.of(chosen.flatten()[order], self.kind.n_experts)
+        groups = ExpertGroups.of(chosen.flatten()[order], self.kind.n_experts)
         found = self._grouped(flat[order // self.kind.top_k], weight, groups).to(x.dtype)
         back = torch.empty_like(found).index_copy(0, order, found)
         return back.view(*x.shape[:2], self.kind.top_k, x.shape[2]).sum(2)
 
     def _grouped(
-        self, x: Float[Tensor, "n d"], weight: Float[Tensor, "n 1"], groups: Groups
+        self, x: Float[Tensor, "n d"], weight: Float[Tensor, "n 1"], groups: ExpertGroups
     ) -> Float[Tensor, "n d"]:
         """The weighted outputs for rows in the order of their experts."""
         inside = self.kind.router.weighs == "input"

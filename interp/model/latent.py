@@ -11,7 +11,7 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass, View
+from interp.model.attention import Attention, PassState, View
 from interp.model.norm import Normalize, RMSNorm
 from interp.model.records import Mixer, Traits, at_least_one, not_negative, requires
 from interp.model.sites import Site, norm_sites
@@ -136,7 +136,7 @@ class LatentAttention(Attention):
         q: Float[Tensor, "b p h r"],
         k: Float[Tensor, "b p h r"],
         view: View,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys, their last dimensions rotated to their positions."""

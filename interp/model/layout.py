@@ -104,7 +104,7 @@ def each_position(lengths: Int[Tensor, "b"], width: int) -> list[int | PerRow]:
 
 
 @dataclass(frozen=True)
-class Tokens:
+class TextTokens:
     """Some tokens of every text of a batch: of every row, or in packed rows of every text in them."""
 
     rows: Int[Tensor, "t"]
@@ -172,7 +172,7 @@ class Layout:
             number = (starts & real).flatten().cumsum(0).view_as(real) - 1
         return number.masked_fill(~real, -1)
 
-    def find(self, pos: int | tuple[int, ...] | PerRow | New, shape: tuple[int, int]) -> Tokens:
+    def find(self, pos: int | tuple[int, ...] | PerRow | New, shape: tuple[int, int]) -> TextTokens:
         """The tokens of every row (packed: of every text) at these positions of `[rows, columns]`; on the host.
 
         Errors: PositionError, a ValueError and IndexError, for a row that is too short, naming it, its length and what
@@ -200,9 +200,9 @@ class Layout:
         there = there & ~short
         places = places.clamp_min(0).minimum((lengths[:, None] - 1).clamp_min(0))
         columns = flat[(starts[:, None] + places).clamp_max(len(flat) - 1)] % shape[1]
-        return Tokens(rows, columns, places, None if bool(there.all()) else there)
+        return TextTokens(rows, columns, places, None if bool(there.all()) else there)
 
-    def _new(self, shape: tuple[int, int]) -> Tokens:
+    def _new(self, shape: tuple[int, int]) -> TextTokens:
         """Every generated token."""
         if self.prompt is None:
             raise ValueError(
@@ -211,7 +211,7 @@ class Layout:
         columns = torch.arange(self.prompt, shape[1]).expand(shape[0], -1)
         keep = torch.ones(shape, dtype=torch.bool) if self._home[0] is None else self._home[0]
         there, places = keep[:, self.prompt :], keep.cumsum(1)[:, self.prompt :] - 1
-        return Tokens(torch.arange(shape[0]), columns, places, None if bool(there.all()) else there)
+        return TextTokens(torch.arange(shape[0]), columns, places, None if bool(there.all()) else there)
 
     def _texts(self, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The row and length of each text, where its tokens begin among all, and the place of each in the batch."""

@@ -9,19 +9,19 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.model.records import Record, not_negative
+from interp.model.records import ConfigRecord, not_negative
 from interp.model.rules import NO_RULES, kept
 from interp.model.tap import Scope, at
 
-Trained = Literal["gamma and beta", "gamma", "nothing"]
+TrainedNorm = Literal["gamma and beta", "gamma", "nothing"]
 
 
 @dataclass(frozen=True)
-class LayerNorm(Record):
+class LayerNorm(ConfigRecord):
     """Mean removed, divided by the biased standard deviation, scaled by gamma, shifted by beta."""
 
     eps: float = 1e-5
-    trained: Trained = "gamma and beta"
+    trained: TrainedNorm = "gamma and beta"
     """Which of its two vectors the norm has: Cohere and MPT have no beta, OLMo-1 has neither."""
     unit_offset: bool = False
     """True: what is stored is gamma - 1 (Nemotron)."""
@@ -32,7 +32,7 @@ class LayerNorm(Record):
 
 
 @dataclass(frozen=True)
-class RMSNorm(Record):
+class RMSNorm(ConfigRecord):
     """Divided by the root mean square, scaled by gamma; no mean, no shift."""
 
     eps: float = 1e-6
@@ -47,7 +47,7 @@ class RMSNorm(Record):
 
 
 @dataclass(frozen=True)
-class NoNorm(Record):
+class NoNorm(ConfigRecord):
     """The identity: blocks read the residual stream as it is."""
 
 
@@ -174,7 +174,7 @@ class Normalize(nn.Module):
         return self.centred(direction if gamma is None else direction * gamma.to(direction.device)) / scale
 
 
-Heads = Literal["head", "each", "width"]
+NormedHeads = Literal["head", "each", "width"]
 """How queries and keys are normed: each head alone by one gamma, each by a gamma of its own, or all as one vector."""
 
 
@@ -184,7 +184,7 @@ class HeadNorm(nn.Module):
     Where each head has a gamma of its own, `[head, d_head]`, there is no beta (StableLM, Cohere).
     """
 
-    def __init__(self, norm: Norm, n_heads: int, d_head: int, name: str, kind: Heads) -> None:
+    def __init__(self, norm: Norm, n_heads: int, d_head: int, name: str, kind: NormedHeads) -> None:
         super().__init__()
         self.whole, self.d_head, self.name = kind == "width", d_head, name
         if kind == "each" and isinstance(norm, LayerNorm):

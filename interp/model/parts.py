@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Kind:
+class PartKind:
     """One row of the table of kinds."""
 
     form: str
@@ -37,48 +37,48 @@ class Kind:
     """Other spellings that are read, never written."""
 
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, PartKind] = MappingProxyType(
     {
-        "head": Kind("L{layer}H{index}", "attn.hook_z", "h", ("a{layer}.h{index}", "{layer}.{index}")),
-        "cross_head": Kind("L{layer}X{index}", "cross_attn.hook_z", "h"),
-        "neuron": Kind("L{layer}N{index}", "mlp.hook_post", "m", ("m{layer}.n{index}",)),
-        "neuron_before": Kind("L{layer}B{index}", "mlp_before.hook_post", "m", ("b{layer}.n{index}",)),
-        "expert": Kind("L{layer}E{index}", "mlp.hook_expert_out", "x"),
-        "attn": Kind("L{layer}.attn", "hook_attn_out", None, ("a{layer}", "{layer}_attn_out")),
-        "cross_attn": Kind("L{layer}.cross_attn", "hook_cross_attn_out", None, ("{layer}_cross_attn_out",)),
-        "mlp": Kind("L{layer}.mlp", "hook_mlp_out", None, ("m{layer}", "{layer}_mlp_out")),
-        "mlp_before": Kind(
+        "head": PartKind("L{layer}H{index}", "attn.hook_z", "h", ("a{layer}.h{index}", "{layer}.{index}")),
+        "cross_head": PartKind("L{layer}X{index}", "cross_attn.hook_z", "h"),
+        "neuron": PartKind("L{layer}N{index}", "mlp.hook_post", "m", ("m{layer}.n{index}",)),
+        "neuron_before": PartKind("L{layer}B{index}", "mlp_before.hook_post", "m", ("b{layer}.n{index}",)),
+        "expert": PartKind("L{layer}E{index}", "mlp.hook_expert_out", "x"),
+        "attn": PartKind("L{layer}.attn", "hook_attn_out", None, ("a{layer}", "{layer}_attn_out")),
+        "cross_attn": PartKind("L{layer}.cross_attn", "hook_cross_attn_out", None, ("{layer}_cross_attn_out",)),
+        "mlp": PartKind("L{layer}.mlp", "hook_mlp_out", None, ("m{layer}", "{layer}_mlp_out")),
+        "mlp_before": PartKind(
             "L{layer}.mlp_before", "hook_mlp_before_out", None, ("b{layer}", "{layer}_mlp_before_out")
         ),
-        "more": Kind("L{layer}.more", "hook_more_out"),
-        "resid": Kind("L{layer}.resid", "hook_resid_pre", None, ("r{layer}", "L{layer}.resid_pre", "input")),
-        "query": Kind("L{layer}H{index}.q", "hook_q_input", "h", ("a{layer}.h{index}<q>",)),
-        "key": Kind("L{layer}H{index}.k", "hook_k_input", "g", ("a{layer}.h{index}<k>",)),
-        "value": Kind("L{layer}H{index}.v", "hook_v_input", "g", ("a{layer}.h{index}<v>",)),
-        "group_key": Kind("L{layer}G{index}.k", "hook_k_input", "g", ("a{layer}.g{index}<k>",)),
-        "group_value": Kind("L{layer}G{index}.v", "hook_v_input", "g", ("a{layer}.g{index}<v>",)),
-        "mlp_input": Kind("L{layer}.mlp_in", "hook_mlp_in"),
-        "block": Kind("L{layer}", None, None, ("{layer}_block",)),
+        "more": PartKind("L{layer}.more", "hook_more_out"),
+        "resid": PartKind("L{layer}.resid", "hook_resid_pre", None, ("r{layer}", "L{layer}.resid_pre", "input")),
+        "query": PartKind("L{layer}H{index}.q", "hook_q_input", "h", ("a{layer}.h{index}<q>",)),
+        "key": PartKind("L{layer}H{index}.k", "hook_k_input", "g", ("a{layer}.h{index}<k>",)),
+        "value": PartKind("L{layer}H{index}.v", "hook_v_input", "g", ("a{layer}.h{index}<v>",)),
+        "group_key": PartKind("L{layer}G{index}.k", "hook_k_input", "g", ("a{layer}.g{index}<k>",)),
+        "group_value": PartKind("L{layer}G{index}.v", "hook_v_input", "g", ("a{layer}.g{index}<v>",)),
+        "mlp_input": PartKind("L{layer}.mlp_in", "hook_mlp_in"),
+        "block": PartKind("L{layer}", None, None, ("{layer}_block",)),
         **{
-            name: Kind(f"L{{layer}}.{name}", None, None, (f"{{layer}}_{name}",))
+            name: PartKind(f"L{{layer}}.{name}", None, None, (f"{{layer}}_{name}",))
             for name in (
                 "attn_bias", "cross_attn_bias", "mlp_bias", "mlp_before_bias", "mlp_rest", "mlp_before_rest",
                 "ln1_bias", "ln_cross_bias", "ln2_bias", "q_bias", "k_bias",
             )
         },
         **{
-            name: Kind(f"L{{layer}}.{name}", None)
+            name: PartKind(f"L{{layer}}.{name}", None)
             for name in ("attn_rest", "ln0", "ln1", "ln1_post", "ln_cross", "ln2", "ln2_post")
         },
-        "embed": Kind("embed", "hook_embed"),
-        "pos_embed": Kind("pos_embed", "hook_pos_embed"),
-        "type_embed": Kind("type_embed", "hook_type_embed"),
-        "logits": Kind("logits", "unembed.hook_out"),
-        "embed_bias": Kind("embed_bias", None),
-        "final_bias": Kind("final_bias", None),
-        "rounding": Kind("rounding", None),
+        "embed": PartKind("embed", "hook_embed"),
+        "pos_embed": PartKind("pos_embed", "hook_pos_embed"),
+        "type_embed": PartKind("type_embed", "hook_type_embed"),
+        "logits": PartKind("logits", "unembed.hook_out"),
+        "embed_bias": PartKind("embed_bias", None),
+        "final_bias": PartKind("final_bias", None),
+        "rounding": PartKind("rounding", None),
         **{
-            name: Kind(name, None)
+            name: PartKind(name, None)
             for name in ("ln_embed", "score_bias", "ln_final", "mlm_head", "unembed", "output")
         },
     }
@@ -230,7 +230,7 @@ def _no_part(given: object) -> str | None:
     return None if isinstance(given, str | Part) or _is_pair(given) else ""
 
 
-Named = Annotated[Part | str | tuple[int, int], Required("a part such as L3H5 or L3.mlp", _no_part)]
+PartName = Annotated[Part | str | tuple[int, int], Required("a part such as L3H5 or L3.mlp", _no_part)]
 """What names a part: itself, its text, or the layer and head of a head."""
 
 
@@ -247,7 +247,7 @@ def _is_index(given: object) -> bool:
     return not isinstance(given, bool)
 
 
-def is_part(given: object) -> TypeGuard[Named]:
+def is_part(given: object) -> TypeGuard[PartName]:
     """Whether this can only mean one part: a name, a `Part`, or the layer and head of a head."""
     numbers = (
         isinstance(given, tuple) and len(given) == 2 and not any(isinstance(i, str | Part) for i in given)
@@ -255,7 +255,7 @@ def is_part(given: object) -> TypeGuard[Named]:
     return isinstance(given, str | Part) or numbers
 
 
-def as_part(given: Named, config: ModelConfig) -> Part:
+def as_part(given: PartName, config: ModelConfig) -> Part:
     """The part of this model that is meant; see `Part.of` and `Part.within`, whose errors name what was given."""
     part = Part.of(given)
     try:
@@ -267,7 +267,7 @@ def as_part(given: Named, config: ModelConfig) -> Part:
 
 
 def as_parts(
-    given: Named | Sequence[Named], config: ModelConfig, kinds: Sequence[str], such: str
+    given: PartName | Sequence[PartName], config: ModelConfig, kinds: Sequence[str], such: str
 ) -> list[Part]:
     """The parts of some kinds that are meant, one or several; `such` says what is required, as in "a head (L1H2)".
 

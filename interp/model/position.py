@@ -13,11 +13,11 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.records import Record, not_negative, positive
+from interp.model.records import ConfigRecord, not_negative, positive
 
 
 @dataclass(frozen=True)
-class Learned(Record):
+class Learned(ConfigRecord):
     """A trained vector per position, added to the embedding (GPT-2)."""
 
     offset: int = 0
@@ -29,7 +29,7 @@ class Learned(Record):
 
 
 @dataclass(frozen=True)
-class Sinusoidal(Record):
+class Sinusoidal(ConfigRecord):
     """Fixed sines and cosines of the position, added to the embedding (Vaswani et al. 2017, section 3.5)."""
 
     interleaved: bool = True
@@ -37,7 +37,7 @@ class Sinusoidal(Record):
 
 
 @dataclass(frozen=True)
-class Alibi(Record):
+class Alibi(ConfigRecord):
     """Scores lowered by the distance, with a slope per head (Press et al. 2022); no position embedding."""
 
     scaled: bool = False
@@ -51,7 +51,7 @@ class Alibi(Record):
 
 
 @dataclass(frozen=True)
-class Buckets(Record):
+class Buckets(ConfigRecord):
     """A trained score per head and bucket of the distance, the same table in every layer (T5)."""
 
     n_buckets: int = 32
@@ -60,19 +60,19 @@ class Buckets(Record):
 
 
 @dataclass(frozen=True)
-class NoPosition(Record):
+class NoPosition(ConfigRecord):
     """No position information at all beyond what the mask gives."""
 
 
 @dataclass(frozen=True)
-class LinearScaling(Record):
+class LinearScaling(ConfigRecord):
     """Position interpolation: every rotary frequency divided by `factor` (Chen et al. 2023)."""
 
     factor: float
 
 
 @dataclass(frozen=True)
-class DynamicScaling(Record):
+class DynamicScaling(ConfigRecord):
     """Dynamic NTK: beyond the original context the base grows with the length of the pass."""
 
     factor: float
@@ -80,7 +80,7 @@ class DynamicScaling(Record):
 
 
 @dataclass(frozen=True)
-class Llama3Scaling(Record):
+class Llama3Scaling(ConfigRecord):
     """Llama 3.1's rule: low frequencies divided by `factor`, high ones kept, a ramp in between."""
 
     factor: float
@@ -90,7 +90,7 @@ class Llama3Scaling(Record):
 
 
 @dataclass(frozen=True)
-class YarnScaling(Record):
+class YarnScaling(ConfigRecord):
     """YaRN (Peng et al. 2023): interpolated by wavelength, and sines and cosines multiplied by a factor."""
 
     factor: float
@@ -104,7 +104,7 @@ class YarnScaling(Record):
 
 
 @dataclass(frozen=True)
-class LongScaling(Record):
+class LongScaling(ConfigRecord):
     """LongRoPE (Phi-3): one divisor per frequency, a short list within the original context, a long one beyond."""
 
     short: tuple[float, ...]
@@ -114,11 +114,11 @@ class LongScaling(Record):
     """What sines and cosines are multiplied by, at any length."""
 
 
-Scaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
+RotaryScaling = LinearScaling | DynamicScaling | Llama3Scaling | YarnScaling | LongScaling
 
 
 @dataclass(frozen=True)
-class Rotary(Record):
+class Rotary(ConfigRecord):
     """Queries and keys rotated by an angle that grows with the position (Su et al. 2021)."""
 
     base: float = 10_000.0
@@ -126,7 +126,7 @@ class Rotary(Record):
     """Leading dimensions of each head that are rotated; None = all of them."""
     interleaved: bool = False
     """True pairs (0, 1), (2, 3), ... (GPT-J); False pairs i with i + dim/2 (NeoX, Llama)."""
-    scaling: Scaling | None = None
+    scaling: RotaryScaling | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

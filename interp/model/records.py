@@ -20,7 +20,7 @@ from interp.core.boundary import check_fields, hints_of, nearest
 if TYPE_CHECKING:
     from interp.model.attention import Attention
     from interp.model.config import ModelConfig
-    from interp.model.norm import Heads, Norm
+    from interp.model.norm import Norm, NormedHeads
     from interp.model.sites import Site
 
 Json = dict[str, object]
@@ -31,7 +31,7 @@ MOST = 10**8
 """The largest width, vocabulary, context or other number of things: a matrix of two such has a size of 64 bits."""
 
 
-class Record:
+class ConfigRecord:
     """A piece of a config. In JSON its fields, with its class name under `kind`."""
 
     own_sites: ClassVar[tuple["Site", ...]] = ()
@@ -64,7 +64,7 @@ class Record:
         """ValueError for a config that it does not fit into (`requires`)."""
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=ConfigRecord)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Traits:
         return self.additive and self.values
 
 
-class Mixer(Record):
+class Mixer(ConfigRecord):
     """What mixes the positions of a block."""
 
     def __str__(self) -> str:
@@ -132,7 +132,7 @@ class Mixer(Record):
         """What others may rely on."""
         return Traits()
 
-    def qk_norm(self, config: "ModelConfig") -> "tuple[Norm, Heads] | None":
+    def qk_norm(self, config: "ModelConfig") -> "tuple[Norm, NormedHeads] | None":
         """The norm of its queries and keys before rotation, and of which heads together: what the config says."""
         return None if config.qk_norm is None or not self.traits.queries else (config.norm, config.qk_norm)
 
@@ -158,7 +158,7 @@ def maps_flops(config: "ModelConfig", n: int) -> int:
     return 2 * n * config.d_model * config.head_width * 2 * (config.n_heads + config.kv_heads)
 
 
-class AnyMLP(Record):
+class AnyMLP(ConfigRecord):
     """What a block has for an MLP."""
 
     d_mlp: int
@@ -199,7 +199,7 @@ class OutputLayer(nn.Module):
         raise NotImplementedError
 
 
-class Output(Record):
+class Output(ConfigRecord):
     """How the final stream becomes probabilities."""
 
     def flops(self, config: "ModelConfig", n: int) -> int:
@@ -278,16 +278,16 @@ def not_negative(record: object, *names: str) -> None:
             )
 
 
-def known() -> dict[str, type[Record]]:
+def known() -> dict[str, type[ConfigRecord]]:
     """Every record that there is, by the name under which a config file keeps it."""
     late.fill("records")
     return _defined()
 
 
-def _defined() -> dict[str, type[Record]]:
+def _defined() -> dict[str, type[ConfigRecord]]:
     """The kinds of record in the modules that are imported: all that the config of a usual model holds."""
-    found: dict[str, type[Record]] = {}
-    todo: list[type[Record]] = [Record]
+    found: dict[str, type[ConfigRecord]] = {}
+    todo: list[type[ConfigRecord]] = [ConfigRecord]
     while todo:
         kind = todo.pop(0)
         todo += kind.__subclasses__()

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from interp.model.attention import Attention, Pass, picked
+from interp.model.attention import Attention, PassState, picked
 from interp.model.convolution import convolved
 from interp.model.norm import Normalize
 from interp.model.records import Mixer, Traits, at_least_one, requires
@@ -78,7 +78,7 @@ class ShortConvMixer(Attention):
         self,
         x: Float[Tensor, "b p d"],
         source: tuple[Float[Tensor, "b p d"], Normalize],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from interp.core.boundary import nearest
-from interp.model.records import Record, known
+from interp.model.records import ConfigRecord, known
 
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
@@ -49,7 +49,7 @@ class Site:
     present: Callable[[ModelConfig], bool] = lambda config: True
     on_demand: bool = False
     before: str = ""
-    """Of a row that a record brings (`Record.sites`): the row of the table that it stands before."""
+    """Of a row that a record brings (`ConfigRecord.sites`): the row of the table that it stands before."""
 
 
 def _trait(name: str) -> Callable[[ModelConfig], bool]:
@@ -219,7 +219,7 @@ def block_rows(config: ModelConfig | None = None) -> tuple[Site, ...]:
 
 
 @functools.lru_cache(2)
-def _rows_of_any(records: tuple[type[Record], ...]) -> tuple[Site, ...]:
+def _rows_of_any(records: tuple[type[ConfigRecord], ...]) -> tuple[Site, ...]:
     return _with(site for record in records for site in record.any_sites())
 
 

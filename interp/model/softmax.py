@@ -16,15 +16,15 @@ from torch.utils.checkpoint import checkpoint
 from interp.model.attention import (
     Attention,
     Mask,
-    Pass,
+    PassState,
     View,
     hidden_scores,
     picked,
     row_softmax,
 )
-from interp.model.norm import Heads, Norm, Normalize, RMSNorm
+from interp.model.norm import Norm, Normalize, NormedHeads, RMSNorm
 from interp.model.position import Alibi, Buckets
-from interp.model.records import Mixer, Record, Traits, at_least_one, maps_flops, positive, requires
+from interp.model.records import ConfigRecord, Mixer, Traits, at_least_one, maps_flops, positive, requires
 from interp.model.rules import constant, halves, held, secant
 from interp.model.sites import GATE, Site
 from interp.model.sparsity import Piece, Sparsity, attend_pieces, pieces, visible
@@ -33,15 +33,15 @@ from interp.model.tap import Scope, at
 if TYPE_CHECKING:
     from interp.model.config import ModelConfig
 
-Score = Literal["dot", "cosine", "additive"]
-Refinement = Literal["simple", "value", "additive", "stochastic"]
+ScoreKind = Literal["dot", "cosine", "additive"]
+ScoreRefinement = Literal["simple", "value", "additive", "stochastic"]
 PIECES_FROM = 512
 """Keys from which runs of queries with gathered keys are quicker than one dense mask."""
 BLOCK = 1 << 24
 """Numbers of `[b q k h e]` held at once."""
 
 
-class Temperature(Record):
+class Temperature(ConfigRecord):
     """What multiplies the scores of a query."""
 
     by_count: ClassVar[bool] = False
@@ -98,14 +98,14 @@ class Chunks(Sparsity):
 class Softmax(Mixer):
     """Softmax attention, multi-head, grouped or multi-query, and what has been done to its scores and pattern."""
 
-    score: Score = "dot"
+    score: ScoreKind = "dot"
     """`cosine`: a trained factor per head times the cosine; `additive`: w . tanh(q + k) (Bahdanau et al. 2015)."""
     sparsity: Sparsity | None = None
     """Which keys a query sees at all, beyond causality and `window`."""
     temperature: Temperature | None = None
     smeared_keys: bool = False
     """Each key mixed with the one before it, by a trained share per head (Olsson et al. 2022)."""
-    refinement: Refinement | None = None
+    refinement: ScoreRefinement | None = None
     """The pattern passed through attention between its own rows (Liu et al. 2024)."""
     rotated: bool = True
     """False: rotary positions leave its queries and keys as they are, a layer without positions (SmolLM3, Cohere2)."""
@@ -169,7 +169,7 @@ class Softmax(Mixer):
         """Whether nothing was done to it but that it may be left unrotated."""
         return replace(self, rotated=True) == Softmax()
 
-    def qk_norm(self, config: ModelConfig) -> tuple[Norm, Heads] | None:
+    def qk_norm(self, config: ModelConfig) -> tuple[Norm, NormedHeads] | None:
         """Its own, or that of the config."""
         if self.head_norm is None:
             return super().qk_norm(config)
@@ -254,7 +254,7 @@ class SoftmaxAttention(Attention):
         q: Float[Tensor, "b p h e"],
         k: Float[Tensor, "b p g e"],
         view: View,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
         if self.smear is not None:
@@ -276,7 +276,7 @@ class SoftmaxAttention(Attention):
         q: Float[Tensor, "b p h e"],
         k: Float[Tensor, "b p g e"],
         view: View,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys rotated where they are, and then normed."""
@@ -296,7 +296,7 @@ class SoftmaxAttention(Attention):
         return z * at(tap, GATE.name, gate)
 
     def _smeared(
-        self, k: Float[Tensor, "b p g e"], alpha: Float[Tensor, "g"], shared: Pass
+        self, k: Float[Tensor, "b p g e"], alpha: Float[Tensor, "g"], shared: PassState
     ) -> Float[Tensor, "b p g e"]:
         """s k_j + (1 - s) k_{j-1}, s = sigmoid(alpha), per key head; the first key of a text as it is.
 
@@ -320,7 +320,7 @@ class SoftmaxAttention(Attention):
         k: Float[Tensor, "b p g e"],
         v: Float[Tensor, "b p g e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:
@@ -388,7 +388,7 @@ class SoftmaxAttention(Attention):
         mask: Mask,
         n: int,
         total: int,
-        shared: Pass,
+        shared: PassState,
         only: Int[Tensor, "b n"] | None,
         device: torch.device,
     ) -> Mask:
@@ -409,14 +409,14 @@ class SoftmaxAttention(Attention):
         plain = plain and not self.explicit
         return self.kind.sparsity is not None and plain and not observed and n > 1 and total >= PIECES_FROM
 
-    def _pieces(self, mask: Mask, total: int, shared: Pass, device: torch.device) -> tuple[Piece, ...]:
+    def _pieces(self, mask: Mask, total: int, shared: PassState, device: torch.device) -> tuple[Piece, ...]:
         kind = self.kind.sparsity
         assert kind is not None
         made = ("sparse pieces", kind)
         return shared.once(made, lambda: pieces(kind, total, total, device, causal=mask.causal))
 
 
-def _joined(kind: Sparsity, mask: Mask, columns: Int[Tensor, "#b q"], total: int, shared: Pass) -> Mask:
+def _joined(kind: Sparsity, mask: Mask, columns: Int[Tensor, "#b q"], total: int, shared: PassState) -> Mask:
     """The mask of the queries at these columns, of all that were seen, and the pattern on their positions."""
     key = shared.layout.positions(total, 0, columns.device)
     rows = max(len(key), len(columns))
@@ -431,7 +431,7 @@ def _joined(kind: Sparsity, mask: Mask, columns: Int[Tensor, "#b q"], total: int
     return joined if mask.bias is None else joined.with_bias(mask.bias)
 
 
-def _column_before(shared: Pass, like: Tensor) -> Int[Tensor, "#b n"]:
+def _column_before(shared: PassState, like: Tensor) -> Int[Tensor, "#b n"]:
     """For each column of this pass and the one after the last: 1 + the column of the kept token before, or 0."""
     n = like.shape[1]
     column = torch.arange(1, n + 1, device=like.device)[None]
@@ -456,14 +456,18 @@ class RowAttention(nn.Module):
     The rows b_j of the past are kept in the cache, and with `value` those of A.
     """
 
-    def __init__(self, config: ModelConfig, layer: int, kind: Refinement) -> None:
+    def __init__(self, config: ModelConfig, layer: int, kind: ScoreRefinement) -> None:
         super().__init__()
         self.kind, self.state, self.scale = kind, (layer, "refinement"), config.head_width**-0.5
         shape = (config.n_heads, config.n_ctx, config.head_width)
         self.query, self.key = (nn.Parameter(torch.randn(shape)) for _ in range(2))
 
     def forward(
-        self, pattern: Float[Tensor, "b h q k"], mask: Mask, shared: Pass, only: Int[Tensor, "b n"] | None
+        self,
+        pattern: Float[Tensor, "b h q k"],
+        mask: Mask,
+        shared: PassState,
+        only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b h n k"]:
         """The refined rows of the wanted columns (None: all), from the first pattern of all columns of this pass."""
         n, total = pattern.shape[2:]
@@ -487,7 +491,7 @@ class RowAttention(nn.Module):
         return (pattern + higher) / 2 if self.kind == "additive" else higher
 
     def _with_past(
-        self, right: Float[Tensor, "b h q r"], pattern: Float[Tensor, "b h q k"], shared: Pass
+        self, right: Float[Tensor, "b h q r"], pattern: Float[Tensor, "b h q k"], shared: PassState
     ) -> tuple[Float[Tensor, "b h k r"], Float[Tensor, "b h _ k"]]:
         """The rows b_j of all columns, and those of A where they are values."""
         if shared.cache is None:

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.model.records import Record
+from interp.model.records import ConfigRecord
 
 
-class Sparsity(Record):
+class Sparsity(ConfigRecord):
     """Which keys a query sees under a fixed pattern, as a question about their positions.
 
     Positions count the kept tokens of a text, so that a padded row sees what the unpadded one does. A definition

@@ -19,7 +19,7 @@ from interp.core.boundary import public, shape_text, shown
 from interp.core.tiles import wide_product
 from interp.core.transfers import sent
 from interp.model import sites
-from interp.model.attention import Memory, Pass, View, attention_mask, picked
+from interp.model.attention import Memory, PassState, View, attention_mask, picked
 from interp.model.block import ACTIVATIONS, Block
 from interp.model.cells import Span
 from interp.model.config import Alibi, Buckets, Learned, ModelConfig, NoNorm, Norm, Rotary, Sinusoidal
@@ -454,7 +454,7 @@ class Transformer(nn.Module):
         self,
         resid: Float[Tensor, "b p d"],
         layers: range,
-        shared: Pass,
+        shared: PassState,
         tap: Tap | None,
         only: Int[Tensor, "b n"] | None,
     ) -> tuple[Float[Tensor, "b _ d"], bool]:
@@ -478,7 +478,7 @@ class Transformer(nn.Module):
 
     def _shared(
         self, positions: Int[Tensor, "#b p"], layout: Layout, cache: Past | None, memory: Memory | None
-    ) -> Pass:
+    ) -> PassState:
         """Masks and rotations of a pass over tokens at these positions."""
         n, past, device = positions.shape[1], 0 if cache is None else cache.length, positions.device
         config = self.config
@@ -497,7 +497,7 @@ class Transformer(nn.Module):
         local = everywhere
         if config.window is not None:
             local = view(config.local_position or config.position, local=True)
-        return Pass(everywhere, local, cache, memory, layout, positions)
+        return PassState(everywhere, local, cache, memory, layout, positions)
 
 
 def _source(memory: Memory | None) -> Layout:

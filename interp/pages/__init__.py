@@ -5,7 +5,15 @@ from interp.pages.folder import replacing, write_report
 from interp.pages.graph_page import graph_page
 from interp.pages.influence_page import influence_page
 from interp.pages.render import page
-from interp.pages.report import About, Contrast, Corrupted, Question, Report, fitting_repeats, report_of
+from interp.pages.report import (
+    About,
+    Corrupted,
+    Report,
+    ReportQuestion,
+    TokenContrast,
+    fitting_repeats,
+    report_of,
+)
 from interp.pages.report_page import ReportPage
 from interp.pages.run_page import run_page
 from interp.pages.steering_page import steering_page
@@ -13,12 +21,12 @@ from interp.pages.top_examples import top_examples_page
 
 __all__ = [
     "About",
-    "Contrast",
     "Corrupted",
     "Finding",
-    "Question",
     "Report",
     "ReportPage",
+    "ReportQuestion",
+    "TokenContrast",
     "findings",
     "fitting_repeats",
     "graph_page",

@@ -14,14 +14,17 @@ from interp.passes.metrics import Metric
 if TYPE_CHECKING:
     import xarray as xr
 
-    from interp.causal.ablation import Kind
+    from interp.causal.ablation import AblatedKind
     from interp.causal.stand_ins import StandIn
 
 
 def ablations(config: ModelConfig, metric: Metric, *, corrupt: bool) -> dict[str, Ablate]:
     """The questions: every head and MLP replaced alone by nothing and, with a corrupted prompt, by its value there."""
     changes: dict[str, StandIn] = {"zero": Zero(), **({"resample": Resample()} if corrupt else {})}
-    kinds: tuple[Kind, ...] = ("head", *(kind for kind in ("mlp_before", "mlp") if kind in config.mlps))
+    kinds: tuple[AblatedKind, ...] = (
+        "head",
+        *(kind for kind in ("mlp_before", "mlp") if kind in config.mlps),
+    )
     return {
         f"{name} {kind}": Ablate(kind, change=change, metric=metric)
         for name, change in changes.items()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 from interp.causal import EdgeGraph, Patch
 from interp.causal.contrast import Direction
 from interp.circuits import circuit_curve
-from interp.circuits.edge_attribution import Method
+from interp.circuits.edge_attribution import EdgeMethod
 from interp.data.batch import Prompts
 from interp.data.pairs import paired
 from interp.model.config import MLPS, ModelConfig
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 SITES = ("resid_pre", "mlp_before_out", "attn_out", "mlp_out", "z")
 """What is patched: three streams by layer and token, and every head's output by layer and head."""
-METHOD: Method = "eap-ig-inputs"
+METHOD: EdgeMethod = "eap-ig-inputs"
 """How edges are scored."""
 SIZES = (1, 2, 5, 10, 25, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 """How many edges the circuits of the faithfulness curve are given; the last one has all."""
@@ -37,7 +37,7 @@ def patches(config: ModelConfig, metric: Metric) -> dict[str, Patch]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PromptPair:
     """Two aligned prompts and what is watched in both."""
 
     prompt: Prompts

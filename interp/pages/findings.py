@@ -21,7 +21,7 @@ from interp.pages.wording import count, number, probability, visible
 if TYPE_CHECKING:
     import pandas as pd
 
-    from interp.pages.report import Contrast, Report
+    from interp.pages.report import Report, TokenContrast
 
 MOST = 5
 """Sentences of a page."""
@@ -98,14 +98,14 @@ def _at(token: str, pos: int) -> str:
     return f"{_quoted(token)} (position {pos})"
 
 
-def _favoured(contrast: Contrast) -> tuple[str, float]:
+def _favoured(contrast: TokenContrast) -> tuple[str, float]:
     """The token of the two that the model prefers, and the sign that the total has for it."""
     if contrast.wrong is not None and contrast.total < 0:
         return contrast.wrong.token, -1.0
     return contrast.answer.token, 1.0
 
 
-def _answer(report: Report, contrast: Contrast) -> Finding:
+def _answer(report: Report, contrast: TokenContrast) -> Finding:
     """Whether the model gives the answer, and by how much."""
     answer, wrong = contrast.answer, contrast.wrong
     said = _quoted(answer.token)
@@ -124,7 +124,7 @@ def _answer(report: Report, contrast: Contrast) -> Finding:
     return Finding(f"The answer {said} is not the model's first choice {where}{ahead}.", "question", doubt)
 
 
-def _unanswered(report: Report, contrast: Contrast) -> str:
+def _unanswered(report: Report, contrast: TokenContrast) -> str:
     """What the sentences about two prompts are about where the model does not give the answer to the first."""
     if report.corrupted is None:
         return ""
@@ -136,7 +136,7 @@ def _by(logits: float) -> str:
     return f"{number(logits, 2)} logits"
 
 
-def _writer(report: Report, contrast: Contrast) -> Finding | None:
+def _writer(report: Report, contrast: TokenContrast) -> Finding | None:
     """The part that adds most to the logits by itself; in doubt where the model does as well without it."""
     token, sign = _favoured(contrast)
     parts = report.tables.get("attribution")
@@ -204,7 +204,7 @@ def _copied(report: Report, part: str, token: str, sign: float) -> int | None:
     return int(_largest(same, sign * same.value).source)
 
 
-def _induction(report: Report, contrast: Contrast) -> Finding | None:
+def _induction(report: Report, contrast: TokenContrast) -> Finding | None:
     """The induction head that looks at what followed the last token before, if there is one and it was there before."""
     heads, seen = report.tables.get("heads"), report.tables["tokens"]
     if heads is None or "attention" not in report.tables:
@@ -230,7 +230,7 @@ def _induction(report: Report, contrast: Contrast) -> Finding | None:
     return Finding(words, "attention", doubt)
 
 
-def _cause(report: Report, contrast: Contrast) -> Finding | None:
+def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
     """The head or MLP that alone brings most of the answer back; in doubt where the answer survives its loss."""
     table = report.tables.get("patching")
     if table is None:
@@ -296,7 +296,7 @@ def _more_than_all(share: float) -> str:
     return "That is more than all of it: what is left out holds the answer back." if share > MORE else ""
 
 
-def _route(report: Report, contrast: Contrast) -> Finding | None:
+def _route(report: Report, contrast: TokenContrast) -> Finding | None:
     """From which layer on the last token holds the difference between the prompts."""
     table = report.tables.get("patching")
     if table is None or report.corrupted is None:
@@ -323,7 +323,7 @@ def _route(report: Report, contrast: Contrast) -> Finding | None:
     return Finding(f"{words} (at least half of the effect, patching one state at a time).", "patching")
 
 
-def _needed(report: Report, contrast: Contrast) -> Finding | None:
+def _needed(report: Report, contrast: TokenContrast) -> Finding | None:
     """Without a corrupted prompt: the part whose silence costs the answer most."""
     table = report.tables.get("ablation")
     if report.corrupted is not None or table is None:
@@ -344,7 +344,7 @@ def _needed(report: Report, contrast: Contrast) -> Finding | None:
     )
 
 
-def _circuit(report: Report, contrast: Contrast) -> Finding | None:
+def _circuit(report: Report, contrast: TokenContrast) -> Finding | None:
     """How few of the strongest edges carry the difference between the prompts."""
     table = report.tables.get("faithfulness")
     if table is None:
@@ -363,7 +363,7 @@ def enough(table: pd.DataFrame) -> int:
     return int(table.edges[table.edges > (short.max() if len(short) else 0)].min())
 
 
-def _lens(report: Report, contrast: Contrast) -> Finding | None:
+def _lens(report: Report, contrast: TokenContrast) -> Finding | None:
     """From which depth on the logit lens reads the answer at the last token."""
     table = report.tables.get("logit_lens")
     if table is None:
@@ -381,7 +381,7 @@ def _lens(report: Report, contrast: Contrast) -> Finding | None:
     return Finding(f"The logit lens reads {said} at the last token from the {since} on.", "lens")
 
 
-RULES: Sequence[Callable[[Report, Contrast], Finding | None]] = (
+RULES: Sequence[Callable[[Report, TokenContrast], Finding | None]] = (
     _answer, _writer, _induction, _cause, _route, _needed, _circuit, _lens,
 )  # fmt: skip
 """In the order of the page."""

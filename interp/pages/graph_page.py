@@ -33,7 +33,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Line:
+class LinkLine:
     """A link, its place, and its strength in percent of the strongest.
 
     tokens: from which token to which, in words; empty where the graph's method sums over positions, as ours does.
@@ -49,13 +49,13 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Drawn:
+class GraphDrawing:
     """The picture: spots, lines strongest first, names of layers with their heights, tokens with their places."""
 
     width: float
     height: float
     spots: list[Spot]
-    lines: list[Line]
+    lines: list[LinkLine]
     layers: list[tuple[str, float]]
     tokens: list[tuple[str, float]]
 
@@ -81,7 +81,7 @@ def graph_page(graph: AttributionGraph, *, most: int = MOST) -> str:
     )
 
 
-def drawing(graph: AttributionGraph, most: int = MOST) -> Drawn:
+def drawing(graph: AttributionGraph, most: int = MOST) -> GraphDrawing:
     """The strongest links, drawn: tokens across, layers upwards, nodes of one place side by side."""
     table = graph.table().head(most)
     ends = {*table.source, *table.target}
@@ -105,7 +105,9 @@ def drawing(graph: AttributionGraph, most: int = MOST) -> Drawn:
         for source, target, weight in zip(table.source, table.target, table.weight.tolist(), strict=True)
     ]
     tokens = [(_token(graph, pos), x) for pos, (x, _) in columns.items()]
-    return Drawn(width, height, list(spots.values()), lines, [(name, up[name]) for name in levels], tokens)
+    return GraphDrawing(
+        width, height, list(spots.values()), lines, [(name, up[name]) for name in levels], tokens
+    )
 
 
 def _level(node: GraphNode) -> str:
@@ -149,12 +151,12 @@ def _spot(graph: AttributionGraph, node: GraphNode, x: float, y: float) -> Spot:
     return Spot(node, shape, x, y, label, harmless("\n".join(lines)))
 
 
-def _line(graph: AttributionGraph, source: Spot, target: Spot, weight: float, strongest: float) -> Line:
+def _line(graph: AttributionGraph, source: Spot, target: Spot, weight: float, strongest: float) -> LinkLine:
     size = abs(weight) / strongest
     tokens = "" if _placeless(graph) else f"{_where(graph, source)} → {_where(graph, target)}"
     words = [f"{source.label} → {target.label}", tokens, f"weight {number(weight, 4, sign=True)}"]
     tip = "\n".join(filter(None, words))
-    return Line(source, target, weight, THINNEST + (WIDEST - THINNEST) * size, 100 * size, tokens, tip)
+    return LinkLine(source, target, weight, THINNEST + (WIDEST - THINNEST) * size, 100 * size, tokens, tip)
 
 
 def _placeless(graph: AttributionGraph) -> bool:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Line:
+class TrainingLine:
     """A training row: its text, its effect as it is written, and the share of the largest one drawn as a bar."""
 
     number: int
@@ -31,13 +31,13 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Asked:
+class QueryRows:
     """A query and the rows at both ends."""
 
     number: int
     text: str
-    helped: list[Line]
-    harmed: list[Line]
+    helped: list[TrainingLine]
+    harmed: list[TrainingLine]
     unlike: str
     """The share of rows that helped."""
 
@@ -92,14 +92,14 @@ def _texts(batch: Batch, text: Text) -> list[str]:
     return [harmless(words(ids)) for ids in kept]
 
 
-def _asked(i: int, text: str, values: np.ndarray, texts: Sequence[str], top: int) -> Asked:
+def _asked(i: int, text: str, values: np.ndarray, texts: Sequence[str], top: int) -> QueryRows:
     order = np.argsort(-values, kind="stable")
     largest = float(np.abs(values).max()) or 1.0
 
-    def line(row: int) -> Line:
+    def line(row: int) -> TrainingLine:
         value = float(values[row])
-        return Line(row, texts[row], short(value), abs(value) / largest)
+        return TrainingLine(row, texts[row], short(value), abs(value) / largest)
 
     helped = [line(int(row)) for row in order[:top] if values[row] > 0]
     harmed = [line(int(row)) for row in order[::-1][:top] if values[row] < 0]
-    return Asked(i, text, helped, harmed, number(float((values > 0).mean())))
+    return QueryRows(i, text, helped, harmed, number(float((values > 0).mean())))

@@ -22,7 +22,7 @@ from interp.pages import (
     wording,
 )
 from interp.pages.findings import findings
-from interp.pages.report import Contrast, Corrupted, Report
+from interp.pages.report import Corrupted, Report, TokenContrast
 from interp.pages.stages import STEPS_IN_WORDS
 from interp.pages.tables import INDUCTION_THRESHOLD
 from interp.pages.templates import environment, script, style
@@ -121,7 +121,7 @@ def _looked(report: Report, heads: pd.DataFrame | None, parts: pd.DataFrame | No
     }
 
 
-def _answered(report: Report, contrast: Contrast) -> tuple[dict[str, object], dict[str, object]]:
+def _answered(report: Report, contrast: TokenContrast) -> tuple[dict[str, object], dict[str, object]]:
     """What only a model with logits has to show, and what the script needs of it."""
     tables, token = report.tables, contrast.answer.token
     parts = tables.get("attribution")
@@ -196,7 +196,7 @@ def _compared(report: Report) -> dict[str, object]:
     }
 
 
-def _faithful(report: Report, contrast: Contrast | None, corrupted: Corrupted) -> dict[str, object]:
+def _faithful(report: Report, contrast: TokenContrast | None, corrupted: Corrupted) -> dict[str, object]:
     """The faithfulness curve; none for a model without an edge graph."""
     table = report.tables.get("faithfulness")
     if table is None or contrast is None:

@@ -29,7 +29,7 @@ from interp.data.pairs import Pairs, paired
 from interp.data.stream import DataSource, prompt_source
 from interp.data.text import Text
 from interp.lenses import BackwardLens, FittedJacobianLens, LogitLens, TunedLens, logit_lens
-from interp.lenses.factors import Matrix, present
+from interp.lenses.factors import LensMatrix, present
 from interp.model.config import Json, ModelConfig
 from interp.model.records import require
 from interp.model.sites import names as sites
@@ -37,7 +37,7 @@ from interp.model.tap import Read, Trace
 from interp.pages import stages, tables
 from interp.pages.ablated import ablation, ablations
 from interp.pages.absent import FAILURES, Absences, why_absent, why_unsplit
-from interp.pages.corrupted import METHOD, Pair, check_aligned, patches
+from interp.pages.corrupted import METHOD, PromptPair, check_aligned, patches
 from interp.pages.flow import about_flow, flow_reads
 from interp.pages.reasons import TOO_LONG, Reasons, reasons, splitting
 from interp.passes.metrics import logit_difference
@@ -52,11 +52,11 @@ from interp.runs.run import run
 from interp.tasks import RepeatedTokens
 from interp.tokens import FlowRoutes
 from interp.weights import composition, copying
-from interp.weights.composition import Kind
+from interp.weights.composition import CompositionKind
 
 TOP = 10
 """Next tokens listed per position, and tokens per cell of the lens."""
-Fitted = TunedLens | FittedJacobianLens
+FittedLens = TunedLens | FittedJacobianLens
 """Lenses that were fitted on texts."""
 Sections = Mapping[str, Mapping[str, xr.Dataset]]
 """By section of the page, the answers to its questions."""
@@ -65,7 +65,7 @@ MOST_CELLS = 1_300_000
 
 
 @dataclass(frozen=True)
-class Question:
+class ReportQuestion:
     """What the page is about."""
 
     prompt: str
@@ -89,7 +89,7 @@ class Question:
         answer: str | None = None,
         wrong: str | None = None,
         corrupt: Prompts | None = None,
-    ) -> Question:
+    ) -> ReportQuestion:
         """The question about prompts in any form: text, or the ids of one prompt (`model.chat(...)`)."""
         (said, ids), (other, other_ids) = (_as_text(text, each) for each in (prompt, corrupt))
         if said is None:
@@ -146,7 +146,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Contrast:
+class TokenContrast:
     """The two tokens that attribution compares at the last position."""
 
     answer: Candidate
@@ -178,8 +178,8 @@ class Report(Brief):
 
     about: About
     config: ModelConfig
-    question: Question
-    contrast: Contrast | None
+    question: ReportQuestion
+    contrast: TokenContrast | None
     """None for a model without logits: it has no answers."""
     corrupted: Corrupted | None
     """None where the question has no corrupted prompt."""
@@ -216,11 +216,11 @@ class _Answered:
 @public()
 def report_of(
     model: Model,
-    question: Question,
+    question: ReportQuestion,
     about: About,
     *,
     seed: int = 0,
-    lenses: Mapping[str, Fitted] = MappingProxyType({}),
+    lenses: Mapping[str, FittedLens] = MappingProxyType({}),
 ) -> Report:
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
@@ -250,11 +250,11 @@ def report_of(
 
 def _made(
     model: Subject,
-    question: Question,
+    question: ReportQuestion,
     about: About,
     batch: Batch,
     data: RepeatedTokens,
-    lenses: Mapping[str, Fitted],
+    lenses: Mapping[str, FittedLens],
 ) -> Report:
     """The report of a question that was checked; data: what the head scores are measured on."""
     config = model.transformer.config
@@ -341,7 +341,7 @@ def _about_model(
     return work
 
 
-def _answered(model: Subject, question: Question, output_p: Tensor) -> _Answered | None:
+def _answered(model: Subject, question: ReportQuestion, output_p: Tensor) -> _Answered | None:
     """What the model answers; None if it ends in its residual stream, ValueError if an answer was asked of that."""
     if not model.transformer.config.unembed:
         if question.answer is None:
@@ -352,7 +352,7 @@ def _answered(model: Subject, question: Question, output_p: Tensor) -> _Answered
     return _Answered(output_p, *_answers(model, question, output_p[-1]))
 
 
-def _of_prompt(model: Subject, question: Question, answered: _Answered, absent: Absences) -> Sections:
+def _of_prompt(model: Subject, question: ReportQuestion, answered: _Answered, absent: Absences) -> Sections:
     """The answers to all that sections ask about the prompt and its corrupted one, from one run.
 
     If that fails, each section is answered by itself, to know which fails; those that do are absent.
@@ -376,7 +376,9 @@ def _of_prompt(model: Subject, question: Question, answered: _Answered, absent: 
     return {section: one[section] for section, one in each.items() if one is not None}
 
 
-def _asked(config: ModelConfig, question: Question, answered: _Answered) -> dict[str, dict[str, Askable]]:
+def _asked(
+    config: ModelConfig, question: ReportQuestion, answered: _Answered
+) -> dict[str, dict[str, Askable]]:
     """The questions of every section about the prompt, by their names: about edges only with a corrupted prompt."""
     answer, wrong = answered.answer, answered.wrong
     metric, compares = logit_difference(answer, wrong), question.corrupt is not None
@@ -394,11 +396,11 @@ def _asked(config: ModelConfig, question: Question, answered: _Answered) -> dict
     return asked
 
 
-def _shown(config: ModelConfig) -> tuple[Matrix, ...]:
+def _shown(config: ModelConfig) -> tuple[LensMatrix, ...]:
     """The matrices of the backward lens: one that writes to the stream and one that reads it, of MLPs if possible."""
     there = present(config)
-    of_mlps: tuple[Matrix, ...] = ("mlp_before.W_out", "mlp_before.W_in", "W_out", "W_in")
-    shown: tuple[Matrix, ...] = of_mlps if "W_out" in there else ("W_O", "W_V")
+    of_mlps: tuple[LensMatrix, ...] = ("mlp_before.W_out", "mlp_before.W_in", "W_out", "W_in")
+    shown: tuple[LensMatrix, ...] = of_mlps if "W_out" in there else ("W_O", "W_V")
     return tuple(matrix for matrix in shown if matrix in there)
 
 
@@ -418,7 +420,7 @@ def _about_logits(
 
 
 def _about_interventions(
-    model: Subject, question: Question, answered: _Answered, found: Sections, names: list[str]
+    model: Subject, question: ReportQuestion, answered: _Answered, found: Sections, names: list[str]
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables of what changes the answer: patching only with a corrupted prompt."""
     corrupt = question.corrupt_tokens
@@ -438,20 +440,22 @@ def _about_interventions(
 
 
 def _about_corrupted(
-    model: Subject, question: Question, answered: _Answered, found: Sections
+    model: Subject, question: ReportQuestion, answered: _Answered, found: Sections
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables of edges between the prompt and its corrupted one; none without that."""
     corrupt = question.corrupt_tokens
     if corrupt is None:
         return {}
-    pair = Pair(question.tokens, corrupt, logit_difference(answered.answer, answered.wrong))
+    pair = PromptPair(question.tokens, corrupt, logit_difference(answered.answer, answered.wrong))
     return {
         "edges": lambda: tables.edges(found["edges"]["edges"]),
         "faithfulness": lambda: tables.faithfulness(*pair.curve(model, found["edges"]["edges"])),
     }
 
 
-def _corrupted(model: Subject, question: Question, answered: _Answered, batch: Batch) -> Corrupted | None:
+def _corrupted(
+    model: Subject, question: ReportQuestion, answered: _Answered, batch: Batch
+) -> Corrupted | None:
     """What the model answers to the corrupted prompt; None if there is none."""
     corrupt = question.corrupt_tokens
     if corrupt is None or question.corrupt is None:
@@ -472,12 +476,12 @@ def _corrupted(model: Subject, question: Question, answered: _Answered, batch: B
 
 
 def _contrast(
-    model: Subject, question: Question, answered: _Answered, attributed: xr.Dataset | None
-) -> Contrast:
+    model: Subject, question: ReportQuestion, answered: _Answered, attributed: xr.Dataset | None
+) -> TokenContrast:
     """The two tokens, and their logits: before a soft cap, if they were attributed."""
     answer, wrong = _candidates(answered, answered.logits_pv[-1], model)
     total = answered.asked_of(answered.logits_pv[-1]) if attributed is None else float(attributed.total[0])
-    return Contrast(
+    return TokenContrast(
         answer=answer,
         wrong=wrong,
         chosen_by_model=question.answer is None,
@@ -500,7 +504,7 @@ def fitting_repeats(config: ModelConfig, seed: int) -> RepeatedTokens:
     return RepeatedTokens(period=period, repeats=repeats, seed=seed)
 
 
-def _check_model(config: ModelConfig, question: Question) -> None:
+def _check_model(config: ModelConfig, question: ReportQuestion) -> None:
     """ValueError before any pass for a model that half the page could say nothing about."""
     config.require_tokens("a page")
     if question.corrupt is not None and not config.n_layers:
@@ -514,10 +518,10 @@ def _check_model(config: ModelConfig, question: Question) -> None:
         raise ValueError(f"a page requires logits that are linear in the normed stream; this model {what}")
 
 
-def _kinds(config: ModelConfig) -> tuple[Kind, ...]:
+def _kinds(config: ModelConfig) -> tuple[CompositionKind, ...]:
     """The kinds of composition that the heads have: into queries and keys only where scores come from q . k."""
     bilinear = all(mixer.traits.bilinear for mixer in config.mixers)
-    kinds: tuple[Kind, ...] = ("Q", "K", "V") if bilinear else ("V",)
+    kinds: tuple[CompositionKind, ...] = ("Q", "K", "V") if bilinear else ("V",)
     return kinds if config.n_layers > 1 else ()
 
 
@@ -547,7 +551,7 @@ def _pass(
     return here["output"], here.get("pattern"), seen.trace
 
 
-def _answers(model: Subject, question: Question, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
+def _answers(model: Subject, question: ReportQuestion, logits: Float[Tensor, "v"]) -> tuple[int, int | None]:
     """The ids of answer and wrong answer; the model's own first two if the question names none."""
     if question.answer is None:
         first, second = logits.topk(2).indices.tolist()
@@ -565,7 +569,7 @@ def _source(model: Subject, data: Batch | list[Batch] | Pairs) -> DataSource:
     return prompt_source(data, model.text, batch_size=1)
 
 
-def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, Fitted]) -> pd.DataFrame:
+def _fitted(model: Subject, batch: Batch, answer: int, lenses: Mapping[str, FittedLens]) -> pd.DataFrame:
     """What each lens says; of a Jacobian lens also how sure its words are."""
     found = {}
     for name, lens in lenses.items():

@@ -17,7 +17,7 @@ from interp.data.batch import Prompts
 from interp.pages.findings import Finding, findings
 from interp.pages.folder import replacing, write_report
 from interp.pages.render import page
-from interp.pages.report import About, Fitted, Question, Report, report_of
+from interp.pages.report import About, FittedLens, Report, ReportQuestion, report_of
 from interp.passes.observe import Model, text_of
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def report(
     *,
     about: About | None = None,
     seed: int = 0,
-    lenses: Mapping[str, Fitted] = MappingProxyType({}),
+    lenses: Mapping[str, FittedLens] = MappingProxyType({}),
 ) -> ReportPage:
     """The analysis page of one prompt: every standard analysis of it, with tables and provenance.
 
@@ -111,6 +111,10 @@ def report(
     told = About(str(getattr(model, "name", "model"))) if about is None else about
     return ReportPage(
         report_of(
-            model, Question.of(text_of(model), prompt, answer, wrong, corrupt), told, seed=seed, lenses=lenses
+            model,
+            ReportQuestion.of(text_of(model), prompt, answer, wrong, corrupt),
+            told,
+            seed=seed,
+            lenses=lenses,
         )
     )

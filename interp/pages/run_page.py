@@ -28,7 +28,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableHead:
     """The first rows of a table as they are written, and where all of it is."""
 
     name: str
@@ -40,7 +40,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Result:
+class StepInWords:
     """A step in words: its dims, and a line for each variable."""
 
     name: str
@@ -94,12 +94,12 @@ def _figure(record: Record, name: str) -> Figure:
     return Figure(name, file, base64.b64encode((record.folder / file).read_bytes()).decode())
 
 
-def _table(record: Record, name: str) -> Table:
+def _table(record: Record, name: str) -> TableHead:
     paths = record.run.tables[name]
     frame = pd.read_parquet(record.folder / next(path for path in paths if path.endswith(".parquet")))
     rows = [[_cell(value) for value in row] for row in frame.head(SHOWN_ROWS).itertuples(index=False)]
     numeric = [pd.api.types.is_numeric_dtype(dtype) for dtype in frame.dtypes]
-    return Table(name, paths, [str(column) for column in frame.columns], rows, len(frame), numeric)
+    return TableHead(name, paths, [str(column) for column in frame.columns], rows, len(frame), numeric)
 
 
 def _cell(value: object) -> str:
@@ -109,11 +109,11 @@ def _cell(value: object) -> str:
     return "–" if value is None else str(value)
 
 
-def _result(record: Record, name: str) -> Result:
+def _result(record: Record, name: str) -> StepInWords:
     value = as_dataset(record.result(name))
     dims = ", ".join(f"{dim} {size}" for dim, size in value.sizes.items()) or "one number each"
     lines = [(each, headline(value, each)) for each in main_variables(value)]
-    return Result(name, record.run.steps[name].files, dims, lines)
+    return StepInWords(name, record.run.steps[name].files, dims, lines)
 
 
 def _tail(record: Record) -> str:

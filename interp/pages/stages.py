@@ -39,7 +39,7 @@ CLOSE = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
-class Stages:
+class HeadStages:
     """What the heads of a layer do with some queries; keys are all those of the prompt, also later ones."""
 
     products: Float[Tensor, "h q k"]
@@ -62,7 +62,7 @@ class Stages:
         scores: Float[Tensor, "h q k"],
         pattern: Float[Tensor, "h q k"],
         factor: Float[Tensor, "#q"],
-    ) -> Stages:
+    ) -> HeadStages:
         """The stages from what a pass recorded; grouped heads share keys and values."""
         q, k, v = (wide(x).transpose(0, 1) for x in qkv)
         k, v = (x.repeat_interleave(len(q) // len(x), 0) for x in (k, v))
@@ -102,12 +102,12 @@ def stage_reads(model: Transformer, layers: Iterable[int]) -> list[Read]:
 
 
 @torch.no_grad()
-def every_stage(model: Transformer, layers: Sequence[int], trace: Trace) -> dict[int, Stages]:
+def every_stage(model: Transformer, layers: Sequence[int], trace: Trace) -> dict[int, HeadStages]:
     """The stages of every query of the only row, by layer; trace: a pass that read `stage_reads`."""
     found = {}
     for layer in layers:
         q, k, v, scores, pattern = (trace[Read(site)][0] for site in sites_of(model, layer))
-        found[layer] = Stages.of((q, k, v), scores, pattern, factor_of(model, layer, scores))
+        found[layer] = HeadStages.of((q, k, v), scores, pattern, factor_of(model, layer, scores))
     return found
 
 
@@ -130,7 +130,7 @@ def payload(model: Transformer, heads: Iterable[str], trace: Trace) -> Mapping[s
     }
 
 
-def _on_host(stages: Mapping[int, Stages]) -> dict[int, dict[str, np.ndarray]]:
+def _on_host(stages: Mapping[int, HeadStages]) -> dict[int, dict[str, np.ndarray]]:
     """The stages of every layer and the factors of their queries, fetched in one copy."""
     kept = ("products", "scaled", "scores", "weighted", "factor")
     here = fetched({(layer, name): getattr(each, name) for layer, each in stages.items() for name in kept})

@@ -26,7 +26,7 @@ NEEDED: Final = ("value", "low", "high", "null", "band", "p", "norm")
 
 
 @dataclass(frozen=True)
-class Panel:
+class CurvePanel:
     """One layer's curve: points of SVG lines in a box of `WIDTH` by `HEIGHT`."""
 
     layer: str
@@ -37,7 +37,7 @@ class Panel:
 
 
 @dataclass(frozen=True)
-class Row:
+class SteeringRow:
     """The numbers of one layer and strength."""
 
     layer: str
@@ -51,7 +51,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Score:
+class SteeringScore:
     """One score: its panels on one scale, and every number of them."""
 
     name: str
@@ -60,8 +60,8 @@ class Score:
     low: str
     high: str
     zero: float
-    panels: list[Panel]
-    rows: list[Row]
+    panels: list[CurvePanel]
+    rows: list[SteeringRow]
 
 
 @public()
@@ -103,7 +103,7 @@ def steering_page(result: xr.Dataset) -> str:
     )  # fmt: skip
 
 
-def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> Score:
+def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> SteeringScore:
     mine = some.sel(score=name)
     every = np.concatenate([mine[each].to_numpy().ravel() for each in ("value", "low", "high", "band")])
     low, high = min(0.0, float(np.nanmin(every))), max(0.0, float(np.nanmax(every)))
@@ -122,7 +122,7 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> Score:
         outline = [*zip(along, up(band[0]), strict=True), *zip(along[::-1], up(band[1])[::-1], strict=True)]
         dots = np.stack((along, up(value), *map(up, ends)), 1).round(1).tolist()
         panels.append(
-            Panel(
+            CurvePanel(
                 str(layer),
                 _points(list(zip(along, up(value), strict=True))),
                 "" if np.isnan(band).any() else _points(outline),
@@ -131,18 +131,18 @@ def _score(some: xr.Dataset, name: str, strengths: np.ndarray) -> Score:
         )
         rows += [_row(str(layer), one.isel(strength=i)) for i in range(len(strengths))]
     unit, title = str(mine.unit.item()), SAYS.get(name, name)
-    return Score(name, title, unit, short(low), short(high), float(up(np.zeros(1))[0]), panels, rows)
+    return SteeringScore(name, title, unit, short(low), short(high), float(up(np.zeros(1))[0]), panels, rows)
 
 
 def _points(points: list[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _row(layer: str, one: xr.Dataset) -> Row:
+def _row(layer: str, one: xr.Dataset) -> SteeringRow:
     """A line of the table; what lies outside of the band is marked."""
     value, low, high = (float(one[name]) for name in ("value", "low", "high"))
     band = one.band.to_numpy().astype(float)
-    return Row(
+    return SteeringRow(
         layer,
         short(float(one.strength)),
         number(value, 3),

@@ -19,7 +19,7 @@ UNCOUNTED = "does not count"
 
 
 @dataclass(frozen=True)
-class Token:
+class TokenMark:
     """A token as it is written, its share of the cell's largest size in [-1, 1], and what pointing at it says."""
 
     text: str
@@ -29,22 +29,22 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TopEntry:
     """One place of a list: its value, where it is, its context, and the key that a head attends to there."""
 
     value: str
     place: str
-    tokens: list[Token]
+    tokens: list[TokenMark]
     key: str
 
 
 @dataclass(frozen=True)
-class Cell:
+class TopCell:
     """One neuron, head or feature: its list, and the distribution that the list is the end of."""
 
     name: str
     facts: list[tuple[str, str]]
-    entries: list[Entry]
+    entries: list[TopEntry]
     largest: str
     """The largest size of its activation in these contexts: a full shade."""
 
@@ -88,7 +88,7 @@ def _facts(result: xr.Dataset) -> list[tuple[str, str]]:
     return [(word, count(int(result.attrs[name]))) for name, word in known.items() if name in result.attrs]
 
 
-def _cell(one: xr.Dataset, dim: str) -> Cell:
+def _cell(one: xr.Dataset, dim: str) -> TopCell:
     activation = one.activation.to_numpy()
     largest = float(np.nanmax(np.abs(activation), initial=0.0))
     entries = [_entry(one.isel(rank=i), largest) for i in range(one.sizes["rank"]) if int(one.row[i]) >= 0]
@@ -100,21 +100,21 @@ def _cell(one: xr.Dataset, dim: str) -> Cell:
     ]
     facts += [(f"{100 * float(q):g} % up to", short(float(one.quantiles.sel(q=q)))) for q in one.q]
     facts.append((end, short(value[end])))
-    return Cell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, short(largest))
+    return TopCell(f"{dim} {int(one[dim])}".replace("_", " "), facts, entries, short(largest))
 
 
-def _entry(one: xr.Dataset, largest: float) -> Entry:
+def _entry(one: xr.Dataset, largest: float) -> TopEntry:
     columns = (one[name].to_numpy().tolist() for name in ("piece", "activation", "offset", "tokens"))
     tokens = [_token(piece, value, largest, offset == 0)
               for piece, value, offset, token in zip(*columns, strict=True) if token >= 0]  # fmt: skip
     key = f"attends to {visible(str(one.key_piece.item()))} at {int(one.key)}" if "key_piece" in one else ""
-    return Entry(short(float(one.peak)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
+    return TopEntry(short(float(one.peak)), f"row {int(one.row)}, pos {int(one.pos)}", tokens, key)
 
 
-def _token(piece: str, value: float, largest: float, chosen: bool) -> Token:
+def _token(piece: str, value: float, largest: float, chosen: bool) -> TokenMark:
     if math.isnan(value):
-        return Token(_running(piece), 0.0, UNCOUNTED, chosen)
-    return Token(_running(piece), value / largest if largest else 0.0, short(value), chosen)
+        return TokenMark(_running(piece), 0.0, UNCOUNTED, chosen)
+    return TokenMark(_running(piece), value / largest if largest else 0.0, short(value), chosen)
 
 
 def _running(piece: str) -> str:

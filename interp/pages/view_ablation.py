@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from interp.pages.views import Cell, Rows, by_layer, records
+from interp.pages.views import CellRows, MapCell, by_layer, records
 from interp.pages.wording import number
 
 CHANGES = {
@@ -63,8 +63,8 @@ class Ablation:
 
     label: str
     meaning: str
-    direct: Rows
-    total: Rows
+    direct: CellRows
+    total: CellRows
     reach: float
     """Largest absolute effect of both maps, where the colour is full."""
     largest: list[Replaced]
@@ -100,10 +100,10 @@ def _tip(one: Replaced) -> str:
     return f"{one.part}\ndirect {_signed(one.direct)} logits\n{total}\nrest {_signed(one.rest)}"
 
 
-def _cell(part: Replaced, value: float, reach: float, *, idle: bool = False) -> Cell:
+def _cell(part: Replaced, value: float, reach: float, *, idle: bool = False) -> MapCell:
     text = UNCHANGED if idle else number(value, 2, sign=True)
     level = 0.0 if idle else -value / reach  # blue for the answer: it loses what the part gave
-    return Cell(text, level, _tip(part), idle=idle)
+    return MapCell(text, level, _tip(part), idle=idle)
 
 
 def _signed(logits: float) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from jaxtyping import Float
 
 from interp.model.parts import Part
-from interp.pages.views import Cell, Rows, by_layer, records
+from interp.pages.views import CellRows, MapCell, by_layer, records
 from interp.pages.wording import number
 
 MEANINGS = {
@@ -62,7 +62,7 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Step:
+class WaterfallStep:
     """One step of the waterfall; places in percent of the drawing's height."""
 
     part: str
@@ -79,7 +79,7 @@ class Band:
     """The steps of one layer, or those before or after all layers."""
 
     name: str
-    steps: list[Step]
+    steps: list[WaterfallStep]
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Waterfall:
 
     bands: list[Band]
     count: int
-    total: Step
+    total: WaterfallStep
     """The sum of all steps, as a bar of its own."""
     ticks: list[tuple[str, float]]
     zero: float
@@ -101,7 +101,7 @@ class Attribution:
 
     waterfalls: dict[str, Waterfall]
     bars: list[Bar]
-    cells: Rows
+    cells: CellRows
     reach: float
     """Largest absolute cell of the map, where the colour is full."""
     unplaced: float
@@ -137,9 +137,9 @@ def _falls(
     return ends - values, ends, low, (high - low) or 1.0
 
 
-def _cell(one: Added, reach: float) -> Cell:
+def _cell(one: Added, reach: float) -> MapCell:
     tip = f"{one.part}\n{_amount(one.value)} logits\n{_share(one.share)} of the total"
-    return Cell(number(one.value, 2, sign=True), one.value / reach, tip)
+    return MapCell(number(one.value, 2, sign=True), one.value / reach, tip)
 
 
 def _amount(value: float) -> str:
@@ -170,25 +170,25 @@ def _waterfall(groups: list[list[Added]]) -> Waterfall:
     def place(value: float) -> float:
         return 100 * (value - low) / span
 
-    def step(group: list[Added], start: float, end: float) -> Step:
+    def step(group: list[Added], start: float, end: float) -> WaterfallStep:
         name, first, amount = _named(group), group[0], end - start
         single = len(group) == 1
         bottom = place(min(start, end))
         sums = f"sum so far {_amount(start)} → {_amount(end)}"
         tip = f"{first.meaning if single else name}\n{_explained(group)}\n{sums}"
         head = first.head if single else None
-        return Step(name, first.layer, head, amount, bottom, place(max(start, end)) - bottom, tip)
+        return WaterfallStep(name, first.layer, head, amount, bottom, place(max(start, end)) - bottom, tip)
 
     steps = [step(*each) for each in zip(groups, starts.tolist(), ends.tolist(), strict=True)]
     total = float(ends[-1])
     tip = f"total\n{_amount(total)} logits, the sum of {len(steps)} steps"
     bottom = place(min(0.0, total))
-    whole = Step("total", None, None, total, bottom, place(max(0.0, total)) - bottom, tip)
+    whole = WaterfallStep("total", None, None, total, bottom, place(max(0.0, total)) - bottom, tip)
     ticks = [(text, place(value)) for text, value in round_ticks(low, low + span)]
     return Waterfall(_bands(steps), len(steps) + 1, whole, ticks, place(0.0), place(total))
 
 
-def _bands(steps: list[Step]) -> list[Band]:
+def _bands(steps: list[WaterfallStep]) -> list[Band]:
     """Neighbours of one layer together: before all layers the embeddings, after them what is left."""
     bands: list[Band] = []
     for layer, group in groupby(steps, key=lambda step: step.layer):

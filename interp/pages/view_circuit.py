@@ -75,7 +75,7 @@ class End:
 
 
 @dataclass(frozen=True)
-class Edge:
+class DrawnEdge:
     """One edge: what it joins, its score, and the line it is drawn as."""
 
     rank: int
@@ -117,7 +117,7 @@ class Grouped:
 
 
 @dataclass(frozen=True)
-class Drawing:
+class CircuitDrawing:
     """The nodes that the strongest edges touch, and these edges, strongest first."""
 
     width: float
@@ -125,7 +125,7 @@ class Drawing:
     nodes: list[Node]
     rows: list[tuple[str, float]]
     """Names of the layers and their heights."""
-    edges: list[Edge]
+    edges: list[DrawnEdge]
     steps: list[int]
     opens: int
     """The step that the page opens on."""
@@ -137,7 +137,7 @@ class Drawing:
     """By the ways of `TOGETHER` that put parts into one box."""
 
 
-def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig) -> Drawing:
+def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig) -> CircuitDrawing:
     """The strongest edges of the table as a graph; faithfulness: how much of the answer so many of them carry."""
     graph, shown = EdgeGraph.of(config), table.head(STEPS[-1])
     places = {name: i for i, name in enumerate(graph.receivers)}
@@ -158,12 +158,12 @@ def drawing(table: pd.DataFrame, faithfulness: pd.DataFrame, config: ModelConfig
     carried = {step: f"Alone they carry {number(known[step], 2)} of the answer." for step in steps}
     nodes = list(layout.nodes.values())
     grouped = {how: _grouped(how, nodes, edges) for how in TOGETHER if how != "part"}
-    return Drawing(
+    return CircuitDrawing(
         layout.width, layout.height, nodes, layout.rows, edges, steps, opens, carried, len(table), grouped
     )
 
 
-def _grouped(how: str, nodes: Sequence[Node], edges: Sequence[Edge]) -> Grouped:
+def _grouped(how: str, nodes: Sequence[Node], edges: Sequence[DrawnEdge]) -> Grouped:
     """The drawing with one box for several parts: every line once, in the order of its strongest edge."""
     boxes: dict[str, list[str]] = {}
     for node in nodes:
@@ -319,7 +319,7 @@ def _edge(
     targets: Sequence[str],
     strongest: float,
     layout: _Layout,
-) -> Edge:
+) -> DrawnEdge:
     sender, receiver, score = pair
     size = abs(score) / strongest
     shared = f", which {targets[0]} to {targets[-1]} share" if len(targets) > 1 else ""
@@ -330,7 +330,7 @@ def _edge(
     )
     port = PORTS.get(receiver[-1], 0.0)
     ends = [] if drawn is None else [layout.nodes[name] for name in targets]
-    return Edge(
+    return DrawnEdge(
         rank=rank,
         drawn=drawn,
         source=End(_end(sender), sender, *_parsed(sender)),

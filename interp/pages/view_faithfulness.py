@@ -14,7 +14,7 @@ NEAR = 0.05
 
 
 @dataclass(frozen=True)
-class Point:
+class CurvePoint:
     """One circuit: edges kept by rank, those of them on a path, and how much of the metric they bring back."""
 
     edges: int
@@ -30,7 +30,7 @@ class Point:
 class Curve:
     """The points from few edges to all, and where the ticks of both scales stand."""
 
-    points: list[Point]
+    points: list[CurvePoint]
     path: str
     across: list[tuple[str, float]]
     up: list[tuple[str, float]]
@@ -58,7 +58,7 @@ def curve(table: pd.DataFrame, total: float, corrupted: float) -> Curve:
             f"the {count(edges)} strongest edges, {count(connected)} of them on a path from the input to the logits\n"
             f"faithfulness {number(share, 3)}\n{number(logits, 3, sign=True)} logits"
         )
-        points.append(Point(edges, connected, share, logits, across(edges), up(share), tip))
+        points.append(CurvePoint(edges, connected, share, logits, across(edges), up(share), tip))
     line = "M" + "L".join(f"{point.x:.1f} {point.y:.1f}" for point in points)
     powers = [10**i for i in range(len(str(rows[-1][0])))]
     marks = {"0": 0.0, "1": 1.0}

@@ -20,7 +20,7 @@ STRONGEST = 40
 
 
 @dataclass(frozen=True)
-class Row:
+class EdgeRow:
     """One edge in words."""
 
     part: str
@@ -40,7 +40,7 @@ def shown(table: pd.DataFrame) -> dict[str, object]:
     }
 
 
-def strongest(table: pd.DataFrame) -> list[Row]:
+def strongest(table: pd.DataFrame) -> list[EdgeRow]:
     """What heads move and MLPs add, the largest shares first."""
     parts = table[table.kind.isin(("head", "mlp"))].sort_values("value", ascending=False, kind="stable")
     best = parts.head(STRONGEST)
@@ -49,7 +49,7 @@ def strongest(table: pd.DataFrame) -> list[Row]:
         for end in ("key", "query")
     )
     numbers = best.value.tolist(), best.attribution.tolist()
-    return [Row(*row) for row in zip(best.part.tolist(), source, target, *numbers, strict=True)]
+    return [EdgeRow(*row) for row in zip(best.part.tolist(), source, target, *numbers, strict=True)]
 
 
 def lattice(

@@ -11,7 +11,7 @@ from interp.lenses.backward_lens import NO_UPDATE, THRESHOLD
 from interp.lenses.factors import WRITERS, why_not
 from interp.model.config import ModelConfig
 from interp.model.parts import Part
-from interp.pages.views import Cell, records
+from interp.pages.views import MapCell, records
 from interp.pages.wording import number, probability, visible
 
 IDLE = f"at most {100 * THRESHOLD:g} % of the largest update"
@@ -40,7 +40,7 @@ class Depth:
 
     name: str
     label: str
-    cells: list[Cell]
+    cells: list[MapCell]
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class BackwardRow:
 
 
 @dataclass(frozen=True)
-class Panel:
+class LensPanel:
     """The backward lens of one matrix: rows of layers, and how to read them."""
 
     matrix: str
@@ -103,7 +103,7 @@ class Panel:
 def lens(table: pd.DataFrame, answer: str) -> list[Depth]:
     """The lens by depth, the embedding first; every cell explains its top tokens and the ranks of what came next."""
     ranked = records(LensRow, table)
-    cells: dict[str, list[Cell]] = {}
+    cells: dict[str, list[MapCell]] = {}
     for (depth, _), rows in groupby(ranked, key=attrgetter("depth", "pos")):
         cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
     inner = [f"after layer {i}" for i in range(len(cells) - 2)]
@@ -115,7 +115,7 @@ def fitted(table: pd.DataFrame, answer: str) -> dict[str, list[Depth]]:
     """The view of every fitted lens, by its name."""
     found: dict[str, list[Depth]] = {}
     for name, part in table.groupby("lens", sort=False):
-        cells: dict[str, list[Cell]] = {}
+        cells: dict[str, list[MapCell]] = {}
         for (depth, _), rows in groupby(records(FittedRow, part), key=attrgetter("depth", "pos")):
             cells.setdefault(depth, []).append(_lens_cell(list(rows), answer))
         last = len(cells) - 1
@@ -134,7 +134,7 @@ def depth_in_words(depth: str) -> str:
     return "embedding" if before and not part.layer else f"after layer {part.layer - before}"
 
 
-def _lens_cell(ranked: Sequence[LensRow], answer: str) -> Cell:
+def _lens_cell(ranked: Sequence[LensRow], answer: str) -> MapCell:
     """One depth and position from the rows of its top tokens, best first."""
     first = ranked[0]
     lines = [
@@ -146,7 +146,7 @@ def _lens_cell(ranked: Sequence[LensRow], answer: str) -> Cell:
     lines.append(
         f"the answer {visible(answer)}: rank {first.answer_rank + 1}, {probability(first.answer_prob)}"
     )
-    return Cell(visible(first.word), first.top_prob, "\n".join(lines))
+    return MapCell(visible(first.word), first.top_prob, "\n".join(lines))
 
 
 def _sure(row: LensRow) -> str:
@@ -159,24 +159,24 @@ def _sure(row: LensRow) -> str:
 # --- backwards ------------------------------------------------------------------------------------------------------
 
 
-def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[Panel]:
+def backward_lens(table: pd.DataFrame, answer: str, n_vocab: int) -> list[LensPanel]:
     """One panel per matrix: cells coloured by the norm of delta, named by the token at the end that is read."""
     panels = []
     for matrix, part in table.groupby("matrix", sort=False):
         writes = matrix in WRITERS
         ranked = records(BackwardRow, part.fillna({"top_word": "", "bottom_word": ""}))
         largest = max(row.delta for row in ranked)
-        rows: dict[int, list[Cell]] = {}
+        rows: dict[int, list[MapCell]] = {}
         for (layer, _), each in groupby(ranked, key=attrgetter("layer", "pos")):
             rows.setdefault(layer, []).append(_backward_cell(list(each), answer, largest, writes, n_vocab))
         depths = [Depth(str(Part("block", layer)), f"layer {layer}", cells) for layer, cells in rows.items()]
-        panels.append(Panel(str(matrix), MATRICES[str(matrix)], READING[writes], depths, largest))
+        panels.append(LensPanel(str(matrix), MATRICES[str(matrix)], READING[writes], depths, largest))
     return panels
 
 
 def _backward_cell(
     ranked: list[BackwardRow], answer: str, largest: float, writes: bool, n_vocab: int
-) -> Cell:
+) -> MapCell:
     """One layer and position from the rows of its tokens, the extreme ones first; marked if it names the answer."""
     first = ranked[0]
     level = first.delta / largest if largest else 0.0
@@ -184,7 +184,7 @@ def _backward_cell(
         f"‖δ‖ {first.delta:.3g} ({number(100 * level, 1)} % of the largest), ‖x‖ {first.x:.3g}",
     ]
     if first.answer_rank < 0:
-        return Cell(NO_UPDATE, level, "\n".join([*lines, f"{NO_UPDATE}: {IDLE}"]))
+        return MapCell(NO_UPDATE, level, "\n".join([*lines, f"{NO_UPDATE}: {IDLE}"]))
     side = "δ" if writes else "x"
     lines += [
         f"update ‖x‖‖δ‖ {number(100 * first.relative_update, 1)} % of the largest",
@@ -193,7 +193,7 @@ def _backward_cell(
         f"the answer {visible(answer)}: rank {first.answer_rank + 1}",
     ]
     token, extreme = (first.bottom_word, n_vocab - 1) if writes else (first.top_word, 0)
-    return Cell(visible(token), level, "\n".join(lines), first.answer_rank == extreme)
+    return MapCell(visible(token), level, "\n".join(lines), first.answer_rank == extreme)
 
 
 def why_these(config: ModelConfig) -> str | None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from interp.causal.contrast import Direction
-from interp.pages.views import Cell, Rows, by_layer, records
+from interp.pages.views import CellRows, MapCell, by_layer, records
 from interp.pages.wording import number, visible
 
 DIRECTIONS: dict[Direction, str] = {
@@ -38,7 +38,7 @@ WIDE = 10
 
 
 @dataclass(frozen=True)
-class Patch:
+class PatchCell:
     """One cell of one map; value: the change of the metric, in logits."""
 
     part: str
@@ -63,9 +63,9 @@ class Patch:
 class Patching:
     """One direction: maps by layer and token, the map by layer and head, the largest effects."""
 
-    maps: dict[str, Rows]
-    heads: Rows
-    largest: list[Patch]
+    maps: dict[str, CellRows]
+    heads: CellRows
+    largest: list[PatchCell]
     ends: tuple[str, str]
     """What the ends of the colour scale stand for, against the answer and for it."""
 
@@ -74,7 +74,7 @@ def patching(table: pd.DataFrame) -> dict[str, Patching]:
     """What the page draws of the patching table, by direction."""
     found = {}
     for direction in DIRECTIONS:
-        patches = records(Patch, table[table.direction == direction])
+        patches = records(PatchCell, table[table.direction == direction])
         back = direction == "denoise"
         drawn = {
             site: by_layer((patch.layer, _cell(patch, back=back)) for patch in patches if patch.site == site)
@@ -85,13 +85,13 @@ def patching(table: pd.DataFrame) -> dict[str, Patching]:
     return found
 
 
-def _cell(patch: Patch, *, back: bool) -> Cell:
+def _cell(patch: PatchCell, *, back: bool) -> MapCell:
     """Coloured by how far the prompt's value in the cell speaks for the answer: brings it back, or takes it along."""
     place = (
         "" if patch.head is None else f"{patch.part}\n"
     )  # the script names cells by token, from their row and column
     if not patch.changed:
-        return Cell(UNCHANGED, 0.0, f"{place}nothing was changed here", idle=True)
+        return MapCell(UNCHANGED, 0.0, f"{place}nothing was changed here", idle=True)
     tip = f"{place}{number(patch.value, 3, sign=True)} logits\nnormalised {number(patch.normalised, 3)}"
     level = max(-1.0, min(1.0, patch.normalised if back else 1.0 - patch.normalised))
-    return Cell(number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0), level, tip)
+    return MapCell(number(patch.normalised, 2 if abs(patch.normalised) < WIDE else 0), level, tip)

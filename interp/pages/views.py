@@ -52,7 +52,7 @@ BEST = 8
 
 
 @dataclass(frozen=True)
-class Cell:
+class MapCell:
     """One coloured cell of a map."""
 
     text: str
@@ -66,7 +66,7 @@ class Cell:
 
 
 R = TypeVar("R")
-Rows = list[list[Cell]]
+CellRows = list[list[MapCell]]
 """A map: its cells, row by row."""
 
 
@@ -82,9 +82,9 @@ def _whole(column: pd.Series) -> pd.Series:
     return column.astype(object).where(column.notna(), None) if absent else column
 
 
-def by_layer(cells: Iterable[tuple[Hashable, Cell]]) -> Rows:
+def by_layer(cells: Iterable[tuple[Hashable, MapCell]]) -> CellRows:
     """The map of cells that come with their rows' names, rows in the order of their first cells."""
-    rows: dict[Hashable, list[Cell]] = {}
+    rows: dict[Hashable, list[MapCell]] = {}
     for layer, cell in cells:
         rows.setdefault(layer, []).append(cell)
     return list(rows.values())
@@ -128,29 +128,29 @@ def best(table: pd.DataFrame, score: str) -> list[Scored]:
     return sorted(scored(table.dropna(subset="value"), score), key=lambda head: -head.value)[:BEST]
 
 
-def head_map(table: pd.DataFrame, score: str) -> Rows:
+def head_map(table: pd.DataFrame, score: str) -> CellRows:
     """Rows of cells, layer by head, of one score; induction heads are marked on the map of induction scores."""
     words = score.replace("_", " ")
 
-    def cell(one: Scored) -> Cell:
+    def cell(one: Scored) -> MapCell:
         if math.isnan(one.value):
-            return Cell(UNSEEN, 0.0, f"{one.part}\n{NO_PATTERN}", idle=True)
+            return MapCell(UNSEEN, 0.0, f"{one.part}\n{NO_PATTERN}", idle=True)
         tip = (
             f"{one.part}\n{words} score {one.value:.3f}\n"
             f"95 % interval {one.low:.3f} – {one.high:.3f}\nnull {one.null:.3f}"
         )
-        return Cell(number(one.value), one.value, tip, one.is_induction_head and score == "induction")
+        return MapCell(number(one.value), one.value, tip, one.is_induction_head and score == "induction")
 
     return by_layer((one.layer, cell(one)) for one in scored(table, score))
 
 
-def circuit_map(table: pd.DataFrame, score: str) -> Rows:
+def circuit_map(table: pd.DataFrame, score: str) -> CellRows:
     """Rows of cells, layer by head, of the eigenvalue or the matching score: signed, a dash where there is no score."""
 
-    def cell(part: str, value: float) -> Cell:
+    def cell(part: str, value: float) -> MapCell:
         known = not math.isnan(value)
         tip = f"{part}\n{CIRCUITS[score][0]} {number(value, 3, sign=True) if known else 'not defined'}"
-        return Cell(number(value, 2, sign=True), value if known else 0.0, tip)
+        return MapCell(number(value, 2, sign=True), value if known else 0.0, tip)
 
     one = table[table.score == score]
     places = zip(one.layer.tolist(), one.part.tolist(), one.value.tolist(), strict=True)
@@ -216,7 +216,7 @@ def next_tokens(table: pd.DataFrame) -> list[list[tuple[str, float, float]]]:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredNumber:
     """One number of a model's card."""
 
     name: str
@@ -224,11 +224,11 @@ class Measured:
     definition: str
 
 
-def measured(card: object) -> list[Measured]:
+def measured(card: object) -> list[MeasuredNumber]:
     """The numbers of a model's card; none for a model without one."""
     entries = []
     for name, entry in card.items() if isinstance(card, dict) else ():
         head = f" ({Part.of(str(entry['head']))})" if "head" in entry else ""
         definition = f"{entry['definition']}, n = {count(entry['n'])}"
-        entries.append(Measured(name.replace("_", " "), number(entry["value"], 3) + head, definition))
+        entries.append(MeasuredNumber(name.replace("_", " "), number(entry["value"], 3) + head, definition))
     return entries

@@ -19,8 +19,8 @@ from interp.model.edits import (
     Closed,
     Detach,
     Edit,
-    Index,
     Mean,
+    PositionIndex,
     Project,
     Resample,
     Scale,
@@ -125,7 +125,7 @@ def edit_to_python(edit: Edit) -> str:
     return f"interp.Edit({edit.name!r}, {change_to_python(edit.change)}{''.join(ends)})"
 
 
-def _index_to_json(index: Index) -> object:
+def _index_to_json(index: PositionIndex) -> object:
     """An index as JSON: a number, a list, "new", or one for each row as an object."""
     if isinstance(index, PerRow):
         return {"per_row": list(index.places)}

@@ -69,7 +69,7 @@ class Outcome:
         return found.reshape(*found.shape[:2], *tokens.shape[1:])
 
 
-Value = Callable[[Outcome], Float[Tensor, "r"]]
+MetricValue = Callable[[Outcome], Float[Tensor, "r"]]
 
 
 @public()
@@ -82,7 +82,7 @@ class Metric:
 
     name: str
     unit: str
-    value: Value
+    value: MetricValue
     answer: Answers | None = None
     """The right next token of each example; None if the metric asks for none, or the batch brings its own."""
     wrong: Answers | None = None
@@ -263,7 +263,7 @@ def followed(batch: Batch, metric: Metric | LogitFunction | None, text: Text) ->
     return batch if answers is None or answers.forced is None else answers.on(batch)
 
 
-def _at(outcome: Outcome, value: Value, pos: int | PerRow) -> Float[Tensor, "r"]:
+def _at(outcome: Outcome, value: MetricValue, pos: int | PerRow) -> Float[Tensor, "r"]:
     """A metric's value where only the column of one position is left."""
     column = sent(outcome.batch.tokens_at(pos).columns[:, 0], outcome.stream.device)
     rows = torch.arange(len(column), device=column.device)
@@ -303,7 +303,7 @@ def _loss(outcome: Outcome) -> Float[Tensor, "r"]:
     return -_log_probability(outcome)
 
 
-def _minus(outcome: Outcome, value: Value) -> Float[Tensor, "r"]:
+def _minus(outcome: Outcome, value: MetricValue) -> Float[Tensor, "r"]:
     return -value(outcome)
 
 

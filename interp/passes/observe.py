@@ -215,7 +215,7 @@ def _gradients(value: Float[Tensor, ""], tap: Tap) -> dict[Read, Tensor]:
 
 Names = str | Sequence[str] | Callable[[str], bool] | re.Pattern[str] | None
 """What selects sites: a name, several, a glob, a regular expression, a predicate; None = all not on demand."""
-Direction = Literal["fwd", "bwd"]
+HookDirection = Literal["fwd", "bwd"]
 
 
 @dataclass
@@ -256,7 +256,7 @@ def matching(names: Names, config: ModelConfig, stop: int | None = None) -> list
     return list(dict.fromkeys(found))
 
 
-def as_edits(hooks: Sequence[tuple[Hook, Direction]], config: ModelConfig) -> list[Edit]:
+def as_edits(hooks: Sequence[tuple[Hook, HookDirection]], config: ModelConfig) -> list[Edit]:
     """The edits that these hooks amount to, at every site of the model that their names select."""
     return [
         Edit(name, Hooked(function, direction))
@@ -274,7 +274,7 @@ class Hooked:
     """
 
     function: HookFunction
-    direction: Direction = "fwd"
+    direction: HookDirection = "fwd"
 
     def at_site(self, site: str, memory: dict[str, object]) -> Callable[[Tensor], Tensor]:
         """The change of one site in one pass."""

@@ -38,7 +38,7 @@ class Pack:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """The packs of a sweep, and what they cost beside one full pass per variant."""
 
     starts: tuple[Start, ...]
@@ -109,7 +109,7 @@ def planned(
     tokens: int,
     everywhere: bool,
     fixed: float = HOST_FIXED,
-) -> Plan:
+) -> SweepPlan:
     """Packs of at most `tokens` tokens each, cut where that is cheapest.
 
     fixed: what a block costs a pass beside its tokens, in tokens (`fixed_cost`).
@@ -122,7 +122,7 @@ def planned(
         group = sorted(group, key=lambda i: starts[i].layer)
         packs += [Pack(tuple(group[i : i + size]), column) for i in range(0, len(group), size)]
     head = config.n_outputs * config.d_model / block_products(config) if config.unembed else 0.0
-    return Plan(tuple(starts), tuple(packs), examples, columns, config.n_layers, head, everywhere)
+    return SweepPlan(tuple(starts), tuple(packs), examples, columns, config.n_layers, head, everywhere)
 
 
 def _grouped(

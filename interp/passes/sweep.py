@@ -34,8 +34,8 @@ from interp.passes.duration import announce
 from interp.passes.memory import bytes_per_token, that_fit
 from interp.passes.metrics import Metric, Outcome
 from interp.passes.observe import Model, as_network
-from interp.passes.packs import Pack, Plan, Start, block_products, fixed_cost, halves, planned
-from interp.passes.variants import Placed, Variant, canonical, changes, layer_of, on_device, placed
+from interp.passes.packs import Pack, Start, SweepPlan, block_products, fixed_cost, halves, planned
+from interp.passes.variants import PlacedEdit, Variant, canonical, changes, layer_of, on_device, placed
 
 AT_ONCE = 2**24
 """Cells that are compared with the base run before the host waits for what was found."""
@@ -92,7 +92,7 @@ class Touched:
     """Those whose values in the base run are compared with what is put there."""
 
     @classmethod
-    def of(cls, variants: Sequence[Sequence[Placed]]) -> Touched:
+    def of(cls, variants: Sequence[Sequence[PlacedEdit]]) -> Touched:
         """The sites that these variants edit."""
         every = [edit for edits in variants for edit in edits]
         touched = dict.fromkeys(edit.site for edit in every)
@@ -108,7 +108,7 @@ def base_run(
     model: Transformer,
     batch: Batch,
     touched: Touched,
-    common: Sequence[Placed],
+    common: Sequence[PlacedEdit],
     reads: Sequence[Read] = (),
 ) -> Base:
     """One pass under the common edits, recorded where variants edit and where they may start, and where others read."""
@@ -167,7 +167,7 @@ class Departures:
 def departures(
     config: ModelConfig,
     base: Base,
-    variants: Sequence[Sequence[Placed]],
+    variants: Sequence[Sequence[PlacedEdit]],
     batch: Batch,
     watched: Int[Tensor, "b n"] | None,
 ) -> Departures:
@@ -205,7 +205,7 @@ class _Differences:
         self._last, self._stateful = f"blocks.{config.n_layers - 1}.", config.stateful
         self._known: dict[tuple[str, int, bool], tuple[Axes, np.ndarray]] = {}
 
-    def first(self, edit: Placed) -> "np.ndarray":
+    def first(self, edit: PlacedEdit) -> "np.ndarray":
         """The first column of each example that the edit changes; the number of columns where it changes none."""
         if not edit.planned:
             columns = self._named_columns(edit)
@@ -234,14 +234,14 @@ class _Differences:
         column = np.where(hit.any(1), first_hit, self._columns)
         return column if self._base.cache is not None else np.where(column < self._columns, 0, self._columns)
 
-    def _stays(self, edit: Placed) -> bool:
+    def _stays(self, edit: PlacedEdit) -> bool:
         """Whether what is changed at one column can reach no other: after the keys and values of the last block."""
         if self._stateful:  # a convolution or rows of patterns carry it on
             return False
         name = edit.site.removeprefix(self._last)
         return name != edit.site and name.startswith(_AFTER_KEYS)
 
-    def compare(self, edits: Iterable[Placed]) -> None:
+    def compare(self, edits: Iterable[PlacedEdit]) -> None:
         """Look up once what all planned edits would change, so that the host waits once."""
         axes: dict[tuple[str, int, bool], Axes] = {}
         waiting: dict[tuple[str, int, bool], Tensor] = {}
@@ -255,7 +255,7 @@ class _Differences:
                 waiting = {}
         self._known |= {key: (axes[key], each.numpy()) for key, each in fetched(waiting).items()}
 
-    def _key(self, edit: Placed) -> tuple[str, int, bool]:
+    def _key(self, edit: PlacedEdit) -> tuple[str, int, bool]:
         """Cache key `(site, id of the values, whole)`; whole: the edit's values cover the whole site, so that one
         comparison with the base run serves all edits that share them.
         """
@@ -271,11 +271,11 @@ class _Differences:
             return edit.site, id(edit), False
         return edit.site, id(change.values) if isinstance(change, Set) else 0, True
 
-    def _compared(self, edit: Placed) -> tuple[Axes, "np.ndarray"]:
+    def _compared(self, edit: PlacedEdit) -> tuple[Axes, "np.ndarray"]:
         """Which cells an edit of the whole site would change; a vector along the last axis counts as one cell."""
         return self._known[self._key(edit)]
 
-    def _unlike(self, edit: Placed) -> Tensor:
+    def _unlike(self, edit: PlacedEdit) -> Tensor:
         """Where the values to be put differ from the base run's."""
         base = self._base.values[edit.site]
         values = edit.change.values if isinstance(edit.change, Set) else 0.0
@@ -286,7 +286,7 @@ class _Differences:
             base = base.repeat(len(values) // len(base), *[1] * (base.ndim - 1))
         return values != base
 
-    def _changed(self, edit: Placed) -> Tensor:
+    def _changed(self, edit: PlacedEdit) -> Tensor:
         """What the edit does to the base run's value, cell by cell."""
         base = self._base.values[edit.site]
         return edited(edit.as_edit(), base, Span(layout=self._layout, width=self._columns)) != base
@@ -298,7 +298,7 @@ class _Differences:
             differs, axes = differs.any(-1), axes[:-1]
         return axes, differs
 
-    def _named_columns(self, edit: Placed) -> "np.ndarray":
+    def _named_columns(self, edit: PlacedEdit) -> "np.ndarray":
         """The column of each example that an edit names: 0 where it names none, one past the end where none is."""
         axis = next((axis for axis in COLUMNS if axis in edit.at), None)
         if axis is None:
@@ -319,9 +319,9 @@ class SweepPass:
     base: Base
     starts: Sequence[Start]
     pack: Pack
-    variants: Sequence[Sequence[Placed]]
+    variants: Sequence[Sequence[PlacedEdit]]
     """The edits of every variant of the sweep."""
-    common: Sequence[Placed]
+    common: Sequence[PlacedEdit]
     """Those of all variants, which come first."""
 
     def final(self, at: Int[Tensor, "b n"] | None) -> Float[Tensor, "r n d"]:
@@ -465,16 +465,16 @@ class SweepPass:
         return bare.rows(torch.arange(len(bare), device=bare.tokens.device).repeat(copies))
 
     @cached_property
-    def _own(self) -> list[dict[int, list[Placed]]]:
+    def _own(self) -> list[dict[int, list[PlacedEdit]]]:
         """The edits of every variant of the pack, by block."""
         return [self._by_layer(self.variants[i]) for i in self.pack.variants]
 
     @cached_property
-    def _common(self) -> dict[int, list[Placed]]:
+    def _common(self) -> dict[int, list[PlacedEdit]]:
         return self._by_layer(self.common)
 
-    def _by_layer(self, edits: Sequence[Placed]) -> dict[int, list[Placed]]:
-        found: dict[int, list[Placed]] = {}
+    def _by_layer(self, edits: Sequence[PlacedEdit]) -> dict[int, list[PlacedEdit]]:
+        found: dict[int, list[PlacedEdit]] = {}
         for edit in edits:
             found.setdefault(layer_of(edit.site, self.model.config), []).append(edit)
         return found
@@ -584,7 +584,7 @@ class Sweep:
         self._run(base, self._planned(self._where(watched), watched), "final stream", keep)
         return found
 
-    def plan(self, *, everywhere: bool = False) -> Plan:
+    def plan(self, *, everywhere: bool = False) -> SweepPlan:
         """What will run, and what that saves: `print(sweep.plan().explain())`. It takes the base run to know.
 
         everywhere: for a metric that looks at every column.
@@ -593,7 +593,7 @@ class Sweep:
         watched = None if everywhere else at
         return self._planned(self._where(watched), watched)
 
-    def _planned(self, where: Departures, watched: Int[Tensor, "b n"] | None) -> Plan:
+    def _planned(self, where: Departures, watched: Int[Tensor, "b n"] | None) -> SweepPlan:
         config, columns = self._network.config, self._batch.tokens.shape[1]
         reached = torch.where(where.reaches, where.first, columns).amin(1)
         latest = columns - 1 if watched is None else int(watched.min())
@@ -630,7 +630,7 @@ class Sweep:
         """The run that sweeps with edits at these sites can depart from, with what others read in it."""
         return base_run(self._plain, self._batch, touched, self._common, reads)
 
-    def _run(self, base: Base, plan: Plan, name: str, each: Callable[[SweepPass], None]) -> None:
+    def _run(self, base: Base, plan: SweepPlan, name: str, each: Callable[[SweepPass], None]) -> None:
         network, n = self._network, len(self.variants)
         announce(
             f"{name} of {n} variants of {plan.examples} rows, the work of {plan.passes:.0f} passes over them",
@@ -670,14 +670,14 @@ class Sweep:
         return self.at.cpu()
 
     @cached_property
-    def _variants(self) -> tuple[tuple[Placed, ...], ...]:
+    def _variants(self) -> tuple[tuple[PlacedEdit, ...], ...]:
         return tuple(self._placed(variant) for variant in self.variants)
 
     @cached_property
-    def _common(self) -> tuple[Placed, ...]:
+    def _common(self) -> tuple[PlacedEdit, ...]:
         return self._placed(Variant([*self._network.edits, *self.common.edits]))
 
-    def _placed(self, variant: Variant) -> tuple[Placed, ...]:
+    def _placed(self, variant: Variant) -> tuple[PlacedEdit, ...]:
         found = placed(variant, self._network.config, self._batch.host())
         there = partial(on_device, device=self._network.device, moved=self._moved)
         return tuple(each._replace(change=there(each.change)) for each in found)

@@ -21,7 +21,19 @@ from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import COLUMNS, POSITIONS, Add, Change, Edit, Index, Mean, Ready, Resample, Set, Swap
+from interp.model.edits import (
+    COLUMNS,
+    POSITIONS,
+    Add,
+    Change,
+    Edit,
+    Mean,
+    PositionIndex,
+    Ready,
+    Resample,
+    Set,
+    Swap,
+)
 from interp.model.layout import Layout, PerRow, PositionError
 from interp.model.parts import Part
 from interp.passes.edited import names_tokens
@@ -36,7 +48,7 @@ class Variant:
     label: str = ""
 
 
-class Placed(NamedTuple):
+class PlacedEdit(NamedTuple):
     """An edit of one cell (per axis that it names), checked: what a sweep computes with."""
 
     site: str
@@ -45,7 +57,7 @@ class Placed(NamedTuple):
     differ, -1 where an example has no such token.
     """
     change: Change
-    named: Mapping[str, Index]
+    named: Mapping[str, PositionIndex]
     """The indices as the edit names them: positions of tokens."""
 
     @property
@@ -62,14 +74,14 @@ class Placed(NamedTuple):
         return np.broadcast_to(np.array(self.at[axis]), (examples,))
 
 
-def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[Placed, ...]:
+def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedEdit, ...]:
     """The edits of a variant, checked; a residual that leaves a block enters the next.
 
     Errors: KeyError for an unknown site; ValueError for a site after the last block, values that do not fit, values
     nobody looked up, or an edit of some rows only; IndexError for an index outside the site, PositionError for a
     position that an example lacks.
     """
-    found: list[Placed] = []
+    found: list[PlacedEdit] = []
     layout = batch.layout
     for edit in variant.edits:
         if edit.rows is not None:
@@ -86,7 +98,7 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[Placed,
         singles = [edit] if layout.documents is not None and names_tokens(edit) else edit.singly()
         found += _once(
             [
-                Placed(name, _counted(one, sizes, layout, len(batch)), one.change, one.cells)
+                PlacedEdit(name, _counted(one, sizes, layout, len(batch)), one.change, one.cells)
                 for one in singles
             ],
             len(batch),
@@ -94,7 +106,7 @@ def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[Placed,
     return tuple(found)
 
 
-def _once(edits: Sequence[Placed], examples: int) -> list[Placed]:
+def _once(edits: Sequence[PlacedEdit], examples: int) -> list[PlacedEdit]:
     """The cells of one edit, each once: 1 and -2 are one token of a row of three."""
     if not any(isinstance(i, int) and i < 0 for each in edits for i in each.named.values()):
         return list(edits)
@@ -184,7 +196,9 @@ def _counted(
     return found
 
 
-def _of_examples(edit: Edit, pos: Index, layout: Layout, shape: tuple[int, int]) -> int | tuple[int, ...]:
+def _of_examples(
+    edit: Edit, pos: PositionIndex, layout: Layout, shape: tuple[int, int]
+) -> int | tuple[int, ...]:
     """The column of each example; one number where it is the same for all."""
     try:
         tokens = layout.find(pos, shape)
@@ -221,12 +235,12 @@ class _Wave:
     firsts: list[int] = field(default_factory=list)
 
 
-def changes(edits: Sequence[tuple[int, Placed]], copies: int, examples: int, start: int) -> list[Edit]:
+def changes(edits: Sequence[tuple[int, PlacedEdit]], copies: int, examples: int, start: int) -> list[Edit]:
     """The edits that carry out these `(slot, edit)`s in a pass of `copies` x `examples` rows, from column `start` on.
 
     Those of one slot at one site are carried out in their order; those before the first column change nothing here.
     """
-    by_site: dict[str, list[tuple[int, Placed]]] = defaultdict(list)
+    by_site: dict[str, list[tuple[int, PlacedEdit]]] = defaultdict(list)
     for slot, each in edits:
         if all(np.max(each.at.get(axis, start)) >= start for axis in COLUMNS):
             by_site[each.site].append((slot, each))
@@ -242,10 +256,12 @@ def changes(edits: Sequence[tuple[int, Placed]], copies: int, examples: int, sta
     return found
 
 
-def _turns(edits: Sequence[tuple[int, Placed]]) -> Iterator[tuple[list[_Wave], list[tuple[int, Placed]]]]:
+def _turns(
+    edits: Sequence[tuple[int, PlacedEdit]],
+) -> Iterator[tuple[list[_Wave], list[tuple[int, PlacedEdit]]]]:
     """What is done together, in order: waves of planned edits, then functions, then waves again, ..."""
     seen: dict[int, int] = defaultdict(int)
-    steps: dict[int, list[tuple[int, Placed]]] = defaultdict(list)
+    steps: dict[int, list[tuple[int, PlacedEdit]]] = defaultdict(list)
     for slot, each in edits:
         steps[seen[slot]].append((slot, each))
         seen[slot] += 1
@@ -259,7 +275,7 @@ def _turns(edits: Sequence[tuple[int, Placed]]) -> Iterator[tuple[list[_Wave], l
         yield waves, []
 
 
-def _waves(edits: Sequence[tuple[int, Placed]]) -> list[_Wave]:
+def _waves(edits: Sequence[tuple[int, PlacedEdit]]) -> list[_Wave]:
     """Edits of the same axes and values go together."""
     found: dict[tuple[object, ...], _Wave] = {}
     for slot, each in edits:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, numbers, score_of
+from interp.plot.canvas import ColourScale, annotate, axes, heat_map, name_cells, numbers, score_of
 
 BAR = "#2166ac"
 """Colour of the bars."""
@@ -42,7 +42,7 @@ def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
         ax.set_ylabel(label)
     else:
         ax = axes(ax, 1.8 + 0.5 * shown.shape[1], 1.2 + 0.42 * shown.shape[0])
-        image = heat_map(ax, shown, Scale.removal(shown, label), title="")
+        image = heat_map(ax, shown, ColourScale.removal(shown, label), title="")
         if shown.size <= MOST_NUMBERS:
             annotate(ax, image, numbers(shown, "{:+.2f}"))
         name_cells(ax, rows=names[0], columns=names[1])
@@ -101,8 +101,8 @@ def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | 
         values[place] = value
     unit = str(some.unit.item())
     label = f"{score.replace('_', ' ')} ({unit})"
-    scale = Scale("viridis", 0.0, float(np.nanmax(values)), label)
-    scale = Scale.mass(label) if unit.startswith("share") else scale
+    scale = ColourScale("viridis", 0.0, float(np.nanmax(values)), label)
+    scale = ColourScale.mass(label) if unit.startswith("share") else scale
     ax = axes(ax, 1.8 + 0.7 * size, 1.2 + 0.6 * size)
     image = heat_map(ax, values, scale, title=f"whole model: {float(some.value.sel(part='none')):.2f}")
     annotate(ax, image, numbers(values))

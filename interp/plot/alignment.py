@@ -8,7 +8,17 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.plot.canvas import Scale, annotate, axes, curve, heat_map, legend, name_cells, printable, score_of
+from interp.plot.canvas import (
+    ColourScale,
+    annotate,
+    axes,
+    curve,
+    heat_map,
+    legend,
+    name_cells,
+    printable,
+    score_of,
+)
 
 CEILING = ("found", "whole state")
 """What is no null."""
@@ -45,7 +55,7 @@ def alignment(
         columns = [printable(token) for token in tokens]
     values = found.to_numpy()
     ax = axes(ax, 2.2 + 0.6 * values.shape[1], 1.8 + 0.5 * values.shape[0])
-    scale = Scale.mass(label) if score == "iia" else Scale.signed(values, label)
+    scale = ColourScale.mass(label) if score == "iia" else ColourScale.signed(values, label)
     image = heat_map(ax, values, scale, title=title)
     annotate(ax, image, _texts(cells, score), size=7.0)
     name_cells(ax, rows=[str(i) for i in found[dims[0]].values], columns=columns, turned=tokens is not None)

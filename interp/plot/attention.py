@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from torch import Tensor
 
 from interp.core.boundary import public, shape_text
-from interp.plot.canvas import Scale, axes, heat_map, name_cells, printable
+from interp.plot.canvas import ColourScale, axes, heat_map, name_cells, printable
 
 
 @public()
@@ -35,7 +35,7 @@ def attention(
     heat_map(
         ax,
         pattern_qk.detach().float().cpu().numpy(),
-        Scale.mass("attention (rows sum to 1)"),
+        ColourScale.mass("attention (rows sum to 1)"),
         title="attention",
     )
     if tokens is not None:

@@ -7,7 +7,7 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import public
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, numbers
+from interp.plot.canvas import ColourScale, annotate, axes, heat_map, name_cells, numbers
 
 
 @public()
@@ -29,7 +29,7 @@ def attention_attribution(
     shown = values[np.ix_(rows, columns)]
     ax = axes(ax, 2.6 + 0.55 * len(columns), 1.8 + 0.34 * len(rows))
     title = f"{result.attrs['part']} from {int(one['query'])} to {int(one['key'])}: score {float(one['total']):+.2f}"
-    image = heat_map(ax, shown, Scale.signed(shown, "part of the score"), title=title)
+    image = heat_map(ax, shown, ColourScale.signed(shown, "part of the score"), title=title)
     annotate(ax, image, numbers(shown, "{:+.2f}"), size=7.0)
     names = [one[dim].to_numpy()[kept] for dim, kept in (("query_part", rows), ("key_part", columns))]
     name_cells(ax, rows=[str(x) for x in names[0]], columns=[str(x) for x in names[1]], turned=True)

@@ -9,8 +9,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 
 from interp.core.boundary import nearest, public
-from interp.model.parts import Named, Part
-from interp.plot.canvas import MASS, Scale, axes, curve, head_map, legend
+from interp.model.parts import Part, PartName
+from interp.plot.canvas import MASS, ColourScale, axes, curve, head_map, legend
 
 REST = "#bbbbbb"
 """Colour of heads that are not named."""
@@ -39,7 +39,7 @@ def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes |
         raise KeyError(f"no score {score!r} in this result; {nearest(score, known)}")
     values = result["value"].sel(score=score).transpose("layer", "head").to_numpy()
     top = float(values.max()) if score == "entropy" else 1.0
-    return head_map(ax, values, Scale(MASS, 0.0, top, known[score]), title="attention entropy by head")
+    return head_map(ax, values, ColourScale(MASS, 0.0, top, known[score]), title="attention entropy by head")
 
 
 @public()
@@ -47,7 +47,7 @@ def dispersion(
     result: xr.Dataset,
     score: str = "max_weight",
     *,
-    heads: Sequence[Named] = (),
+    heads: Sequence[PartName] = (),
     label: str = "",
     ax: Axes | None = None,
 ) -> Axes:

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, axes, head_map
+from interp.plot.canvas import ColourScale, axes, head_map
 
 FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
 """Colours of a part that raises the logit (difference), of one that lowers it, and of everything not shown singly."""
@@ -67,5 +67,5 @@ def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = No
     row = result.value.transpose("prompt", "part").to_numpy()[prompt]
     n_layers, n_heads = (1 + max(place[axis] or 0 for place in heads) for axis in (0, 1))
     values = row[[heads[place] for place in np.ndindex(n_layers, n_heads)]].reshape(n_layers, n_heads)
-    scale = Scale.signed(values, f"contribution ({result.value.attrs.get('unit', 'logits')})")
+    scale = ColourScale.signed(values, f"contribution ({result.value.attrs.get('unit', 'logits')})")
     return head_map(ax, values, scale, title="direct logit attribution", form="{:+.2f}")

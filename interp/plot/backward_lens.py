@@ -14,7 +14,7 @@ from interp.core.boundary import public
 from interp.plot.canvas import (
     MASS,
     SIGNED,
-    Scale,
+    ColourScale,
     annotate,
     axes,
     heat_map,
@@ -73,7 +73,7 @@ def backward_lens(
     title = f"backward lens of {which}: {word} probable token of {side}"
     low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
     pale = low - 0.15 * (high - low)  # white is left to cells without an update
-    image = heat_map(ax, logs, Scale(MASS, pale, high, "log10 of the norm of delta"), title=title)
+    image = heat_map(ax, logs, ColourScale(MASS, pale, high, "log10 of the norm of delta"), title=title)
     best = cells.isel(rank=0).transpose("layer", "pos")
     ids = best[f"{read}_token"].where(best.relative_update > threshold, -1).to_numpy().astype(int)
     texts = best[f"{read}_word"].to_numpy()
@@ -117,7 +117,7 @@ def backward_lens_grid(
     ax = axes(ax, 2.2 + 1.05 * n, 1.8 + 0.4 * n_layers)
     token = str(cells.token.values) if "token" in cells.coords else str(pos)
     low, high = (float(f(logs[np.isfinite(logs)], initial=0.0)) for f in (np.min, np.max))
-    scale = Scale(MASS, low - 0.15 * (high - low), high, "log10 of |x| |delta|")
+    scale = ColourScale(MASS, low - 0.15 * (high - low), high, "log10 of |x| |delta|")
     image = heat_map(ax, logs, scale, title=f"backward lens at {printable(token)!r}")
     words = np.where(shown, np.vectorize(lambda word: printable(str(word)), otypes=[object])(said), "")
     annotate(ax, image, words.tolist(), size=7.0)
@@ -182,7 +182,7 @@ def gradient_rank(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     ax = axes(ax, 2.4 + 0.6 * mean.shape[1], 1.6 + 0.42 * mean.shape[0])
     most = float(result.tokens.mean())
     image = heat_map(
-        ax, mean, Scale(MASS, 0.0, most, "rank, of the number of tokens"), title="rank of the gradient"
+        ax, mean, ColourScale(MASS, 0.0, most, "rank, of the number of tokens"), title="rank of the gradient"
     )
     annotate(ax, image, numbers(mean, "{:.1f}" if result.sizes["prompt"] > 1 else "{:.0f}"))
     name_cells(
@@ -206,7 +206,7 @@ def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes 
     n = len(mean)
     ax = axes(ax, 2.2 + 0.5 * n, 1.6 + 0.42 * n)
     image = heat_map(
-        ax, mean, Scale(SIGNED, -1.0, 1.0, "cosine"), title=f"gradients of {which} at the last token"
+        ax, mean, ColourScale(SIGNED, -1.0, 1.0, "cosine"), title=f"gradients of {which} at the last token"
     )
     annotate(ax, image, numbers(mean))
     layers = [str(i) for i in result["layer"].values]

@@ -24,7 +24,7 @@ CROWDED = 400
 
 
 @dataclass(frozen=True)
-class Scale:
+class ColourScale:
     """How numbers become colours: the map's name, its ends, and what the colour bar says."""
 
     cmap: str
@@ -33,18 +33,18 @@ class Scale:
     label: str
 
     @classmethod
-    def mass(cls, label: str) -> "Scale":
+    def mass(cls, label: str) -> "ColourScale":
         """For numbers in [0, 1]."""
         return cls(MASS, 0.0, 1.0, label)
 
     @classmethod
-    def signed(cls, values: Float[np.ndarray, "..."], label: str) -> "Scale":
+    def signed(cls, values: Float[np.ndarray, "..."], label: str) -> "ColourScale":
         """For signed numbers: as far below 0 as above."""
         reach = float(np.nanmax(np.abs(values), initial=0.0)) or 1.0
         return cls(SIGNED, -reach, reach, label)
 
     @classmethod
-    def removal(cls, values: Float[np.ndarray, "..."], label: str, intact: float = 0.0) -> "Scale":
+    def removal(cls, values: Float[np.ndarray, "..."], label: str, intact: float = 0.0) -> "ColourScale":
         """For a metric with something taken away: blue where it falls, so where that speaks for the metric.
 
         intact: what the number is where nothing is taken away, the neutral colour.
@@ -53,7 +53,7 @@ class Scale:
         return replace(signed, cmap=f"{SIGNED}_r", low=intact + signed.low, high=intact + signed.high)
 
     @classmethod
-    def around(cls, chance: float, values: Float[np.ndarray, "..."], label: str) -> "Scale":
+    def around(cls, chance: float, values: Float[np.ndarray, "..."], label: str) -> "ColourScale":
         """For scores on both sides of chance, which is the neutral colour; of 0 where no chance level is known."""
         chance = 0.0 if np.isnan(chance) else chance
         signed = cls.signed(values - chance, label if chance == 0 else f"{label} (neutral: chance)")
@@ -74,7 +74,9 @@ def axes(ax: Axes | None, width: float, height: float) -> Axes:
     return new
 
 
-def heat_map(ax: Axes, values: Float[np.ndarray, "rows columns"], scale: Scale, *, title: str) -> AxesImage:
+def heat_map(
+    ax: Axes, values: Float[np.ndarray, "rows columns"], scale: ColourScale, *, title: str
+) -> AxesImage:
     """The values as coloured cells, row 0 on top, with a colour bar that names the number and its unit."""
     image = ax.imshow(
         values, cmap=scale.cmap, vmin=scale.low, vmax=scale.high, aspect="auto", interpolation="none"
@@ -124,7 +126,7 @@ def name_cells(ax: Axes, *, rows: Sequence[str], columns: Sequence[str], turned:
 def head_map(
     ax: Axes | None,
     values: Float[np.ndarray, "layers heads"],
-    scale: Scale,
+    scale: ColourScale,
     *,
     title: str,
     form: str = "{:.2f}",

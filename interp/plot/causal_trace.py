@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
 from interp.core.boundary import nearest, public
-from interp.plot.canvas import Scale, annotate, axes, curve, heat_map, legend, name_cells, printable
+from interp.plot.canvas import ColourScale, annotate, axes, curve, heat_map, legend, name_cells, printable
 
 ANNOTATED = 12
 """Up to this many layers the cells of a map by roles say their number and interval."""
@@ -103,7 +103,7 @@ def _of_one(cell: xr.Dataset, ax: Axes | None) -> Axes:
 
 def _map(ax: Axes, result: xr.Dataset, values: np.ndarray, names: Sequence[str], about: str) -> AxesImage:
     """Tokens from top to bottom, layers from left to right."""
-    scale = Scale.signed(values, f"indirect effect ({result.attrs['unit']})")
+    scale = ColourScale.signed(values, f"indirect effect ({result.attrs['unit']})")
     image = heat_map(ax, values, scale, title=_title(result, about))
     layers = [str(layer) for layer in result.layer.values]
     name_cells(ax, rows=names, columns=layers)

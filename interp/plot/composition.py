@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from interp.core.boundary import nearest, public
-from interp.plot.canvas import MASS, Scale, axes, heat_map, name_cells
+from interp.plot.canvas import MASS, ColourScale, axes, heat_map, name_cells
 
 UNITS = {
     "excess": "ratio above the null",
@@ -62,10 +62,10 @@ def composition(
     return ax
 
 
-def _scale(cells: Float[np.ndarray, "sources destinations"], value: str) -> Scale:
+def _scale(cells: Float[np.ndarray, "sources destinations"], value: str) -> ColourScale:
     if value == "excess":
-        return Scale.signed(cells, UNITS[value])
-    return Scale(MASS, 0.0, float(np.nanmax(cells, initial=0.0)) or 1.0, UNITS[value])
+        return ColourScale.signed(cells, UNITS[value])
+    return ColourScale(MASS, 0.0, float(np.nanmax(cells, initial=0.0)) or 1.0, UNITS[value])
 
 
 def _title(kind: str, value: str, pairs: Sequence[str]) -> str:

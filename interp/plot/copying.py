@@ -12,7 +12,7 @@ from matplotlib.patches import Circle
 from torch import Tensor
 
 from interp.core.boundary import public
-from interp.plot.canvas import Scale, axes, head_map, score_of
+from interp.plot.canvas import ColourScale, axes, head_map, score_of
 
 CLOSE, PER_LINE = 0.15, 3
 """Points that share a text, in units of the axes, and names on a line of it."""
@@ -46,7 +46,7 @@ def eigenvalue_disc(
         ax.add_patch(Circle((0, 0), step / decades, fill=False, color=GREY, linewidth=1.0 if outer else 0.4))
     ax.axhline(0, color=GREY, linewidth=0.4)
     ax.axvline(0, color=GREY, linewidth=0.4)
-    shade = Scale.signed(np.cos(angle), "")
+    shade = ColourScale.signed(np.cos(angle), "")
     ax.scatter(
         radius * np.cos(angle), radius * np.sin(angle), c=np.cos(angle), s=18, zorder=3,
         cmap=shade.cmap, vmin=-1, vmax=1, edgecolors=GREY, linewidths=0.4,
@@ -83,7 +83,7 @@ def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None
     """
     cells = _score(table, score)
     values, unit = cells.value.to_numpy(), str(cells.unit.values)
-    scale = Scale.around(float(cells.null.mean()), values, unit)
+    scale = ColourScale.around(float(cells.null.mean()), values, unit)
     return head_map(ax, values, scale, title=f"copying by the weights: {score.replace('_', ' ')}")
 
 
@@ -111,7 +111,7 @@ def copying_plane(
         line(0, color=GREY, linewidth=0.6)
     if heads is not None:
         shown = _score(heads, "induction").value.to_numpy().ravel()
-        shade = Scale.mass("induction score (attention mass)")
+        shade = ColourScale.mass("induction score (attention mass)")
         dots = ax.scatter(
             across, up, c=shown, cmap=shade.cmap, vmin=shade.low, vmax=shade.high, edgecolors=GREY
         )

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 
 from interp.attention.labels import RULES
 from interp.core.boundary import public
-from interp.plot.canvas import Scale, axes, head_map, name_heads, score_of
+from interp.plot.canvas import ColourScale, axes, head_map, name_heads, score_of
 
 MASS_UNIT = "attention mass"
 WIDTH = 9
@@ -31,7 +31,7 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     cells = score_of(result, score).transpose("layer", "head", ...)
     values, unit = cells["value"].to_numpy(), str(cells["unit"].item())
     chance = float(cells["null"].mean())
-    scale = Scale.mass(unit) if unit == MASS_UNIT else Scale.around(chance, values, unit)
+    scale = ColourScale.mass(unit) if unit == MASS_UNIT else ColourScale.around(chance, values, unit)
     return head_map(ax, values, scale, title=f"{score.replace('_', ' ')} score")
 
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 from interp.core.boundary import nearest, public
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, axes, curve, legend
+from interp.plot.canvas import ColourScale, axes, curve, legend
 
 REST = "#999999"
 """Colour of what is drawn for comparison."""
@@ -58,7 +58,9 @@ def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None)
     values = cells.transpose("step", "index").to_numpy()
     index, steps = result["index"].to_numpy(), [str(step) for step in result.step.values]
     ax = axes(ax, 6.8, 1.6 + min(0.36 * len(steps), 5.0))
-    scale = _loss_scale(values) if value == "loss" else Scale.signed(values, "d loss / d log index (nats)")
+    scale = (
+        _loss_scale(values) if value == "loss" else ColourScale.signed(values, "d loss / d log index (nats)")
+    )
     edges = np.append(index - 0.5, index[-1] + 0.5)
     mesh = ax.pcolormesh(
         edges, np.arange(len(steps) + 1) - 0.5, values, cmap=scale.cmap, vmin=scale.low, vmax=scale.high
@@ -117,9 +119,9 @@ def heads_over_training(
     return ax
 
 
-def _loss_scale(values: Float[np.ndarray, "s n"]) -> Scale:
+def _loss_scale(values: Float[np.ndarray, "s n"]) -> ColourScale:
     """From the smallest loss to the largest."""
-    return Scale("viridis", float(np.nanmin(values)), float(np.nanmax(values)), "loss (nats)")
+    return ColourScale("viridis", float(np.nanmin(values)), float(np.nanmax(values)), "loss (nats)")
 
 
 def _score_line(result: xr.Dataset) -> str:

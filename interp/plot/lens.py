@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from interp.core.boundary import nearest, public
 from interp.plot.canvas import (
-    Scale,
+    ColourScale,
     annotate,
     axes,
     curve,
@@ -43,7 +43,7 @@ def logit_lens(
     n_depths, n = best.top_token.shape
     names = token_names(best, tokens)
     ax = axes(ax, 2.0 + 0.7 * n, 1.6 + 0.36 * n_depths)
-    scale = Scale.mass("probability of the top token")
+    scale = ColourScale.mass("probability of the top token")
     image = heat_map(ax, best.top_prob.to_numpy(), scale, title="logit lens: top token at each depth")
     annotate(ax, image, [[printable(str(word)) for word in row] for row in _words(best, pieces)])
     rows = [str(depth) for depth in best.depth.values]
@@ -73,7 +73,7 @@ def patchscope(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     values = result.value.transpose("depth", "target_depth").to_numpy()
     rows, columns = ([str(name) for name in result[dim].values] for dim in ("depth", "target_depth"))
     ax = axes(ax, 2.6 + 0.62 * len(columns), 1.7 + 0.36 * len(rows))
-    scale = Scale.mass("share: answer comes first")
+    scale = ColourScale.mass("share: answer comes first")
     image = heat_map(ax, values, scale, title=f"patchscope: states of {result.sizes['prompt']} prompts")
     annotate(ax, image, [[f"{value:.2f}" for value in row] for row in values])
     name_cells(ax, rows=rows, columns=[*columns[:-1], "logit lens"], turned=True)

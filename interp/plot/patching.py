@@ -11,7 +11,7 @@ from matplotlib.image import AxesImage
 
 from interp.core.boundary import public
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, annotate, axes, heat_map, name_cells, printable
+from interp.plot.canvas import ColourScale, annotate, axes, heat_map, name_cells, printable
 
 UNCHANGED = "·"
 """Written on cells that nothing was changed in."""
@@ -88,13 +88,13 @@ def _by_layer(result: xr.Dataset) -> xr.Dataset:
     return laid_out.assign(changed=laid_out.changed != 0)
 
 
-def _scale(result: xr.Dataset, value: str, values: np.ndarray, reach: float | None) -> Scale:
+def _scale(result: xr.Dataset, value: str, values: np.ndarray, reach: float | None) -> ColourScale:
     """Of clean cells in the corrupted run what they add; of corrupted cells in the clean run what they take away."""
     label = _label(result, value)
     if result.attrs.get("direction") != "noise":
-        return Scale.signed(values if reach is None else np.array([reach]), label)
+        return ColourScale.signed(values if reach is None else np.array([reach]), label)
     intact = float(value == "normalised")
-    return Scale.removal(values if reach is None else np.array([intact + reach]), label, intact)
+    return ColourScale.removal(values if reach is None else np.array([intact + reach]), label, intact)
 
 
 def _label(result: xr.Dataset, value: str) -> str:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from interp.core.boundary import nearest, public, shape_text
 from interp.core.factored import FactoredMatrix
 from interp.model.parts import Part
-from interp.plot.canvas import Scale, annotate, axes, heat_map, legend, name_cells, numbers
+from interp.plot.canvas import ColourScale, annotate, axes, heat_map, legend, name_cells, numbers
 
 NAMES = {
     "stable_rank": "stable rank", "effective_rank": "effective rank", "top_share": "share of the largest",
@@ -104,7 +104,10 @@ def spectra_map(
     top = 1.0 if value == "top_share" else float(np.nanmax(grid))
     label = f"{NAMES[value]} {result.attrs['top']}" if value == "top_share" else NAMES[value]
     image = heat_map(
-        ax, grid, Scale("Blues", 0.0, top, label), title=f"{label}{'' if kind is None else f' of {kind}'}"
+        ax,
+        grid,
+        ColourScale("Blues", 0.0, top, label),
+        title=f"{label}{'' if kind is None else f' of {kind}'}",
     )
     form = "{:.2f}" if value == "top_share" else "{:.1f}"
     annotate(ax, image, numbers(grid, form))

@@ -41,7 +41,7 @@ from torch import Tensor
 from interp.core.stats import WIDE, wide
 from interp.core.transfers import check
 from interp.model.config import WITH_HEADS, FullSoftmax, ModelConfig
-from interp.model.parts import Named, Part
+from interp.model.parts import Part, PartName
 from interp.model.records import require
 from interp.model.sites import attention_input, embedding_parts, final_stream
 from interp.model.transformer import Transformer
@@ -49,7 +49,7 @@ from interp.model.weights import Weights
 from interp.passes.frozen import FrozenNorm, embedding_norm, output_norm, sum_norm
 
 Cache = Mapping[str, Tensor]
-Split = Callable[[int, str], dict[Part, Tensor]]
+PartSplit = Callable[[int, str], dict[Part, Tensor]]
 """From layer and name of a sublayer to its parts."""
 
 EPS = {
@@ -114,7 +114,7 @@ class Decomposition:
     missed: Missed | None = None
     """By how much the checked sum misses the whole; None if nothing was checked."""
 
-    def __getitem__(self, part: Named) -> Float[Tensor, "..."]:
+    def __getitem__(self, part: PartName) -> Float[Tensor, "..."]:
         name = REMAINDER if part == REMAINDER else str(Part.of(part))
         if name not in self.parts:
             raise KeyError(f"no part {name!r} here; parts: {', '.join(self.parts[:12])} ...")
@@ -396,7 +396,7 @@ def by_head(cache: Cache, model: Transformer, layer: int | None = None) -> Decom
     return Decomposition(values, names, every.complete, every.rounding, every.missed)
 
 
-def before_attention(cache: Cache, model: Transformer, layer: int, split: Split) -> Decomposition:
+def before_attention(cache: Cache, model: Transformer, layer: int, split: PartSplit) -> Decomposition:
     """What was written to the stream that attention of block `layer` reads; checked to sum to it.
 
     Embeddings and every sublayer as `as_wholes` or `into_heads` split it. In Macaron blocks the MLP before attention is
@@ -464,7 +464,7 @@ def by_neuron(
     return Decomposition(stacked, tuple(map(str, parts)), rounding=wide(out) - stacked.sum(0), missed=missed)
 
 
-def as_wholes(cache: Cache) -> Split:
+def as_wholes(cache: Cache) -> PartSplit:
     """Every sublayer as one part."""
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
@@ -474,7 +474,7 @@ def as_wholes(cache: Cache) -> Split:
     return split
 
 
-def into_heads(cache: Cache, model: Transformer) -> Split:
+def into_heads(cache: Cache, model: Transformer) -> PartSplit:
     """Sublayers with heads as their heads and their bias, others as one part."""
 
     def split(i: int, sublayer: str) -> dict[Part, Tensor]:
@@ -491,7 +491,7 @@ def _collected(
     cache: Cache,
     model: Transformer,
     n: int,
-    split: Split,
+    split: PartSplit,
     *,
     before: Iterable[tuple[int, str]] | None = None,
     whole: Float[Tensor, "b p d"] | None = None,

@@ -38,7 +38,7 @@ from interp.model.config import FullSoftmax, ModelConfig
 from interp.model.edits import Scale, Zero
 from interp.model.layout import Layout
 from interp.model.loss import next_token_loss, predicted
-from interp.model.parts import Named, Part, as_part
+from interp.model.parts import Part, PartName, as_part
 from interp.model.records import require
 from interp.model.sites import final_stream, first_stream, names
 from interp.model.tap import Read, Trace
@@ -187,7 +187,7 @@ term_importance = of_data(TermImportance)
 
 
 @public()
-def path_matrix(circuits: Model | HeadCircuits, *heads: Named) -> FactoredMatrix:
+def path_matrix(circuits: Model | HeadCircuits, *heads: PartName) -> FactoredMatrix:
     """W_E OV_1 OV_2 ... W_U `[source token, output token]`: what a path through these heads does to each logit.
 
     No head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head (Elhage et al. 2021, "Two-
@@ -226,7 +226,7 @@ def _place(part: Part) -> tuple[int, int]:
     return part.layer, part.index
 
 
-def path_name(*parts: Named) -> str:
+def path_name(*parts: PartName) -> str:
     """The name of a path in results: `direct`, `L0H1`, `L0H1>L1H2`."""
     return ">".join(str(Part.of(part)) for part in parts) or "direct"
 

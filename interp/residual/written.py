@@ -12,7 +12,7 @@ from torch import Tensor
 from interp.core.stats import wide
 from interp.model.config import MLP, MLPS, ModelConfig
 from interp.model.edits import Add
-from interp.model.parts import Named, Part, as_part
+from interp.model.parts import Part, PartName, as_part
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Trace
 from interp.model.transformer import Transformer
@@ -36,7 +36,7 @@ _UNITS = {
 _WHOLE = ("attn", "cross_attn", "mlp", "mlp_before")
 
 
-def as_writer(given: Named, config: ModelConfig) -> Part:
+def as_writer(given: PartName, config: ModelConfig) -> Part:
     """The part of this model that is meant, one that writes to the stream on its own.
 
     Errors: KeyError or IndexError for a part that the model lacks; ValueError for one that is no head, neuron or whole

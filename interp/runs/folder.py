@@ -19,7 +19,7 @@ from interp.core.files import explained, json_object, named_path, write_atomical
 from interp.model.config import Json
 
 T = TypeVar("T")
-File = TypeVar("File", bound="Listed")
+File = TypeVar("File", bound="ManifestEntry")
 LOCK = ".lock"
 """The file that the one writer of a folder holds locked."""
 ABSENT = "(absent)"
@@ -118,7 +118,7 @@ class FolderKind:
 
 
 @dataclass(frozen=True)
-class Listed:
+class ManifestEntry:
     """A file as a manifest lists it."""
 
     file: str

@@ -19,7 +19,7 @@ from interp.core.files import write_atomically
 from interp.core.stats import on_host
 from interp.model.config import Json
 from interp.runs.folder import clear
-from interp.runs.progress import Done, Groups, Progress, Reductions, loaded, named, tally_of
+from interp.runs.progress import Done, Progress, Reductions, ValueGroups, loaded, named, tally_of
 
 _HEAD = struct.Struct("<QI")
 """Length and CRC-32 of the entry that follows."""
@@ -181,14 +181,14 @@ def _durable(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _packed(groups: Groups, about: Json) -> bytes:
+def _packed(groups: ValueGroups, about: Json) -> bytes:
     from safetensors.torch import save
 
     told = {"groups": list(groups), **about}  # safetensors sorts them, and results follow their order
     return save(on_host(groups), metadata={"about": json.dumps(told)})
 
 
-def _unpacked(data: bytes) -> tuple[dict[str, Any], Groups]:
+def _unpacked(data: bytes) -> tuple[dict[str, Any], ValueGroups]:
     from safetensors.torch import load
 
     length = int.from_bytes(data[:8], "little")

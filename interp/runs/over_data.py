@@ -41,7 +41,7 @@ from interp.runs.progress import Done, Progress, Tally, progress_bar
 from interp.runs.work_folder import WORK, Shard, check_comparable, opened, work_of
 from interp.runs.workers import Worker, all_devices, done_by_processes
 
-Devices = Literal["all"] | Sequence[Device]
+WorkDevices = Literal["all"] | Sequence[Device]
 SAMPLE = 4
 """Rows on which memory is measured."""
 MOST_NAMED = 4
@@ -51,13 +51,13 @@ AHEAD = 2
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkPlace:
     """Where the work is done, and where it is kept, if it is."""
 
     folder: Path | None = None
     resume: bool = False
     shard: str | Shard | None = None
-    devices: Devices | None = None
+    devices: WorkDevices | None = None
     engine: Literal["ray"] | None = None
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class Place:
         if self.devices is not None and not self.devices:
             raise ValueError("devices must be at least one, got none")
 
-    def inside(self, name: str) -> Place:
+    def inside(self, name: str) -> WorkPlace:
         """Where a later stage of the work is kept: a folder in this one, which an earlier process may have begun."""
         if self.folder is None:
             return self
@@ -74,7 +74,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptPartials:
     """What several questions keep of all rows, and which rows those were."""
 
     partials: Mapping[str, Partial] | None
@@ -85,8 +85,8 @@ class Kept:
 
 
 def kept_of(
-    questions: Sequence[ByRow], subject: Subject, data: DataSource | Data | Pairs, place: Place
-) -> Kept:
+    questions: Sequence[ByRow], subject: Subject, data: DataSource | Data | Pairs, place: WorkPlace
+) -> KeptPartials:
     """What these questions, of distinct names, keep of all rows of data of any size.
 
     Errors: ValueError for a number of rows that a question does not fit, for no usable row, and for the folder of other
@@ -121,7 +121,7 @@ def reduced_over(question: ByRow, model: Subject, source: DataSource) -> Partial
 def all_reduced_over(questions: Sequence[ByRow], model: Subject, source: DataSource) -> Mapping[str, Partial]:
     """What several questions keep of all rows, by their names, from shared passes. Errors: as `reduced_over`."""
     shared, progress = Questions.of(questions, model.transformer.config), Progress()
-    work = _Work(shared, model.transformer, source, Place())
+    work = _Work(shared, model.transformer, source, WorkPlace())
     work.go(progress.due, progress, progress.add)
     found = work.kept(progress)
     if rejected := found.tally.rejected:
@@ -138,7 +138,7 @@ class _Work:
     questions: Questions
     model: Transformer
     source: DataSource
-    place: Place
+    place: WorkPlace
 
     def __post_init__(self) -> None:
         if isinstance(self.source, PromptBatches):
@@ -185,7 +185,7 @@ class _Work:
             return False
         return all(w in tree for w in range(len(tree))) and self.questions.enough(progress.total())
 
-    def kept(self, progress: Progress) -> Kept:
+    def kept(self, progress: Progress) -> KeptPartials:
         """What is kept of all that is done. ValueError if no row of the whole data can be used."""
         total, tally, source = progress.total(), progress.finished, self.source
         rejected = tuple(sorted(tally.rejected, key=lambda each: each.row))
@@ -195,7 +195,7 @@ class _Work:
         if total is not None and isinstance(source, Stream | PromptBatches):
             # rows in the order of the data, where batches were made of rows of like lengths
             total = {name: part.ordered() if isinstance(part, Rows) else part for name, part in total.items()}
-        return Kept(total, replace(tally, rejected=rejected), complete)
+        return KeptPartials(total, replace(tally, rejected=rejected), complete)
 
     def _done(self, windows: Iterable[int], due: Callable[[int], int | None]) -> Iterator[Done]:
         if self.place.engine == "ray":
@@ -226,7 +226,9 @@ def _nothing_usable(rejected: Sequence[Rejected]) -> str:
     return f"some rows that can be used are required, got {len(rejected)} rows, all set aside{first}"
 
 
-def _journalled(work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, begun: bool) -> Kept:
+def _journalled(
+    work: _Work, folder: Path, sized: Callable[[Json], DataSource], *, begun: bool
+) -> KeptPartials:
     """What is kept, with the progress in a folder; `sized` gives the data as the run there cuts them.
 
     begun: whether the folder holds progress already.

@@ -34,7 +34,7 @@ WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class Place:
+class FilePlace:
     """Where in which file numbers are."""
 
     path: Path
@@ -51,10 +51,10 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class TensorPiece:
     """A tensor apart from the pickle: its numbers or where they are, and what it is beside them."""
 
-    numbers: Place | Bytes
+    numbers: FilePlace | Bytes
     dtype: torch.dtype
     shape: tuple[int, ...]
     trained: bool | None
@@ -89,12 +89,12 @@ class Parcel:
     """A run's work, packed: what a worker needs, with its tensors apart."""
 
     pickled: bytes
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
 
     @property
     def is_here(self) -> bool:
         """Whether this host has all files that tensors are in, as they were."""
-        places = {p.numbers.path: p.numbers for p in self.pieces if isinstance(p.numbers, Place)}
+        places = {p.numbers.path: p.numbers for p in self.pieces if isinstance(p.numbers, FilePlace)}
         return all(place.here for place in places.values())
 
     def opened(self) -> Work:
@@ -139,7 +139,7 @@ def packed(
     _, model, _ = work
     own = [*model.parameters(), *model.buffers()]
     places = _places(model) if by_path else {}
-    pieces: list[Piece] = []
+    pieces: list[TensorPiece] = []
     known: dict[int, int] = {}
 
     def index(given: object) -> int | None:
@@ -149,7 +149,7 @@ def packed(
             trained = given.requires_grad if isinstance(given, nn.Parameter) else None
             place = places.get(id(given))
             numbers = held(given.detach()) if place is None else place
-            pieces.append(Piece(numbers, given.dtype, tuple(given.shape), trained))
+            pieces.append(TensorPiece(numbers, given.dtype, tuple(given.shape), trained))
             known[id(given)] = len(pieces) - 1
         return known[id(given)]
 
@@ -186,12 +186,12 @@ def _apart(tensor: Tensor, own: Iterable[Tensor]) -> bool:
     return tensor.nbytes >= SMALL or tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
-def _places(model: Transformer) -> dict[int, Place]:
+def _places(model: Transformer) -> dict[int, FilePlace]:
     """Where in files the parameters are that are views of them and have their numbers still, by identity."""
     return {id(value): place for file in model.files for value, place in _unchanged(file, model)}
 
 
-def _unchanged(file: MappedFile, model: Transformer) -> Iterable[tuple[nn.Parameter, Place]]:
+def _unchanged(file: MappedFile, model: Transformer) -> Iterable[tuple[nn.Parameter, FilePlace]]:
     try:
         mapped = FileMap(file.path)
     except OSError:  # deleted since
@@ -202,4 +202,4 @@ def _unchanged(file: MappedFile, model: Transformer) -> Iterable[tuple[nn.Parame
         start, word = value.data_ptr() - file.address, WORDS[value.dtype.itemsize]
         ours = value.detach().reshape(-1).view(word)
         if torch.equal(ours, mapped.view(word, start, len(ours))):
-            yield value, Place(mapped.path, mapped.state, start)
+            yield value, FilePlace(mapped.path, mapped.state, start)

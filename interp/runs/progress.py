@@ -18,7 +18,7 @@ from interp.passes.question import merged
 Partials = Mapping[str, Partial]
 """The partial result of every analysis, by its name."""
 Reductions = Mapping[str, Reduction]
-Groups = dict[str, Tensor]
+ValueGroups = dict[str, Tensor]
 """Tensors named `place\\nanalysis\\nname`: no name of ours has a line break."""
 PAUSE = 2.0
 """Seconds between two looks at the statistics."""
@@ -124,9 +124,9 @@ class Progress:
         """The partial results over all finished windows."""
         return self.tree.total()
 
-    def groups(self) -> Groups:
+    def groups(self) -> ValueGroups:
         """Every folded tensor; with `account` the whole of it."""
-        found: Groups = {}
+        found: ValueGroups = {}
         for (level, index), value in self.tree.nodes.items():
             found |= named(f"node {level} {index}", value)
         for window, begun in self.open.items():
@@ -162,7 +162,7 @@ def tally_of(values: Mapping[str, Any]) -> Tally:
     return Tally(values["rows"], values["tokens"], values["cut"], rejected, notes)
 
 
-def named(place: str, partials: Partials | None) -> Groups:
+def named(place: str, partials: Partials | None) -> ValueGroups:
     """The tensors of every analysis under a place of their own."""
     if partials is None:
         return {}
@@ -175,7 +175,7 @@ def named(place: str, partials: Partials | None) -> Groups:
 
 def loaded(groups: Mapping[str, Tensor], reductions: Reductions) -> dict[str, Partials]:
     """The partials that `named` took apart, by place."""
-    found: dict[str, dict[str, Groups]] = {}
+    found: dict[str, dict[str, ValueGroups]] = {}
     for path, value in groups.items():
         place, analysis, name = path.split("\n")
         found.setdefault(place, {}).setdefault(analysis, {})[name] = value

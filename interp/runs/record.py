@@ -37,8 +37,8 @@ from interp.data.stream import DataSource
 from interp.passes.observe import Subject
 from interp.runs.folder import LOCK, clear, is_locked, locked, write_bytes
 from interp.runs.provenance import model_hash, now, question_of
-from interp.runs.run import Asked, Results, run as run_over
-from interp.runs.run_file import RECORD, RunFile, Session, State, Step, defaults_of, fields_of
+from interp.runs.run import Results, SomeQuestions, run as run_over
+from interp.runs.run_file import RECORD, RunFile, RunSession, RunState, RunStep, defaults_of, fields_of
 from interp.runs.step_files import encoded, read
 from interp.runs.work_folder import WORK
 
@@ -61,7 +61,7 @@ class Drawing(Protocol):
 
 
 @runtime_checkable
-class Named(Protocol):
+class NamedModel(Protocol):
     """A model that knows what it is called, as a HookedTransformer does."""
 
     name: str
@@ -107,7 +107,7 @@ class Record(Shown):
         Errors: ValueError for a bad name or parameter; OSError if the folder cannot be made.
         """
         values = fields_of(parameters)
-        question, session = question_of(file) if file else "", Session.begun(command, file)
+        question, session = question_of(file) if file else "", RunSession.begun(command, file)
         folder = _fresh_folder(root, _checked_name(name))
         source = None if file is None else str(file)
         run = RunFile(name, source, question, values, defaults_of(type(parameters)), seed, (session,))
@@ -142,7 +142,7 @@ class Record(Shown):
             if run.state == "finished":
                 raise ValueError(f"{folder} is finished: there is nothing to go on with; start a new run")
             RECORD.agree(folder, run.parameters, fields_of(parameters))
-            session = Session.begun(command, file)
+            session = RunSession.begun(command, file)
             found = session.changed_since(run.sessions[-1])
             for place in (folder, *(folder / name for name in (RESULTS, TABLES, FIGURES))):
                 clear(place)
@@ -169,7 +169,7 @@ class Record(Shown):
         return self._run if self._lock is not None else RunFile.read(self.folder)
 
     @property
-    def state(self) -> State:
+    def state(self) -> RunState:
         """running, finished, failed or interrupted; a run that nobody works on any more was interrupted.
 
         In a folder that may not be written to nobody can ask for the lock, and a run that was killed still reads as
@@ -206,7 +206,7 @@ class Record(Shown):
         files = tuple(f"{RESULTS}/{name}{suffix}" for suffix in found.files)
         for path, data in zip(files, found.files.values(), strict=True):
             write_bytes(self.folder / path, data)
-        done = Step(found.kind, files, seconds, now())
+        done = RunStep(found.kind, files, seconds, now())
         self._update(steps={**self._run.steps, name: done})
         self.say(f"step {name}: computed in {seconds:.1f} s")
         return cast("T", self.result(name))
@@ -244,7 +244,7 @@ class Record(Shown):
 
     def model(self, model: Subject, name: str | None = None) -> None:
         """Note the model by name and hash of its weights; ValueError if the run had other weights by that name."""
-        called = name or (model.name if isinstance(model, Named) else "model")
+        called = name or (model.name if isinstance(model, NamedModel) else "model")
         self._note("models", called, model_hash(model.transformer))
 
     def data(self, fingerprint: str, name: str = "data") -> None:
@@ -252,7 +252,7 @@ class Record(Shown):
         self._note("data", name, fingerprint)
 
     def stream(
-        self, name: str, questions: Asked, model: Subject, data: DataSource | Data, **options: Any
+        self, name: str, questions: SomeQuestions, model: Subject, data: DataSource | Data, **options: Any
     ) -> Results:
         """The answers of `interp.run` over data, kept in this run and gone on with where an earlier session was.
 
@@ -317,7 +317,7 @@ class Record(Shown):
             self._update(state="finished", error=None)
             self.say("finished" if error is None else f"finished: {error}")
             return
-        state: State = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        state: RunState = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         reason = self._reason(error)
         self._update(state=state, error=reason)
         if state == "failed":

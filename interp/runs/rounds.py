@@ -17,13 +17,13 @@ from interp.data.sources import Data
 from interp.data.stream import DataSource
 from interp.passes.observe import Subject
 from interp.passes.question import Ask, ByRow, Staged
-from interp.runs.over_data import Place, all_reduced_over, kept_of
+from interp.runs.over_data import WorkPlace, all_reduced_over, kept_of
 from interp.runs.progress import Tally
 
 if TYPE_CHECKING:
     import xarray as xr
 
-Found = Sequence[Partial] | Exception
+RoundResult = Sequence[Partial] | Exception
 """What the asks of a question were answered with, in their order, or why they cannot be."""
 
 
@@ -49,7 +49,7 @@ class Rounds:
 
     subject: Subject
     data: DataSource | Data | Pairs | None
-    place: Place
+    place: WorkPlace
     tally: Tally = field(default_factory=Tally)
     """What the rows of the run's data came to."""
     complete: bool = True
@@ -65,7 +65,7 @@ class Rounds:
         asks: dict[str, Sequence[Ask]] = {}
         done: dict[str, xr.Dataset] = {}
 
-        def go_on(name: str, found: Found | None) -> None:
+        def go_on(name: str, found: RoundResult | None) -> None:
             stages = live[name]
             try:
                 if isinstance(found, Exception):
@@ -87,10 +87,10 @@ class Rounds:
                     del asks[name]
         return {name: done[name] for name in live if name in done}
 
-    def _round(self, asks: Mapping[str, Sequence[Ask]]) -> dict[str, Found]:
+    def _round(self, asks: Mapping[str, Sequence[Ask]]) -> dict[str, RoundResult]:
         """What every asker is answered; nothing if rows are missing that it cannot do without."""
         answers: dict[str, dict[int, Partial]] = {name: {} for name in asks}
-        failed: dict[str, Found] = {}
+        failed: dict[str, RoundResult] = {}
         every = [_Asked(name, i, ask) for name, some in asks.items() for i, ask in enumerate(some)]
         for group in self._alike(every):
             ask = group[0].ask

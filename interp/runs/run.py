@@ -39,7 +39,7 @@ from interp.passes.question import (
 )
 from interp.passes.together import writes
 from interp.runs.kept import looked_at, once
-from interp.runs.over_data import Devices, Place
+from interp.runs.over_data import WorkDevices, WorkPlace
 from interp.runs.provenance import versions
 from interp.runs.rounds import Rounds
 from interp.runs.work_folder import Shard, write_results
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 else:
     Named = Mapping  # xarray is imported where the first result is made
 
-Asked = Askable | Sequence[Askable] | Mapping[str, Askable]
+SomeQuestions = Askable | Sequence[Askable] | Mapping[str, Askable]
 """One question, several of different names, or several by names of one's own."""
 
 
@@ -92,7 +92,7 @@ class Results(Shown, Named):
 
 @public(unchecked=("questions",))
 def run(
-    questions: Asked,
+    questions: SomeQuestions,
     model: Model,
     data: DataSource | Data | Pairs | None = None,
     *,
@@ -101,7 +101,7 @@ def run(
     resume: bool = False,
     bootstrap: Count = 0,
     seed: int = 0,
-    devices: Devices | None = None,
+    devices: WorkDevices | None = None,
     engine: Literal["ray"] | None = None,
     shard: str | Shard | None = None,
 ) -> Results:
@@ -139,15 +139,15 @@ def run(
         (2, 2)
     """
     subject = _subject(questions, model, edits)
-    place = Place(None if out is None else Path(out), resume, shard, devices, engine)
+    place = WorkPlace(None if out is None else Path(out), resume, shard, devices, engine)
     return _found(questions, subject, data, place, bootstrap, seed)
 
 
 def _found(
-    questions: Asked,
+    questions: SomeQuestions,
     subject: Subject,
     data: DataSource | Data | Pairs | None,
-    place: Place,
+    place: WorkPlace,
     bootstrap: int = 0,
     seed: int = 0,
 ) -> Results:
@@ -192,7 +192,7 @@ def _answer(question: ByRow | Staged | Alone, subject: Subject) -> xr.Dataset:
     """The answer of a question that needs no data."""
     if isinstance(question, Alone):
         return question.answer()
-    return Rounds(subject, None, Place()).answered([question])[question.name]
+    return Rounds(subject, None, WorkPlace()).answered([question])[question.name]
 
 
 def _with_origin(result: xr.Dataset, network: Transformer) -> xr.Dataset:
@@ -219,7 +219,7 @@ def _check_finite(network: Transformer, asked: str) -> None:
         raise NotFiniteError(f"{asked}: finite weights are required, {name} holds NaN or infinity")
 
 
-def _subject(questions: Asked, model: Model, edits: Sequence[Edit]) -> Subject:
+def _subject(questions: SomeQuestions, model: Model, edits: Sequence[Edit]) -> Subject:
     """The model under study; for questions about the weights alone, the one without edits of activations.
 
     Errors: those of `as_model`; for questions about weights, ValueError for edits, which would change nothing.
@@ -255,7 +255,7 @@ def answered(
 def answer_of(question: Askable, model: Model, data: DataSource | Data | Pairs | None = None) -> xr.Dataset:
     """`answered`, of arguments that were looked at already."""
     subject = _subject([question], model, ())
-    here = Place()
+    here = WorkPlace()
     if data is None:
         return _found([question], subject, None, here)[question.name]
     rows = getattr(question, "rows_together", ROWS)
@@ -281,7 +281,7 @@ def _bound(
 
 
 def _check_data(
-    bound: Mapping[str, ByRow | Staged | Alone], data: DataSource | Data | Pairs | None, place: Place
+    bound: Mapping[str, ByRow | Staged | Alone], data: DataSource | Data | Pairs | None, place: WorkPlace
 ) -> None:
     """ValueError for data, or a folder, that nobody asks about, and for none where they are required."""
     staged = [each for each in bound.values() if isinstance(each, Staged)]
@@ -306,7 +306,7 @@ def _check_data(
         )
 
 
-def _by_name(questions: Asked) -> dict[str, Askable]:
+def _by_name(questions: SomeQuestions) -> dict[str, Askable]:
     """The questions with the names of their results. ValueError for none, two of one name, or what is no question."""
     if isinstance(questions, Mapping):
         pairs = list(questions.items())

@@ -19,12 +19,12 @@ from interp.runs.provenance import git_dirty, git_revision, now, versions
 NAME = "run.json"
 RECORD = FolderKind("run of an experiment", NAME, "interp experiment run, 1")
 """A `run.json` without this format is somebody else's, such as a report's."""
-State = Literal["running", "finished", "failed", "interrupted"]
-Kind = Literal["dataset", "frame", "tensors"]
+RunState = Literal["running", "finished", "failed", "interrupted"]
+ResultKind = Literal["dataset", "frame", "tensors"]
 
 
 @dataclass(frozen=True)
-class Session:
+class RunSession:
     """One process that worked on the run; a resumed run has several."""
 
     command: str
@@ -41,7 +41,7 @@ class Session:
     """Hash of the experiment file; None for an experiment that is not in a file."""
 
     @classmethod
-    def begun(cls, command: str | None, file: Path | None) -> "Session":
+    def begun(cls, command: str | None, file: Path | None) -> "RunSession":
         """This process at work on an experiment file, from now on; command: what was typed (None: as Python saw it)."""
         here = None if file is None else file.resolve().parent
         return cls(
@@ -57,7 +57,7 @@ class Session:
             file_sha256=None if file is None else file_hash(file),
         )
 
-    def changed_since(self, before: "Session") -> list[str]:
+    def changed_since(self, before: "RunSession") -> list[str]:
         """What of the code is not as in an earlier session, in words."""
         names = ("git_revision", "git_dirty", "file_sha256", "versions")
         old, new = ({name: getattr(session, name) for name in names} for session in (before, self))
@@ -68,10 +68,10 @@ class Session:
 
 
 @dataclass(frozen=True)
-class Step:
+class RunStep:
     """One result on disk; it is listed after its files are written, so what is listed is whole."""
 
-    kind: Kind
+    kind: ResultKind
     files: tuple[str, ...]
     """Below the run folder, the exact one first."""
     seconds: float
@@ -90,14 +90,14 @@ class RunFile:
     defaults: Json
     """Of the parameters that have one."""
     seed: int | None
-    sessions: tuple[Session, ...]
-    state: State = "running"
+    sessions: tuple[RunSession, ...]
+    state: RunState = "running"
     error: str | None = None
     models: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the weights, by name."""
     data: dict[str, str] = field(default_factory=dict)
     """Fingerprints of the data, by name."""
-    steps: dict[str, Step] = field(default_factory=dict)
+    steps: dict[str, RunStep] = field(default_factory=dict)
     tables: dict[str, tuple[str, ...]] = field(default_factory=dict)
     figures: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
@@ -107,8 +107,8 @@ class RunFile:
         """The file of a run folder; ValueError saying why the folder is not one."""
         values = RECORD.read(folder)
         try:
-            sessions = tuple(built(Session, each) for each in values.pop("sessions"))
-            steps = {name: built(Step, each) for name, each in values.pop("steps").items()}
+            sessions = tuple(built(RunSession, each) for each in values.pop("sessions"))
+            steps = {name: built(RunStep, each) for name, each in values.pop("steps").items()}
             tables = {name: tuple(files) for name, files in values.pop("tables").items()}
             found = built(cls, values | {"sessions": sessions, "steps": steps, "tables": tables})
             if empty := [name for name, step in steps.items() if not step.files]:

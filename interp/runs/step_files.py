@@ -20,7 +20,7 @@ from interp.core.files import regular
 from interp.core.results import frame
 from interp.model.config import Json
 from interp.runs.provenance import bytes_of
-from interp.runs.run_file import Kind
+from interp.runs.run_file import ResultKind
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 NUL = "\0"
-SUFFIX: Mapping[Kind, str] = {"dataset": ".nc", "frame": ".parquet", "tensors": ".safetensors"}
+SUFFIX: Mapping[ResultKind, str] = {"dataset": ".nc", "frame": ".parquet", "tensors": ".safetensors"}
 EXACT = "interp_exact"
 """Global attribute of our netCDF files: dtypes and attributes as JSON, where netCDF itself would bend them."""
 
@@ -38,7 +38,7 @@ EXACT = "interp_exact"
 class Encoded:
     """A result as files: what follows the name of the step -> bytes, the exact file first."""
 
-    kind: Kind
+    kind: ResultKind
     files: dict[str, bytes]
 
 
@@ -68,7 +68,7 @@ def encoded(value: object) -> Encoded:
     return found
 
 
-def decoded(kind: Kind, data: bytes) -> object:
+def decoded(kind: ResultKind, data: bytes) -> object:
     """The value that `encoded` gave these bytes for; tensors are on the CPU."""
     import pandas as pd
 
@@ -222,7 +222,7 @@ def _identity(tensor: Tensor) -> tuple[torch.dtype, torch.Size, bytes]:
     return tensor.dtype, tensor.shape, bytes_of(tensor)
 
 
-def read(kind: Kind, path: Path) -> object:
+def read(kind: ResultKind, path: Path) -> object:
     """The value in a file that a step wrote; FileNotFoundError if somebody removed it, ValueError for a damaged one."""
     try:
         regular(path)

@@ -31,10 +31,10 @@ from interp.model.sites import find
 from interp.model.tap import Read
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network, deepest, observe, text_of
-from interp.runs.folder import FolderKind, Listed, built, clear
+from interp.runs.folder import FolderKind, ManifestEntry, built, clear
 from interp.runs.provenance import model_hash
 
-Positions = Literal["all", "last"]
+StoredPositions = Literal["all", "last"]
 TABLES = ("row", "pos", "token")
 """What every shard holds beside the sites, one int64 per entry."""
 DTYPES = {str(d).removeprefix("torch."): d for d in (torch.float16, torch.bfloat16, torch.float32)}
@@ -43,20 +43,20 @@ STORE = FolderKind("store of activations", "index.json", FORMAT)
 
 
 @dataclass(frozen=True)
-class Shard(Listed):
+class StoreShard(ManifestEntry):
     """One file of a store."""
 
     entries: int
 
 
 @dataclass(frozen=True)
-class Index:
+class StoreIndex:
     """What a store holds and how it came about; written to `index.json`."""
 
     dtype: str
     sites: tuple[str, ...]
     model_sha256: str
-    positions: Positions
+    positions: StoredPositions
     skip_bos: bool
     shard_entries: int
     data: str | None
@@ -66,7 +66,7 @@ class Index:
     """How many rows of the source could not be used and were left out, as counted when the last shard was in."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """The shape of one entry at each site; empty as long as there is none."""
-    shards: tuple[Shard, ...] = ()
+    shards: tuple[StoreShard, ...] = ()
 
     @property
     def entries(self) -> int:
@@ -80,7 +80,7 @@ class Index:
         return {name: value for name, value in asdict(self).items() if name not in contents}
 
     @classmethod
-    def of(cls, manifest: Mapping[str, Any]) -> Index:
+    def of(cls, manifest: Mapping[str, Any]) -> StoreIndex:
         """The index that a manifest holds; those of the first edition count no rejected rows."""
         values: dict[str, Any] = {"rejected": 0, **manifest}
         if {"shapes", "shards"} <= values.keys():  # else `built` says what is missing
@@ -93,7 +93,7 @@ class Index:
                 for name, each in values["shapes"].items()
             }
             values["shapes"] = lists
-            values["shards"] = tuple(built(Shard, each) for each in values["shards"])
+            values["shards"] = tuple(built(StoreShard, each) for each in values["shards"])
         found = built(cls, values)
         least = 8 * len(TABLES)
         if odd := [shard for shard in found.shards if not 0 <= shard.entries * least <= shard.bytes]:
@@ -104,10 +104,10 @@ class Index:
         return found
 
 
-def _index(folder: Path, manifest: Mapping[str, Any]) -> Index:
+def _index(folder: Path, manifest: Mapping[str, Any]) -> StoreIndex:
     """The index of a folder; ValueError, by the file's name, for one that is none."""
     try:
-        return Index.of(manifest)
+        return StoreIndex.of(manifest)
     except ValueError as cause:
         raise ValueError(f"{folder / STORE.manifest} is no index of a store: {cause}") from cause
 
@@ -131,7 +131,7 @@ class ActivationStore:
     """
 
     folder: Path
-    index: Index
+    index: StoreIndex
 
     @classmethod
     def open(cls, folder: Path | str) -> ActivationStore:
@@ -288,7 +288,7 @@ def store_activations(
     folder: Path | str,
     *,
     dtype: torch.dtype = torch.float16,
-    pos: Positions = "all",
+    pos: StoredPositions = "all",
     skip_bos: bool = True,
     shard_entries: int = 16_384,
     source: str | None = None,
@@ -330,7 +330,7 @@ def store_activations(
         parts = _new_entries(network, _batches(given, rejected), ActivationStore(folder, index))
         for tensors in _regrouped(parts, shard_entries):
             path = folder / f"shard-{len(index.shards):05d}.safetensors"
-            shard = Shard.written(path, partial(_fill, tensors=tensors), entries=len(tensors["row"]))
+            shard = StoreShard.written(path, partial(_fill, tensors=tensors), entries=len(tensors["row"]))
             shapes = {site: tuple(tensors[site].shape[1:]) for site in index.sites}
             index = replace(index, shapes=shapes, shards=(*index.shards, shard), complete=False)
             STORE.write(folder, asdict(index))
@@ -362,11 +362,11 @@ def _new_index(
     network: Transformer,
     sites: Sequence[str],
     dtype: torch.dtype,
-    pos: Positions,
+    pos: StoredPositions,
     skip_bos: bool,
     shard_entries: int,
     source: str | None,
-) -> Index:
+) -> StoreIndex:
     """The index of an empty store; everything the caller asks for is checked here."""
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
@@ -379,10 +379,10 @@ def _new_index(
         axes = find(site, network.config)[0].axes
         if not axes.startswith("b p"):
             raise ValueError(f"sites with one value per position are required, {site!r} is {describe(axes)}")
-    return Index(name, tuple(sites), model_hash(network), pos, skip_bos, shard_entries, source)
+    return StoreIndex(name, tuple(sites), model_hash(network), pos, skip_bos, shard_entries, source)
 
 
-def _begun(folder: Path, wanted: Index, manifest: Mapping[str, Any]) -> Index:
+def _begun(folder: Path, wanted: StoreIndex, manifest: Mapping[str, Any]) -> StoreIndex:
     """The index of what the folder holds already, which must agree with what is wanted."""
     stored = _index(folder, manifest)
     STORE.agree(folder, stored.asked, wanted.asked)
@@ -410,7 +410,7 @@ def _new_entries(
         raise ValueError(f"{store.folder} holds {len(store)} entries, the batches have only {seen}")
 
 
-def _entries(batch: Batch, index: Index) -> tuple[Bool[Tensor, "b p"], dict[str, Tensor]]:
+def _entries(batch: Batch, index: StoreIndex) -> tuple[Bool[Tensor, "b p"], dict[str, Tensor]]:
     """Which tokens of a batch are entries, and the tables of these."""
     assert batch.row is not None
     tokens, real = batch.tokens, batch.real
@@ -429,7 +429,7 @@ def _entries(batch: Batch, index: Index) -> tuple[Bool[Tensor, "b p"], dict[str,
 
 
 def _values(
-    network: Transformer, batch: Batch, where: Bool[Tensor, "b p"], index: Index, stop: int | None
+    network: Transformer, batch: Batch, where: Bool[Tensor, "b p"], index: StoreIndex, stop: int | None
 ) -> dict[str, Tensor]:
     """What the sites hold at these tokens, in the store's dtype, chosen and narrowed at the site."""
     rows, columns = where.nonzero().to(network.device).unbind(1)

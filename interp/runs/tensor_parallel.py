@@ -39,7 +39,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from interp.model import sites
-from interp.model.attention import Attention, Pass, View
+from interp.model.attention import Attention, PassState, View
 from interp.model.block import FeedForward
 from interp.model.config import MLP, ModelConfig, Softmax, UsualBlock
 from interp.model.kv_cache import Past
@@ -254,7 +254,7 @@ class SpreadAttention(Attention):
         self,
         x: Float[Tensor, "b p d"],
         source: tuple[Float[Tensor, "b p d"], Normalize],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
@@ -328,7 +328,7 @@ def _spread_axis(name: str) -> int:
     return next(i for i, axis in enumerate(axes) if axis in SPREAD_AXES)
 
 
-def _own_pass(shared: Pass, team: Team) -> Pass:
+def _own_pass(shared: PassState, team: Team) -> PassState:
     """What the blocks share, with the score bias of this process's heads and the cache as they see it."""
 
     def own(view: View) -> View:

@@ -31,7 +31,7 @@ from interp.runs.journal import packed_done, unpacked_done
 from interp.runs.parcel import Parcel, in_shared_memory, packed
 from interp.runs.progress import Done, Partials, Tally
 
-Answer = tuple[Partials | None, tuple[Rejected, ...]]
+WorkerAnswer = tuple[Partials | None, tuple[Rejected, ...]]
 """Partial results over the good rows of a batch (None if there is none), and the rows set aside."""
 EXCERPT = 12
 """Tokens of a row that show which one it was."""
@@ -60,7 +60,7 @@ class Worker:
             tally = Tally(_texts(batch) - len(bad), int(batch.lengths.sum()), 0, bad, notes)
             yield Done(number, i, i == count - 1, partials, tally if i else Tally.of((aside, tally)))
 
-    def _answer(self, batch: Batch) -> Answer:
+    def _answer(self, batch: Batch) -> WorkerAnswer:
         if self.room is not None and batch.tokens.numel() > self.room and len(batch) > 1:
             return self._in_halves(batch)
         try:
@@ -81,7 +81,7 @@ class Worker:
         torch.cuda.empty_cache()
         return self._in_halves(batch)
 
-    def _in_halves(self, batch: Batch) -> Answer:
+    def _in_halves(self, batch: Batch) -> WorkerAnswer:
         found: Partials | None = None
         rejected: tuple[Rejected, ...] = ()
         for half in batch.split((len(batch) + 1) // 2):
@@ -91,7 +91,7 @@ class Worker:
                 found = merged(found, partials)
         return found, rejected
 
-    def _reduced(self, batch: Batch, values: BatchValues, checks: Checks) -> Answer:
+    def _reduced(self, batch: Batch, values: BatchValues, checks: Checks) -> WorkerAnswer:
         _check_rows(batch, values)
         rows, every = batch.identities(), [x for each in values.values() for x in each.values()]
         if (found := self.questions.reduced_if(finite(every), values, rows, checks)) is not None:

@@ -23,15 +23,15 @@ from interp.model.edits import Edit, Resample
 from interp.model.parts import Part
 from interp.model.tap import Read, Trace
 from interp.pages import views
-from interp.pages.stages import Stages, factor_of
+from interp.pages.stages import HeadStages, factor_of
 from interp.pages.wording import harmless, visible
 from interp.passes.question import Reading
 from interp.residual.attribution import Folded, labels
 from interp.residual.decomposition import IncompleteSumError, logit_direction
 from interp.serve import directions
-from interp.serve.asks import Continue, Look, Token
+from interp.serve.asks import Continue, Look, TokenField
 from interp.serve.changes import part_of, positions, said
-from interp.serve.session import Pair, Seen, Session
+from interp.serve.session import RowPair, Seen, Session
 
 TOP = 10
 """Next tokens and neurons listed."""
@@ -48,7 +48,7 @@ class Near(TypedDict):
     head: int
 
 
-def look(session: Session, ask: Look, pair: Pair) -> dict[str, object]:
+def look(session: Session, ask: Look, pair: RowPair) -> dict[str, object]:
     """Everything that the page shows of one question."""
     rows = [pair.clean, pair.edited]
     logits = torch.stack([row.logits for row in rows]).cpu().double()
@@ -110,7 +110,7 @@ def names(session: Session, tokens: Int[Tensor, "p"]) -> list[str]:
     return [visible(piece) for piece in session.model.text.pieces(tokens)]
 
 
-def _token(session: Session, token: Token | None, default: int) -> int:
+def _token(session: Session, token: TokenField | None, default: int) -> int:
     """The id that was asked for; ValueError for one outside the vocabulary, or text that is not one token."""
     return default if token is None else int(session.model.text.targets(token, 1)[0])
 
@@ -156,7 +156,7 @@ def _steered(
 
 
 def _attributed(
-    session: Session, pair: Pair, edits: Sequence[Edit], answer: int, wrong: int | None
+    session: Session, pair: RowPair, edits: Sequence[Edit], answer: int, wrong: int | None
 ) -> dict[str, object]:
     """Logits that each head and MLP adds at the position, `cells[run][layer]` (the MLP last); or why there are none."""
     reading = session.attribution
@@ -189,7 +189,7 @@ def _sums(
     session: Session,
     reading: Reading,
     last: Mapping[str, Tensor],
-    pair: Pair,
+    pair: RowPair,
     answer: int,
     wrong: int | None,
 ) -> Mapping[str, Tensor]:
@@ -206,7 +206,7 @@ def _sums(
     return reading.compute(Trace({read: answering(read) for read in reading.reads}), batch, model)
 
 
-def _last(pair: Pair, edits: Sequence[Edit]) -> dict[str, Tensor]:
+def _last(pair: RowPair, edits: Sequence[Edit]) -> dict[str, Tensor]:
     """What both runs held at the position, by site.
 
     A stream taken from the second prompt there is the sum of what that prompt's parts wrote up to its layer: theirs
@@ -235,7 +235,7 @@ def _move(found: dict[str, Tensor], site: str, by: Float[Tensor, "d"]) -> None:
         found[site][1] += by.to(found[site])
 
 
-def _covers(edit: Edit, kind: str, pair: Pair) -> bool:
+def _covers(edit: Edit, kind: str, pair: RowPair) -> bool:
     """Whether an edit of a part of this kind acts at the position looked at."""
     return part_of(edit).kind == kind and pair.position in positions(edit, len(pair.tokens))
 
@@ -274,7 +274,7 @@ def _near(session: Session, ask: Look, split: Mapping[str, object]) -> Near:
     return {"part": "head" if head else "mlp", "layer": layer, "head": column if head else 0}
 
 
-def _scores(session: Session, pair: Pair) -> dict[str, list[list[list[float | None]] | None]]:
+def _scores(session: Session, pair: RowPair) -> dict[str, list[list[list[float | None]] | None]]:
     """What each head does on this prompt: by score, both runs' values of every layer that has patterns.
 
     The scores of `interp.heads`, on the prompt itself: null where no token says anything (no token that repeats).
@@ -324,7 +324,7 @@ def _lens(session: Session, rows: Sequence[Seen], answer: int) -> list[dict[str,
     return [{"depth": depth, "runs": pair} for depth, *pair in zip(depths, *runs, strict=True)]
 
 
-def _stages(session: Session, near: Near, pair: Pair) -> dict[str, object] | None:
+def _stages(session: Session, near: Near, pair: RowPair) -> dict[str, object] | None:
     """The head looked at from q . k to its weighted values, at the position looked at, in both runs; None without."""
     layer, head = near["layer"], near["head"]
     if layer not in session.staged or head >= session.config.n_heads:
@@ -334,7 +334,7 @@ def _stages(session: Session, near: Near, pair: Pair) -> dict[str, object] | Non
         q, k, v, scores = row.steps[layer]
         pattern = row.patterns[layer][:, pair.position, None]
         factor = factor_of(session.model.transformer, layer, scores)
-        one = Stages.of((q, k, v), scores, pattern, factor)
+        one = HeadStages.of((q, k, v), scores, pattern, factor)
         values = {name: _rounded(getattr(one, name)[head, 0]) for name in STAGES}
         values["scores"] = [None if x == -math.inf else x for x in values["scores"]]
         found[run] = {"factor": float(factor[0]), **values}
@@ -361,7 +361,7 @@ def _pattern(session: Session, near: Near, clean: Seen, edited: Seen) -> dict[st
 
 
 def _neurons(
-    session: Session, pair: Pair, edits: Sequence[Edit], layer: int, tokens: tuple[int, int | None]
+    session: Session, pair: RowPair, edits: Sequence[Edit], layer: int, tokens: tuple[int, int | None]
 ) -> dict[str, object] | None:
     """The neurons of the layer looked at that add most to the answer in either run (or are most active).
 

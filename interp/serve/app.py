@@ -174,7 +174,7 @@ STOPPED = 409
 
 
 @dataclass(frozen=True)
-class Subject:
+class ServedModel:
     """What is served: a session, how its model was opened, and what the page begins with."""
 
     session: Session
@@ -182,11 +182,11 @@ class Subject:
     opening: document.Opening
 
 
-def build(subject: Subject, token: str, port: int) -> Guard:
+def build(subject: ServedModel, token: str, port: int) -> Guard:
     """The application, guarded; it answers under `/token/` on this port of the loopback interface."""
     jobs, routes = JobQueue(), _Routes(subject)
 
-    def asking(kind: type[asks.Ask], work: Callable[[asks.Ask, Event], object]) -> Route:
+    def asking(kind: type[asks.EditedPrompt], work: Callable[[asks.EditedPrompt, Event], object]) -> Route:
         async def endpoint(request: Request) -> Response:
             return await _answered(jobs, kind, work, request)
 
@@ -223,7 +223,7 @@ def build(subject: Subject, token: str, port: int) -> Guard:
 class _Routes:
     """What each address answers."""
 
-    def __init__(self, subject: Subject) -> None:
+    def __init__(self, subject: ServedModel) -> None:
         self.subject = subject
 
     async def page(self, request: Request) -> Response:
@@ -236,24 +236,27 @@ class _Routes:
     async def script(self, request: Request) -> Response:
         return Response(document.code(), media_type="text/javascript")
 
-    def look(self, ask: asks.Ask, stop: Event) -> object:
+    def look(self, ask: asks.EditedPrompt, stop: Event) -> object:
         assert isinstance(ask, asks.Look)
         session, start = self.subject.session, time.perf_counter()
         found = answers.look(session, ask, session.pair(ask, stop))
         return found | {"seconds": round(time.perf_counter() - start, 4)}
 
-    def go_on(self, ask: asks.Ask, stop: Event) -> object:
+    def go_on(self, ask: asks.EditedPrompt, stop: Event) -> object:
         assert isinstance(ask, asks.Continue)
         session = self.subject.session
         return answers.continuations(session, ask, session.continuations(ask, stop))
 
-    def source(self, ask: asks.Ask, stop: Event) -> object:
+    def source(self, ask: asks.EditedPrompt, stop: Event) -> object:
         _, _, position = self.subject.session.checked(ask)
         return {"python": python(ask, self.subject.origin, position)}
 
 
 async def _answered(
-    jobs: JobQueue, kind: type[asks.Ask], work: Callable[[asks.Ask, Event], object], request: Request
+    jobs: JobQueue,
+    kind: type[asks.EditedPrompt],
+    work: Callable[[asks.EditedPrompt, Event], object],
+    request: Request,
 ) -> Response:
     try:
         ask = asks.parsed(kind, await _body(request))
@@ -335,7 +338,7 @@ class Served:
             self.server.run(sockets=[self.socket])
 
 
-def opened(subject: Subject, port: int = 0) -> Served:
+def opened(subject: ServedModel, port: int = 0) -> Served:
     """The application on a port of the loopback interface (0: a free one) with a fresh token.
 
     Errors: OSError for a port that is taken.
@@ -356,7 +359,7 @@ def opened(subject: Subject, port: int = 0) -> Served:
     return Served(uvicorn.Server(config), listening, f"http://{HOST}:{bound}/{token}/")
 
 
-def serve(subject: Subject, port: int, ready: Callable[[str], None]) -> None:
+def serve(subject: ServedModel, port: int, ready: Callable[[str], None]) -> None:
     """Answer on 127.0.0.1 until Ctrl-C; `ready` gets the address once the port is open. Errors: see `opened`."""
     served = opened(subject, port)
     ready(served.address)

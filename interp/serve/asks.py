@@ -41,15 +41,15 @@ MAX_NAME = 64
 LARGEST = 1e4
 """Absolute factors and values; beyond them float32 soon holds no numbers."""
 
-Index = Annotated[int, Field(ge=0, lt=1_000_000)]
-Indices = Annotated[tuple[Index, ...], Field(min_length=1, max_length=MAX_TOKENS)]
+IndexField = Annotated[int, Field(ge=0, lt=1_000_000)]
+Indices = Annotated[tuple[IndexField, ...], Field(min_length=1, max_length=MAX_TOKENS)]
 OneOrMore = Annotated[
-    Annotated[Index, Tag("one")] | Annotated[Indices, Tag("several")],
+    Annotated[IndexField, Tag("one")] | Annotated[Indices, Tag("several")],
     Discriminator(lambda held: "several" if isinstance(held, list | tuple) else "one"),
 ]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
 Words = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
-Token = Annotated[str, Field(min_length=1, max_length=100)] | Index
+TokenField = Annotated[str, Field(min_length=1, max_length=100)] | IndexField
 
 PATTERN, SCORES = "attn.hook_pattern", "attn.hook_attn_scores"
 MAY: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -68,22 +68,22 @@ CUT: Final[Mapping[str, float]] = MappingProxyType({PATTERN: 0.0, SCORES: -inf})
 NAMES = "heads (L3H5), MLPs (L3.mlp), neurons (L3N17), streams (L3.resid), L3.pattern and L3.attn_scores"
 
 
-class Record(BaseModel):
+class StrictRecord(BaseModel):
     """Frozen, strict (no number is read from a string), and closed."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
 
 
-class At(Record):
+class At(StrictRecord):
     """Indices by dim; only those that are given count."""
 
     pos: OneOrMore = 0
-    head: Index = 0
-    query: Index = 0
-    key: Index = 0
+    head: IndexField = 0
+    query: IndexField = 0
+    key: IndexField = 0
 
 
-class Written(Record):
+class Written(StrictRecord):
     """An edit as `edit_to_json` writes it; of what is not required only what is given is handed on."""
 
     where: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -142,7 +142,7 @@ class _FromJson:
         return core_schema.no_info_after_validator_function(Written.edit, handler.generate_schema(Written))
 
 
-class Ask(Record):
+class EditedPrompt(StrictRecord):
     """A prompt, the edits, and whose question it is."""
 
     tab: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[\w-]+$")]
@@ -151,11 +151,11 @@ class Ask(Record):
     second: Words | None = None
     """The prompt that resampled values come from."""
     edits: Annotated[tuple[Annotated[Edit, _FromJson], ...], Field(max_length=MAX_EDITS)] = ()
-    position: Index | None = None
+    position: IndexField | None = None
     """Where to look; None = the last."""
 
     @model_validator(mode="after")
-    def _second_is_given(self) -> "Ask":
+    def _second_is_given(self) -> "EditedPrompt":
         if self.second is None and self.resampled:
             raise ValueError("patching requires a second prompt, none was given")
         return self
@@ -176,19 +176,19 @@ class Ask(Record):
         return any(isinstance(edit.change, Add) for edit in self.edits)
 
 
-class Look(Ask):
+class Look(EditedPrompt):
     """What clean and edited run say at one position, and one head or layer from near."""
 
-    answer: Token | None = None
+    answer: TokenField | None = None
     """The token whose logit is split up, as text or id; None = the clean run's most probable."""
-    wrong: Token | None = None
+    wrong: TokenField | None = None
     """The token that it is contrasted with."""
-    layer: Index | None = None
+    layer: IndexField | None = None
     """The layer looked at from near; None = with its head, the part whose logits are largest."""
-    head: Index = 0
+    head: IndexField = 0
 
 
-class Continue(Ask):
+class Continue(EditedPrompt):
     """Both continuations of the prompt."""
 
     tokens: Annotated[int, Field(ge=1, le=MAX_NEW)]
@@ -199,17 +199,17 @@ class Continue(Ask):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
 
 
-class Source(Ask):
+class Source(EditedPrompt):
     """What was asked, as Python."""
 
 
-class Cancel(Record):
+class Cancel(StrictRecord):
     """Stop what this page asked."""
 
     tab: Annotated[str, Field(min_length=1, max_length=64)]
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=StrictRecord)
 
 
 def parsed(kind: type[R], body: bytes) -> R:

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from interp.model import sites
 from interp.model.config import ModelConfig
-from interp.model.edits import Add, Edit, Index, Mean, Resample, Scale, Set
+from interp.model.edits import Add, Edit, Mean, PositionIndex, Resample, Scale, Set
 from interp.model.parts import KINDS, Part
 from interp.serve import directions
 from interp.serve.asks import CUT, PATTERN, SCORES
-from interp.serve.directions import Directions
+from interp.serve.directions import NamedDirections
 
-Values = Mapping[str, Tensor]
+DirectionValues = Mapping[str, Tensor]
 """Values by site, without the row of the batch."""
 AVERAGED: Final = tuple(str(KINDS[kind].site) for kind in ("head", "mlp", "neuron"))
 """The sites of a block whose mean over positions may be taken."""
@@ -46,7 +46,7 @@ def positions(edit: Edit, columns: int) -> tuple[int, ...]:
     return tuple(range(columns)) if given is None else _several(given)
 
 
-def _several(index: Index) -> tuple[int, ...]:
+def _several(index: PositionIndex) -> tuple[int, ...]:
     assert isinstance(index, int | tuple)  # requests name no other positions
     return (index,) if isinstance(index, int) else index
 
@@ -67,7 +67,7 @@ def renormalises(config: ModelConfig, layer: int) -> bool:
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check(edits: Sequence[Edit], config: ModelConfig, lengths: Lengths, given: Directions) -> None:
+def check(edits: Sequence[Edit], config: ModelConfig, lengths: Lengths, given: NamedDirections) -> None:
     """ValueError naming the first edit that this model or these prompts do not have, and what they have."""
     cut: dict[tuple[int, int, int], set[int]] = {}
     for number, edit in enumerate(edits, 1):
@@ -131,7 +131,11 @@ def _check_second(edit: Edit, lengths: Lengths) -> None:
 
 
 def resolved(
-    edits: Sequence[Edit], means: Values, second: Values, given: Directions, columns: int
+    edits: Sequence[Edit],
+    means: DirectionValues,
+    second: DirectionValues,
+    given: NamedDirections,
+    columns: int,
 ) -> list[Edit]:
     """The same edits with the values that means and resampled parts stand for.
 
@@ -147,7 +151,7 @@ def resolved(
     ]
 
 
-def _with_values(edit: Edit, means: Values, second: Values, columns: int) -> Edit:
+def _with_values(edit: Edit, means: DirectionValues, second: DirectionValues, columns: int) -> Edit:
     unit = part_of(edit).index
     if isinstance(edit.change, Mean):
         mean = means[edit.site]

@@ -25,11 +25,11 @@ SEED: Final = 0
 WRITTEN: Final = ("hook_resid_pre", "hook_resid_mid", "hook_resid_post", "hook_attn_out")
 """Sites at which what is added reaches the stream as it is, and no head or MLP counts it as its own."""
 
-Directions = Mapping[str, Float[Tensor, "d"]]
+NamedDirections = Mapping[str, Float[Tensor, "d"]]
 """The direction of a site, by the site's full name."""
 
 
-def by_site(subspaces: Sequence["Subspace"], config: ModelConfig) -> Directions:
+def by_site(subspaces: Sequence["Subspace"], config: ModelConfig) -> NamedDirections:
     """One direction per site. ValueError for several at one site, or one that is of chosen positions or not of a block.
 
     Example:
@@ -54,7 +54,7 @@ def by_site(subspaces: Sequence["Subspace"], config: ModelConfig) -> Directions:
     return found
 
 
-def check(edit: Edit, directions: Directions) -> None:
+def check(edit: Edit, directions: NamedDirections) -> None:
     """ValueError for an edit that adds a direction where none was given."""
     if isinstance(edit.change, Add) and edit.site not in directions:
         given = ", ".join(str(Part.of(site)) for site in directions)
@@ -63,7 +63,7 @@ def check(edit: Edit, directions: Directions) -> None:
         )
 
 
-def resolved(edit: Edit, directions: Directions) -> Edit:
+def resolved(edit: Edit, directions: NamedDirections) -> Edit:
     """The edit that adds the direction of its site."""
     assert isinstance(edit.change, Add)
     return replace(edit, change=replace(edit.change, values=directions[edit.site]))

@@ -31,8 +31,8 @@ from interp.passes.question import Reading
 from interp.passes.sampling import Sampling
 from interp.residual.attribution import attribution
 from interp.serve import directions
-from interp.serve.asks import MAX_TOKENS, PATTERN, Ask, Continue
-from interp.serve.changes import AVERAGED, RESAMPLED, Lengths, Values, check, renormalises, resolved
+from interp.serve.asks import MAX_TOKENS, PATTERN, Continue, EditedPrompt
+from interp.serve.changes import AVERAGED, RESAMPLED, DirectionValues, Lengths, check, renormalises, resolved
 
 if TYPE_CHECKING:
     from interp.causal import Subspace
@@ -46,7 +46,7 @@ class Stopped(BaseException):
     """The computation is not wanted any more. No `Exception`, so that nobody on its way takes it for an error."""
 
 
-Steps = tuple[Tensor, Tensor, Tensor, Tensor]
+HeadSteps = tuple[Tensor, Tensor, Tensor, Tensor]
 """The query at the position looked at `[1 h r]`, all keys and values `[k g r]`, `[k g e]`, and its scores `[h 1 k]`."""
 
 
@@ -60,14 +60,14 @@ class Seen:
     """By layer; only layers whose mixer has patterns."""
     at: Mapping[str, Float[Tensor, "1 ..."]]
     """What attribution reads at that position, by site."""
-    means: Values
+    means: DirectionValues
     """What the sites whose mean may be taken are on average over all positions."""
-    steps: Mapping[int, Steps]
+    steps: Mapping[int, HeadSteps]
     """By layer, what the stages of its heads are made of; only layers that have them (`interp.pages.stages`)."""
 
 
 @dataclass(frozen=True, eq=False)
-class Pair:
+class RowPair:
     """A prompt's clean and edited row."""
 
     tokens: Int[Tensor, "p"]
@@ -100,7 +100,7 @@ class Session:
         self.directions = directions.by_site(subspaces, config)
         self._random: OrderedDict[Hashable, Tensor] = OrderedDict()
         self._rows: OrderedDict[Hashable, Seen] = OrderedDict()
-        self._donors: OrderedDict[Hashable, tuple[Seen, Values]] = OrderedDict()
+        self._donors: OrderedDict[Hashable, tuple[Seen, DirectionValues]] = OrderedDict()
 
     @property
     def config(self) -> ModelConfig:
@@ -154,7 +154,7 @@ class Session:
             raise ValueError(f"a prompt of at most {most} tokens is required, got {len(tokens)}")
         return tokens
 
-    def checked(self, ask: Ask) -> tuple[Int[Tensor, "p"], Int[Tensor, "p2"] | None, int]:
+    def checked(self, ask: EditedPrompt) -> tuple[Int[Tensor, "p"], Int[Tensor, "p2"] | None, int]:
         """Tokens of both prompts and the position looked at; ValueError for what they or the model do not have."""
         tokens = self.tokens(ask.prompt)
         second = None if ask.second is None else self.tokens(ask.second)
@@ -165,7 +165,7 @@ class Session:
         check(ask.edits, self.config, lengths, self.directions)
         return tokens, second, position
 
-    def pair(self, ask: Ask, stop: Event) -> Pair:
+    def pair(self, ask: EditedPrompt, stop: Event) -> RowPair:
         """Clean and edited row of a prompt: from what is kept, or from one pass over those that are missing.
 
         Errors: ValueError and KeyError for a question that does not fit; Stopped.
@@ -190,14 +190,14 @@ class Session:
         assert clean is not None
         _keep(self._rows, clean_key, clean)
         if edited is None:
-            return Pair(tokens, second, position, clean, clean, edits, None)
+            return RowPair(tokens, second, position, clean, clean, edits, None)
         _keep(self._rows, edited_key, edited)
         random = None
         if ask.steered:
             random = self._random.get(edited_key)
             random = self._beside(tokens, position, edits, stop) if random is None else random
             _keep(self._random, edited_key, random)
-        return Pair(tokens, second, position, clean, edited, edits, donor, random)
+        return RowPair(tokens, second, position, clean, edited, edits, donor, random)
 
     @torch.no_grad()
     def _beside(
@@ -237,8 +237,8 @@ class Session:
         return [Edit(f"blocks.{layer}.hook_resid_pre", watch) for layer in range(self.config.n_layers)]
 
     def _donor(
-        self, ask: Ask, second: Int[Tensor, "p2"] | None, position: int, stop: Event
-    ) -> tuple[Seen | None, Values]:
+        self, ask: EditedPrompt, second: Int[Tensor, "p2"] | None, position: int, stop: Event
+    ) -> tuple[Seen | None, DirectionValues]:
         """The second prompt's row at the same position (or its last), and its values that may be put elsewhere."""
         if second is None or not ask.resampled:
             return None, {}
@@ -333,7 +333,7 @@ def _column(name: str, position: int) -> Callable[[Tensor], Tensor]:
     return lambda value: value[:, 0 if outside else position].clone()
 
 
-def _steps(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> Steps:
+def _steps(q: Tensor, k: Tensor, v: Tensor, scores: Tensor) -> HeadSteps:
     """Copies, so that nothing larger is kept with them."""
     return q.clone(), k.clone(), v.clone(), scores.clone()
 

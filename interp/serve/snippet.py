@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from interp.model.edits import Add, Edit, Mean, Resample
 from interp.passes.edit_text import change_to_python, edit_to_python
-from interp.serve.asks import Ask
+from interp.serve.asks import EditedPrompt
 from interp.serve.changes import part_of
 
 SHOWN = 10
@@ -35,7 +35,7 @@ class Origin:
         return f"interp.HookedTransformer.from_pretrained({self.source!r}{options})"
 
 
-def python(ask: Ask, origin: Origin, position: int) -> str:
+def python(ask: EditedPrompt, origin: Origin, position: int) -> str:
     """A script that prints the probabilities of the token after `position`, clean and edited, and keeps them."""
     lines = ["import interp", "", f"model = {origin.call}", f"prompt = {ask.prompt!r}"]
     if ask.averaged:
@@ -50,7 +50,7 @@ def python(ask: Ask, origin: Origin, position: int) -> str:
     return "\n".join([*lines, *_end(position)]) + "\n"
 
 
-def _sites(ask: Ask, kind: type[Mean | Resample]) -> list[str]:
+def _sites(ask: EditedPrompt, kind: type[Mean | Resample]) -> list[str]:
     """The sites whose values edits of one kind are looked up in."""
     return sorted({edit.site for edit in ask.edits if isinstance(edit.change, kind)})
 

@@ -133,7 +133,7 @@ class _Words:
         return found
 
 
-Drawn = tuple[str, dict[str, str], str, tuple[str, str]]
+DrawnSentence = tuple[str, dict[str, str], str, tuple[str, str]]
 """A template, its words, the evidence of the other sentence, and the right and the wrong ending."""
 
 
@@ -141,14 +141,14 @@ def _one(generator: np.random.Generator, count: int) -> int:
     return int(generator.integers(count))
 
 
-def _subject_verb(words: _Words, generator: np.random.Generator) -> Drawn:
+def _subject_verb(words: _Words, generator: np.random.Generator) -> DrawnSentence:
     people, did = words.nouns(NOUNS[:PEOPLE]), words.of(DID, "verbs")
     both, number = people[_one(generator, len(people))], _one(generator, 2)
     named = {"evidence": both[number], "verb": did[_one(generator, len(did))]}
     return "The {evidence} who {verb}", named, both[1 - number], _verbs(number)
 
 
-def _distractor(words: _Words, generator: np.random.Generator) -> Drawn:
+def _distractor(words: _Words, generator: np.random.Generator) -> DrawnSentence:
     nouns = words.nouns(NOUNS)
     first, second = generator.choice(len(nouns), 2, replace=False).tolist()
     number = _one(generator, 2)
@@ -156,7 +156,7 @@ def _distractor(words: _Words, generator: np.random.Generator) -> Drawn:
     return "The {evidence} near the {distractor}", named, nouns[first][1 - number], _verbs(number)
 
 
-def _anaphor(words: _Words, generator: np.random.Generator) -> Drawn:
+def _anaphor(words: _Words, generator: np.random.Generator) -> DrawnSentence:
     names = words.of(WOMEN, "names"), words.of(MEN, "names")
     saw, gender = words.of(TO_ONESELF, "verbs"), _one(generator, 2)
     mine, other = (names[g][_one(generator, len(names[g]))] for g in (gender, 1 - gender))
@@ -166,7 +166,7 @@ def _anaphor(words: _Words, generator: np.random.Generator) -> Drawn:
     )  # fmt: skip
 
 
-def _determiner(words: _Words, generator: np.random.Generator) -> Drawn:
+def _determiner(words: _Words, generator: np.random.Generator) -> DrawnSentence:
     nouns, names = words.nouns(NOUNS[PEOPLE:]), words.of((*WOMEN, *MEN), "names")
     sold, number = words.of(TO_THINGS, "verbs"), _one(generator, 2)
     both, this = nouns[_one(generator, len(nouns))], ("this", "these")

@@ -16,7 +16,7 @@ from interp.core.transfers import check
 from interp.data.batch import Batch
 from interp.model.loss import next_token_loss, predicted
 
-Ids = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+IdMatrix = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ class Examples:
         return "nats" if self.batch.wrong is None else "logits"
 
 
-def after_bos(tokens: Ids, determined: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Examples:
+def after_bos(tokens: IdMatrix, determined: np.ndarray[tuple[int, int], np.dtype[np.bool_]]) -> Examples:
     """Rows after their beginning, id 0, and which of their tokens are determined."""
     whole = np.pad(tokens.astype(np.int64), ((0, 0), (1, 0)))
     return Examples(Batch(torch.from_numpy(whole), bos=True), torch.from_numpy(determined))
 
 
-def different(generator: np.random.Generator, rows: int, count: int, low: int, high: int) -> Ids:
+def different(generator: np.random.Generator, rows: int, count: int, low: int, high: int) -> IdMatrix:
     """Per row `count` different integers of [low, high) in random order, shape [rows, count].
 
     >>> sorted(different(np.random.default_rng(0), 1, 3, 5, 8)[0].tolist())

@@ -21,8 +21,8 @@ from interp.tasks.pairs import (
     SHOWN,
     MergedTokensError,
     Pair,
-    Row,
     TaskPairs,
+    WordRow,
     pairs_of,
     pieces,
     row_of,
@@ -237,7 +237,7 @@ class Facts:
 class _Asked:
     """A fact put as a question, in tokens."""
 
-    row: Row
+    row: WordRow
     answer: int
     """First token of the object."""
     group: str

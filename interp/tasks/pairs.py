@@ -110,7 +110,7 @@ class TaskPairs:
 
 
 @dataclass(frozen=True)
-class Row:
+class WordRow:
     """A text as token ids, and which of them each of its words is."""
 
     text: str
@@ -125,9 +125,9 @@ class Row:
 class Pair:
     """One clean and one corrupted row, before they are padded to their neighbours."""
 
-    clean: Row
+    clean: WordRow
     """The prompt that has the answer."""
-    corrupt: Row
+    corrupt: WordRow
     """The same with the decisive words exchanged, as long."""
     answer: int
     """The token that follows the clean prompt."""
@@ -202,7 +202,7 @@ def filled(template: str, words: Mapping[str, str]) -> tuple[str, dict[str, tupl
     return text, spans
 
 
-def row_of(tokenizer: Tokenizer, template: str, words: Mapping[str, str]) -> Row:
+def row_of(tokenizer: Tokenizer, template: str, words: Mapping[str, str]) -> WordRow:
     """The tokens of a filled template, with the columns of every word.
 
     Errors: MergedTokensError where a word has no tokens of its own because they reach into its neighbours.
@@ -214,7 +214,7 @@ def row_of(tokenizer: Tokenizer, template: str, words: Mapping[str, str]) -> Row
         field: range(*(len(bos) + _tokens_before(tokenizer, text, ids, end) for end in span))
         for field, span in spans.items()
     }
-    return Row(text, (*bos, *ids), columns)
+    return WordRow(text, (*bos, *ids), columns)
 
 
 def _tokens_before(tokenizer: Tokenizer, text: str, ids: Sequence[int], end: int) -> int:

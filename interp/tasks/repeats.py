@@ -17,7 +17,7 @@ from interp.core.boundary import public
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.examples import Examples, Place, after_bos, different, require
 from interp.tasks.lists import WORDS
-from interp.tasks.pairs import Pair, Row, TaskPairs, pairs_of, required_single_tokens
+from interp.tasks.pairs import Pair, TaskPairs, WordRow, pairs_of, required_single_tokens
 
 SAMPLE = 25
 """Most tokens of a row on which copying is scored: those of Olsson et al."""
@@ -214,5 +214,5 @@ def _repeat(
     other = [*row[: source - 1], fresh[int(generator.integers(0, len(fresh)))], *row[source:]]
     wrong = row[int(generator.integers(first, source - 1))]
     columns = {"match": range(source - 1, source), "source": range(source, source + 1)}
-    clean, corrupt = (Row(tokenizer.decode(ids[first:]), tuple(ids), columns) for ids in (row, other))
+    clean, corrupt = (WordRow(tokenizer.decode(ids[first:]), tuple(ids), columns) for ids in (row, other))
     return Pair(clean, corrupt, answer, wrong, columns, group=f"twice {source + 1 - first} tokens")

@@ -35,7 +35,7 @@ from interp.passes.question import ByRow, Question, ReadingThen
 from interp.runs.functions import of_data
 from interp.tokens.input_gradients import Baseline, answer_logits, baseline_embedding
 from interp.tokens.mixing import check_tokens
-from interp.tokens.token_attribution import METHODS, Method, TokenAttribution, columns
+from interp.tokens.token_attribution import METHODS, TokenAttribution, TokenMethod, columns
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -48,7 +48,7 @@ FEWEST_ERASED = 128
 """What erasing tokens says of an attribution, in the order of `erased`."""
 SHARES = (0.01, 0.05, 0.1, 0.2, 0.5)
 """The shares of tokens of Ferrando et al. 2022."""
-Measure = Literal["probability", "logits"]
+ErasureMeasure = Literal["probability", "logits"]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Removal:
     """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
     replacement: Baseline = "mean"
     """What stands in for a removed token."""
-    measure: Measure = "probability"
+    measure: ErasureMeasure = "probability"
     """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
 
     @property
@@ -70,7 +70,7 @@ class Removal:
     def __post_init__(self) -> None:
         if not self.shares or not all(0 < share <= 1 for share in self.shares):
             raise ValueError(f"shares in (0, 1] are required, at least one, got {self.shares}")
-        if self.measure not in get_args(Measure):
+        if self.measure not in get_args(ErasureMeasure):
             raise ValueError(f"measure must be 'probability' or 'logits', got {self.measure!r}")
 
     def check(self, model: Transformer) -> None:
@@ -112,7 +112,7 @@ class Erasure(Brief, Question):
     """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
     replacement: Baseline = "mean"
     """What stands in for a removed token."""
-    measure: Measure = "probability"
+    measure: ErasureMeasure = "probability"
     """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
     pos: int = -1
     """At which token of each prompt the answer is watched, negative from its end."""
@@ -165,13 +165,13 @@ class CompareMethods(Question):
     wrong: Answers | None = None
     """The token that the answer is contrasted with."""
     _: KW_ONLY
-    methods: Sequence[str] | Mapping[str, Method] = tuple(METHODS)
+    methods: Sequence[str] | Mapping[str, TokenMethod] = tuple(METHODS)
     """Names of `METHODS`, or records under names of your own."""
     shares: Sequence[float] = SHARES
     """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
     replacement: Baseline = "mean"
     """What stands in for a removed token."""
-    measure: Measure = "probability"
+    measure: ErasureMeasure = "probability"
     """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
     pos: int = -1
     """At which token of each prompt the answer is watched, negative from its end."""
@@ -361,7 +361,7 @@ def _measured(
     stream: Float[Tensor, "b p d"],
     batch: Batch,
     at: Int[Tensor, "b"],
-    measure: Measure,
+    measure: ErasureMeasure,
 ) -> Float[Tensor, "b"]:
     if measure == "logits":
         return answer_logits(model, stream, batch, at)
@@ -370,7 +370,7 @@ def _measured(
     return model.read_out(wide(stream[place, at])).softmax(-1)[place, batch.answer]
 
 
-def _named(methods: Sequence[str] | Mapping[str, Method]) -> Mapping[str, Method]:
+def _named(methods: Sequence[str] | Mapping[str, TokenMethod]) -> Mapping[str, TokenMethod]:
     if isinstance(methods, Mapping):
         return methods
     if unknown := [name for name in methods if name not in METHODS]:

@@ -250,14 +250,16 @@ def _finish(merged: Partial, name: str, config: ModelConfig, text: Text) -> xr.D
 
 # --- the way back ----------------------------------------------------------------------------------------------------
 
-Edge = tuple[str, int | None, tuple[int, int, float]]
+RouteEdge = tuple[str, int | None, tuple[int, int, float]]
 """Kind and head (None but for heads) of a part; its query, its key and its share."""
 
 
-def _step_back(block: Mapping[str, Tensor], above: Tensor, threshold: float) -> tuple[list[Edge], Tensor]:
+def _step_back(
+    block: Mapping[str, Tensor], above: Tensor, threshold: float
+) -> tuple[list[RouteEdge], Tensor]:
     """The edges of one block that lead to the positions reached above it, and the positions they come from."""
     mlp, kept = block.get("mlp"), block.get("resid_mid")
-    edges: list[Edge] = []
+    edges: list[RouteEdge] = []
     middle = above if kept is None else torch.zeros_like(above)
     if mlp is not None:
         through = above & (mlp >= threshold)
@@ -275,6 +277,6 @@ def _step_back(block: Mapping[str, Tensor], above: Tensor, threshold: float) -> 
     return edges, below if kept is not None or mlp is None else below | through
 
 
-def _own(kind: str, share: Tensor, at: Tensor) -> Iterator[Edge]:
+def _own(kind: str, share: Tensor, at: Tensor) -> Iterator[RouteEdge]:
     """Edges that stay at their position."""
     return ((kind, None, (pos, pos, float(share[pos]))) for pos in at.nonzero()[:, 0].tolist())

@@ -44,7 +44,7 @@ from interp.passes.rules import Rules, as_rules
 _EMBEDDED, _SLOPE = Read("hook_embed"), Read("hook_embed", grad=True)
 Baseline = Literal["zero", "mean"] | int
 """What stands for an absent token: the zero embedding, the vocabulary's mean embedding, or that of a token id."""
-Rule = Literal["adaptive", "gauss", "midpoint"]
+QuadratureRule = Literal["adaptive", "gauss", "midpoint"]
 FIRST = 8
 """Equal pieces in which an adaptive line begins, three points each."""
 WORST = 4
@@ -73,7 +73,7 @@ class IntegratedGradients:
     """Gradients per prompt: at most, under the adaptive rule; a model that is smooth along the line needs 17."""
     baseline: Baseline = "mean"
     """Where the line begins, at every position; a zero embedding sits where LayerNorm is singular."""
-    rule: Rule = "adaptive"
+    rule: QuadratureRule = "adaptive"
     """Where on the line: denser where the logit bends, until the error is below .05; or at Gauss-Legendre nodes or the
     midpoints of equal parts, which a model has to be smooth for."""
 
@@ -86,7 +86,7 @@ class IntegratedGradients:
             )
 
 
-def nodes(rule: Rule, steps: int) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
+def nodes(rule: QuadratureRule, steps: int) -> tuple[Float[Tensor, "m"], Float[Tensor, "m"]]:
     """Nodes in (0, 1) of a rule that is fixed beforehand, and their weights, which sum to 1; in float64."""
     if rule == "midpoint":
         weights = torch.full((steps,), 1 / steps, dtype=torch.float64)

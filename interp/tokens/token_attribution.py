@@ -85,10 +85,10 @@ class Mixing:
         return range(self.across % n, self.across % n + 1)
 
 
-Method = Mixing | AltiLogit | GradientTimesInput | IntegratedGradients
+TokenMethod = Mixing | AltiLogit | GradientTimesInput | IntegratedGradients
 SINK = 0.9
 """The share of the first token from which a result says so: ten others then have less than 0.01 each on average."""
-METHODS: dict[str, Method] = {
+METHODS: dict[str, TokenMethod] = {
     "attention": Mixing("attention", -1),
     "values": Mixing("values", -1),
     "norms": Mixing("norms", -1),
@@ -143,7 +143,7 @@ class TokenAttribution(Question):
     wrong: Answers | None = None
     """The token that the answer is contrasted with."""
     _: KW_ONLY
-    method: str | Method = "alti"
+    method: str | TokenMethod = "alti"
     """A name of `METHODS`, or a record with settings of its own."""
     pos: int = -1
     """Which token of each prompt, negative from its end."""
@@ -185,7 +185,7 @@ class TokenAttribution(Question):
         method = None if isinstance(how, Mixing) else self._method_name
         return ReadingThen(reads, partial(_steps, inner=inner, pos=self.pos, method=method)), sums_to
 
-    def _unused(self, how: Method) -> tuple[str, ...]:
+    def _unused(self, how: TokenMethod) -> tuple[str, ...]:
         """A note about answers that the method does not look at."""
         given = [name for name in ("answer", "wrong") if getattr(self, name) is not None]
         if not given or not isinstance(how, Mixing):
@@ -238,9 +238,9 @@ token_attribution = of_data(TokenAttribution)
 layer_mixing = of_data(LayerMixing)
 
 
-def as_method(method: str | Method) -> Method:
+def as_method(method: str | TokenMethod) -> TokenMethod:
     """The method of this name, or itself. ValueError for an unknown one."""
-    if isinstance(method, Method):
+    if isinstance(method, TokenMethod):
         return method
     if method not in METHODS:
         raise ValueError(
@@ -262,7 +262,7 @@ Inner = Callable[[Trace, Batch, Transformer, Int[Tensor, "b"]], Steps[dict[str, 
 """From what was recorded of some rows to their values at one column of each, which the host names, step by step."""
 
 
-def _computed(model: Transformer, how: Method, batch_size: int) -> tuple[tuple[Read, ...], Inner, str]:
+def _computed(model: Transformer, how: TokenMethod, batch_size: int) -> tuple[tuple[Read, ...], Inner, str]:
     """What a method reads in the shared pass, how it computes, and what its values sum to; refuses what it cannot."""
     if isinstance(how, Mixing):
         layers = how.layers(model.config)

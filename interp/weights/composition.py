@@ -27,7 +27,7 @@ from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.viewer import Brief
 from interp.model.config import Rotary
-from interp.model.parts import Named, Part, as_part
+from interp.model.parts import Part, PartName, as_part
 from interp.passes.observe import Model, Subject
 from interp.passes.question import Alone, Question
 from interp.runs.functions import of_weights
@@ -36,7 +36,7 @@ from interp.weights.head_circuits import HeadCircuits, as_circuits, head_names
 if TYPE_CHECKING:
     import xarray as xr
 
-Kind = Literal["Q", "K", "V"]
+CompositionKind = Literal["Q", "K", "V"]
 RATIO = "ratio of Frobenius norms"
 NULL = "1 / sqrt(d_model): heads in random directions"
 FACTOR = "times the medians of the two layers"
@@ -81,7 +81,7 @@ class Composition(Question):
         >>> interp.frame(scores).nlargest(3, "excess")[["src", "dst", "value", "relative"]]
     """
 
-    kind: Kind = "K"
+    kind: CompositionKind = "K"
     """What the destination reads the source with: its queries, keys or values."""
     _: KW_ONLY
     folded: bool = True
@@ -104,7 +104,7 @@ composition = of_weights(Composition)
 
 @public()
 def composition_scores(
-    circuits: Model | HeadCircuits, kind: Kind, *, offset: int | None = None
+    circuits: Model | HeadCircuits, kind: CompositionKind, *, offset: int | None = None
 ) -> Float[Tensor, "l h l h"]:
     """||W1 W2|| / (||W1|| ||W2||) of every pair: source layer and head, destination layer and head.
 
@@ -144,7 +144,7 @@ def relative_scores(ratio: Float[Tensor, "l h m g"]) -> Float[Tensor, "l h m g"]
 
 
 @public()
-def virtual_heads(circuits: Model | HeadCircuits, src: Named, dst: Named) -> FactoredMatrix:
+def virtual_heads(circuits: Model | HeadCircuits, src: PartName, dst: PartName) -> FactoredMatrix:
     """OV1 @ OV2 of two heads: what the pair moves when the second attends to what the first moved.
 
     Elhage et al. 2021, "Virtual attention heads"; its pattern is A2 A1. In float32 at least.
@@ -178,9 +178,9 @@ class SingularTriples(Brief):
 @public()
 def composition_directions(
     circuits: Model | HeadCircuits,
-    kind: Kind,
-    src: Named,
-    dst: Named,
+    kind: CompositionKind,
+    src: PartName,
+    dst: PartName,
     *,
     top: int | None = None,
     offset: int | None = None,
@@ -244,10 +244,10 @@ def _attrs(circuits: HeadCircuits, asked: Composition) -> dict[str, str | int]:
     return attrs
 
 
-def _check(circuits: HeadCircuits, kind: Kind, offset: int | None) -> None:
+def _check(circuits: HeadCircuits, kind: CompositionKind, offset: int | None) -> None:
     """Refuse what no composition is of."""
-    if kind not in get_args(Kind):
-        raise ValueError(f"kind must be one of {', '.join(get_args(Kind))}, got {kind!r}")
+    if kind not in get_args(CompositionKind):
+        raise ValueError(f"kind must be one of {', '.join(get_args(CompositionKind))}, got {kind!r}")
     if circuits.biases:
         raise ValueError("composition requires circuits without biases: their last row is no direction")
     if kind == "V" and offset is not None:
@@ -256,7 +256,7 @@ def _check(circuits: HeadCircuits, kind: Kind, offset: int | None) -> None:
 
 
 def _product(
-    circuits: HeadCircuits, kind: Kind, src: Named, dst: Named, offset: int | None
+    circuits: HeadCircuits, kind: CompositionKind, src: PartName, dst: PartName, offset: int | None
 ) -> FactoredMatrix:
     """W1 W2 of one pair."""
     _check(circuits, kind, offset)
@@ -269,7 +269,7 @@ def _product(
     return circuits.ov(source).wide() @ _read(circuits, kind, destination, offset).wide()
 
 
-def _head(circuits: HeadCircuits, given: Named) -> Part:
+def _head(circuits: HeadCircuits, given: PartName) -> Part:
     """A head of self-attention."""
     found = as_part(given, circuits.config)
     if found.kind != "head":
@@ -277,7 +277,7 @@ def _head(circuits: HeadCircuits, given: Named) -> Part:
     return found
 
 
-def _read(circuits: HeadCircuits, kind: Kind, heads: Part, offset: int | None) -> FactoredMatrix:
+def _read(circuits: HeadCircuits, kind: CompositionKind, heads: Part, offset: int | None) -> FactoredMatrix:
     """W2: what the destination reads with, the side in question on the rows."""
     if kind == "V":
         return circuits.ov(heads)
@@ -287,7 +287,7 @@ def _read(circuits: HeadCircuits, kind: Kind, heads: Part, offset: int | None) -
 
 @torch.no_grad()
 def _halves(
-    circuits: HeadCircuits, kind: Kind, offset: int | None
+    circuits: HeadCircuits, kind: CompositionKind, offset: int | None
 ) -> tuple[list[Float[Tensor, "h e d"]], list[Float[Tensor, "h e d"]]]:
     """Of every head as source and as destination, a half: ||W1 W2|| / (||W1|| ||W2||) = ||half1 @ half2^T||.
 

@@ -27,7 +27,7 @@ from interp.core.stats import wide
 from interp.core.viewer import Brief
 from interp.data.text import Text
 from interp.model.config import MLP, ModelConfig
-from interp.model.parts import Named, Part, as_part, as_parts
+from interp.model.parts import Part, PartName, as_part, as_parts
 from interp.model.weights import Weights
 from interp.passes.frozen import input_norm, output_norm
 from interp.passes.observe import Subject
@@ -40,8 +40,8 @@ from interp.weights.typical_scales import ABOUT, logits_unit, typical_factors
 if TYPE_CHECKING:
     import xarray as xr
 
-Matrix = Literal["OV", "QK", "W_in", "W_gate", "W_out"]
-Side = Literal["read", "written"]
+DirectionMatrix = Literal["OV", "QK", "W_in", "W_gate", "W_out"]
+DirectionSide = Literal["read", "written"]
 ENDS = ("top", "bottom")
 """The two ends of a list: the largest scores and the smallest, rank 0 the most extreme."""
 READ = "W_E . direction"
@@ -78,7 +78,7 @@ class Directions(Brief, Question):
     vectors: Shaped[Tensor, "*n d"]
     """One vector, or one per row."""
     _: KW_ONLY
-    side: Side = "written"
+    side: DirectionSide = "written"
     """written: what a vector adds to the logits; read: every token's embedding along it."""
     top: int | None = None
     """How many tokens are listed at each end."""
@@ -124,9 +124,9 @@ class SingularDirections(Question):
         (3, 5)
     """
 
-    matrix: Matrix
+    matrix: DirectionMatrix
     """OV or QK of a head, or W_in, W_gate or W_out of an MLP."""
-    part: Named
+    part: PartName
     """The head or the MLP that has it."""
     _: KW_ONLY
     offset: int | None = None
@@ -172,7 +172,7 @@ class Neurons(Question):
         (5,)
     """
 
-    parts: Named | Sequence[Named]
+    parts: PartName | Sequence[PartName]
     """The neuron, or several."""
     _: KW_ONLY
     top: int | None = None
@@ -284,7 +284,7 @@ def _check_mlp(config: ModelConfig) -> None:
         raise ValueError(f"a plain or gated MLP is required, this model is {config.mlp_in_words}")
 
 
-def _owner(config: ModelConfig, matrix: Matrix, part: Named) -> Part:
+def _owner(config: ModelConfig, matrix: DirectionMatrix, part: PartName) -> Part:
     """The head or the MLP that has the matrix. Errors: those of `singular_directions`."""
     if matrix in ("OV", "QK"):
         found = as_part(part, config)
@@ -303,7 +303,7 @@ def _owner(config: ModelConfig, matrix: Matrix, part: Named) -> Part:
 
 
 def _singular(
-    circuits: HeadCircuits, matrix: Matrix, part: Part, offset: int | None
+    circuits: HeadCircuits, matrix: DirectionMatrix, part: Part, offset: int | None
 ) -> tuple[Float[Tensor, "s"], dict[str, Float[Tensor, "d s"]]]:
     """Singular values and the vectors of every side, as columns."""
     if matrix in ("OV", "QK"):

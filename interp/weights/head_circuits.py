@@ -26,7 +26,7 @@ from interp.model.attention import Attention, CrossAttention
 from interp.model.config import MLPS, Learned, ModelConfig, Rotary, Sinusoidal
 from interp.model.edits import Edit, Zero
 from interp.model.norm import HeadNorm
-from interp.model.parts import Named, Part, as_part
+from interp.model.parts import Part, PartName, as_part
 from interp.model.position import Rotation, depends_on_length, sinusoids
 from interp.model.sites import embedding_parts
 from interp.model.tap import Tap
@@ -100,7 +100,7 @@ class HeadCircuits:
         """The model's config."""
         return self.network.config
 
-    def ov(self, heads: Named | None = None) -> FactoredMatrix:
+    def ov(self, heads: PartName | None = None) -> FactoredMatrix:
         """W_V W_O of a head `[d d]` (`"L1H2"`), of a layer's heads `[h d d]` (`"L1.attn"`) or of all `[l h d d]`.
 
         The source is on the rows. All are those of self-attention; cross-attention's are `"L1X2"` and
@@ -111,7 +111,7 @@ class HeadCircuits:
         chosen = self._named(heads)
         return self._stacked(chosen, lambda layer: self._ov(layer, cross=_is_cross(chosen)))
 
-    def qk(self, heads: Named | None = None, *, offset: Offset = None) -> FactoredMatrix:
+    def qk(self, heads: PartName | None = None, *, offset: Offset = None) -> FactoredMatrix:
         """W_Q W_K^T of a head, of a layer's heads or of all, as in `ov`; query on the rows, key on the columns.
 
         Under rotary positions it holds for a key that stands `offset` tokens before the query (None: 0): W_Q R(offset)
@@ -124,7 +124,7 @@ class HeadCircuits:
         offsets = self.checked_offsets(offset, cross=cross)
         return self._stacked(chosen, lambda layer: self._qk(layer, offsets, cross=cross))
 
-    def full_ov(self, head: Named) -> FactoredMatrix:
+    def full_ov(self, head: PartName) -> FactoredMatrix:
         """W_E OV W_U `[source token, output token]`: how a source token, once attended to, moves each logit.
 
         In float32 at least; the final norm is put on W_O's side, so that no second array of W_U's size is made.
@@ -136,7 +136,7 @@ class HeadCircuits:
         )
 
     def full_qk(
-        self, head: Named, *, offset: Offset = None, query: Term = "token", key: Term = "token"
+        self, head: PartName, *, offset: Offset = None, query: Term = "token", key: Term = "token"
     ) -> FactoredMatrix:
         """The QK circuit between vocabulary entries `[query token, key token]`, or position embeddings.
 
@@ -312,7 +312,7 @@ class HeadCircuits:
         turned = self.config.mixers[layer].traits.rotated and not cross
         return kind if isinstance(kind, Rotary) and turned else None
 
-    def _named(self, heads: Named | None) -> Part | None:
+    def _named(self, heads: PartName | None) -> Part | None:
         """The head or sublayer whose circuits are meant; None for all of self-attention."""
         found = None if heads is None else as_part(heads, self.config)
         if found is not None and found.kind not in _CIRCUITS:

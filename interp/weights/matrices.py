@@ -23,7 +23,7 @@ _NAME = re.compile(r"blocks\.(-?\d+)\.(attn|cross_attn|mlp|mlp_before)\.(W_\w+)"
 
 
 @dataclass(frozen=True)
-class Held:
+class MatrixPlace:
     """Where a matrix is: the parameter that holds it, and which part of a tensor like that parameter it is."""
 
     parameter: str
@@ -34,7 +34,7 @@ class Held:
         return self.view(model.get_parameter(self.parameter))
 
 
-def held(model: Transformer, name: str) -> Held:
+def held(model: Transformer, name: str) -> MatrixPlace:
     """Where the matrix of this name is in the model.
 
     Errors: KeyError for an unknown name, IndexError for a layer that does not exist, ValueError for a matrix that
@@ -52,11 +52,13 @@ def held(model: Transformer, name: str) -> Held:
         parameter = f"blocks.{layer}.attn.{'out' if matrix == 'W_O' else 'qkv'}.weight"
         if parameter not in dict(model.named_parameters()):
             raise ValueError(f"{name!r}: {config.mixers[layer]} has no such matrix of its own")
-        return Held(parameter, _head_view(config, matrix))
+        return MatrixPlace(parameter, _head_view(config, matrix))
     if part == "cross_attn":
         if not config.cross_attention:
             raise ValueError(f"{name!r}: this model has no cross-attention")
-        return Held(f"blocks.{layer}.cross_attn.{_CROSSED[matrix]}.weight", _crossed_view(config, matrix))
+        return MatrixPlace(
+            f"blocks.{layer}.cross_attn.{_CROSSED[matrix]}.weight", _crossed_view(config, matrix)
+        )
     mlp = config.mlp
     if isinstance(mlp, MoE):
         raise ValueError(f"{name!r}: this model has a mixture of {mlp.n_experts} experts, not one matrix")
@@ -66,7 +68,7 @@ def held(model: Transformer, name: str) -> Held:
         raise ValueError(f"{name!r}: this model has no {'MLP' if mlp is None else 'gate in its MLP'}")
     if part not in config.mlps:
         raise ValueError(f"{name!r}: this model has no MLP before attention")
-    return Held(
+    return MatrixPlace(
         f"blocks.{layer}.{part}.{'out' if matrix == 'W_out' else 'into'}.weight", _mlp_view(mlp, matrix)
     )
 
@@ -178,16 +180,16 @@ def _known(layer: int = 0) -> Sequence[str]:
     return [*(f"blocks.{layer}.{part}.{m}" for part, ms in _MATRICES.items() for m in ms), *_OUTSIDE]
 
 
-def _outside(config: ModelConfig, name: str) -> Held:
+def _outside(config: ModelConfig, name: str) -> MatrixPlace:
     if name not in _OUTSIDE:
         raise KeyError(f"unknown matrix {name!r}; {nearest(name, _known())}")
     kind = config.position
     if name == "embed.W_E":
-        return Held("embed.weight", lambda t: t)
+        return MatrixPlace("embed.weight", lambda t: t)
     if name == "unembed.W_U" and config.unembed:
-        return Held("unembed.weight", lambda t: t.mT)
+        return MatrixPlace("unembed.weight", lambda t: t.mT)
     if name == "pos_embed.W_pos" and isinstance(kind, Learned):
-        return Held("pos_embed.weight", lambda t: t[kind.offset :])
+        return MatrixPlace("pos_embed.weight", lambda t: t[kind.offset :])
     raise ValueError(f"{name!r}: this model has no such matrix (unembed={config.unembed}, position={kind})")
 
 

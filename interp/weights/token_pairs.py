@@ -21,7 +21,7 @@ from interp.core.factored import FactoredMatrix
 from interp.core.results import labelled
 from interp.data.batch import Answers
 from interp.data.text import Text
-from interp.model.parts import Named, Part, as_parts
+from interp.model.parts import Part, PartName, as_parts
 from interp.passes.observe import Subject
 from interp.passes.question import Alone, Question
 from interp.runs.functions import of_weights
@@ -31,7 +31,7 @@ from interp.weights.typical_scales import ABOUT, typical_factors, units
 if TYPE_CHECKING:
     import xarray as xr
 
-Kind = Literal["OV", "QK"]
+CircuitKind = Literal["OV", "QK"]
 SIDES: Mapping[str, tuple[str, str]] = {"OV": ("source", "output"), "QK": ("query", "key")}
 """What the rows and the columns of a full circuit stand for."""
 
@@ -55,9 +55,9 @@ class TopPairs(Question):
         ['rank', 'factor', 'source', 'source_id', 'output', 'output_id', 'value']
     """
 
-    head: Named | Sequence[Named]
+    head: PartName | Sequence[PartName]
     """The head, or several."""
-    kind: Kind = "OV"
+    kind: CircuitKind = "OV"
     """OV: what a source token makes likely; QK: which key a query token attends to."""
     _: KW_ONLY
     top: int | None = None
@@ -103,7 +103,7 @@ class SkipTrigrams(Question):
         8
     """
 
-    head: Named | Sequence[Named]
+    head: PartName | Sequence[PartName]
     """The head, or several."""
     _: KW_ONLY
     sources: Answers | None = None
@@ -143,7 +143,7 @@ skip_trigrams = of_weights(
 )
 
 
-def _heads(given: Named | Sequence[Named], circuits: HeadCircuits) -> list[Part]:
+def _heads(given: PartName | Sequence[PartName], circuits: HeadCircuits) -> list[Part]:
     """The heads asked for. ValueError for none or a part that is no head, IndexError for one the model lacks."""
     return as_parts(given, circuits.config, ("head", "cross_head"), "a head, such as L1H2,")
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from interp.model.config import Learned, ModelConfig, NoPosition
 from interp.wrapped.network import Trees
 from interp.wrapped.records import WrappedBlock, WrappedMixer, WrappedMLP
-from interp.wrapped.search import Layer, Plan
+from interp.wrapped.search import Layer, NetworkPlan
 
 HEADS = ("attn.hook_rot_q", "attn.hook_rot_k", "attn.hook_v", "attn.hook_attn_scores", "attn.hook_pattern")
 """The sites inside attention, scores and pattern last."""
@@ -22,24 +22,24 @@ UNBOUNDED = 2**20
 
 
 @runtime_checkable
-class Settings(Protocol):
+class NetworkConfig(Protocol):
     """The config of a network, as far as it is asked."""
 
     def to_dict(self) -> dict[str, object]:
         """All of it."""
         ...
 
-    def get_text_config(self) -> Settings:
+    def get_text_config(self) -> NetworkConfig:
         """The config of its text part."""
         ...
 
 
-def settings(network: nn.Module) -> Settings:
+def settings(network: nn.Module) -> NetworkConfig:
     """The config of a network."""
-    return cast("Settings", network.config)
+    return cast("NetworkConfig", network.config)
 
 
-def claimed(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
+def claimed(trees: Trees, plan: NetworkPlan, registry: str) -> ModelConfig:
     """The config with everything that was found; `registry`: why attention cannot be asked for, empty if it can."""
     theirs = settings(trees.plain).get_text_config()
     embedding = cast("nn.Embedding", trees.plain.get_input_embeddings()).weight  # type: ignore[operator]
@@ -74,7 +74,7 @@ def claimed(trees: Trees, plan: Plan, registry: str) -> ModelConfig:
     )  # fmt: skip
 
 
-def _block(plan: Plan, registry: str, heads: tuple[int, int], before: tuple[str, ...]) -> WrappedBlock:
+def _block(plan: NetworkPlan, registry: str, heads: tuple[int, int], before: tuple[str, ...]) -> WrappedBlock:
     """What the blocks add, the sites outside of them, and why others are not claimed."""
     if not plan.layers:
         return _without_blocks(plan.reasons.get("blocks", ""))
@@ -108,11 +108,11 @@ def _without_blocks(why: str) -> WrappedBlock:
     return WrappedBlock((), (), (), ("hook_stream", *LATE), tuple((name, why) for name in names))
 
 
-def _factor(plan: Plan, name: str) -> float:
+def _factor(plan: NetworkPlan, name: str) -> float:
     return next(layer.writers[name].factor for layer in plan.layers if name in layer.writers)
 
 
-def _heads(plan: Plan, theirs: object) -> tuple[int, int]:
+def _heads(plan: NetworkPlan, theirs: object) -> tuple[int, int]:
     """How many heads and key/value heads there are: as attention was seen to have, else as the config says."""
     for layer in plan.layers:
         if (seen := layer.attended) is not None and seen.n_heads % seen.n_kv_heads == 0:
@@ -122,7 +122,7 @@ def _heads(plan: Plan, theirs: object) -> tuple[int, int]:
     return count, count
 
 
-def _context(theirs: object, network: nn.Module, plan: Plan) -> int:
+def _context(theirs: object, network: nn.Module, plan: NetworkPlan) -> int:
     if plan.place is not None:
         return int(network.get_parameter(f"{plan.place}.weight").shape[0]) - plan.place_offset
     named = (getattr(theirs, name, None) for name in CONTEXTS)
@@ -130,7 +130,7 @@ def _context(theirs: object, network: nn.Module, plan: Plan) -> int:
 
 
 def _mixer(
-    plan: Plan, layer: Layer, heads: tuple[int, int], before: tuple[str, ...], sandwich: bool
+    plan: NetworkPlan, layer: Layer, heads: tuple[int, int], before: tuple[str, ...], sandwich: bool
 ) -> WrappedMixer:
     """What is to be proven of one block."""
     offered = ["hook_resid_pre", "hook_resid_post"]

@@ -50,7 +50,7 @@ class HeadMap:
 
 
 @dataclass(frozen=True)
-class Reading:
+class StreamReading:
     """How a block's heads read the stream: the norm before (None: none), and the maps after it by `q`, `k` and `v`."""
 
     norm: str | None
@@ -71,7 +71,7 @@ class Reading:
 
 def reading(
     block: nn.Module, inner: Mapping[str, Call], stream: Float[Tensor, "b p d"], seen: Mapping[str, Tensor]
-) -> Reading | None:
+) -> StreamReading | None:
     """How a block makes what `seen` has of `q`, `k` and `v` `[b p h e]` of the stream; None if not by linear maps of
     one norm of it. Maps that were not found are left out.
     """
@@ -86,7 +86,7 @@ def reading(
                     maps[name] = HeadMap(path, transposed, rows.unflatten(0, values.shape[2:]), factor)
                     break
         if maps:
-            return Reading(norm, kind, maps)
+            return StreamReading(norm, kind, maps)
     return None
 
 

@@ -27,7 +27,7 @@ from interp.model.norm import NoNorm, Normalize
 from interp.model.rules import Rule
 from interp.model.tap import Tap
 from interp.model.transformer import MaskedHead, Transformer, check_extras, check_pass, prompt_of
-from interp.wrapped.maps import Reading
+from interp.wrapped.maps import StreamReading
 from interp.wrapped.records import WrappedBlock
 from interp.wrapped.rules import RuleMode, lay
 from interp.wrapped.seams import (
@@ -47,9 +47,9 @@ from interp.wrapped.seams import (
     WriterSeam,
     register,
 )
-from interp.wrapped.search import Plan, Transform
+from interp.wrapped.search import NetworkPlan, Transform
 
-Matrix = tuple[Tensor, Tensor | None]
+LinearMap = tuple[Tensor, Tensor | None]
 """A matrix `[h e d]` and its bias `[h e]`."""
 PASTS = ("cache", "past_key_values", "cache_params", "state")  # the first from transformers 5.24 on
 """What networks call the memory of the tokens before."""
@@ -68,7 +68,7 @@ class KnownMaps(Attention):
         layer: int,
         n_heads: int,
         why: str,
-        maps: Mapping[str, Matrix],
+        maps: Mapping[str, LinearMap],
         scale: float,
     ) -> None:
         nn.Module.__init__(self)
@@ -87,7 +87,7 @@ class KnownMaps(Attention):
         """Columns of z that belong to a head."""
         return self.out.weight.shape[1] // self._n_heads
 
-    def part(self, name: str) -> Matrix:
+    def part(self, name: str) -> LinearMap:
         """The matrix and bias of queries, keys or values. AttributeError where they were not proven."""
         if name not in self._maps:
             raise AttributeError(
@@ -208,7 +208,7 @@ def trees_of(plain: nn.Module, *, registry: bool = True) -> Trees:
     return Trees(plain, watched, original)
 
 
-def install(trees: Trees, plan: Plan, config: ModelConfig) -> None:
+def install(trees: Trees, plan: NetworkPlan, config: ModelConfig) -> None:
     """Put a seam into every module of the watched tree that has a site."""
     tree = trees.watched
     for index, layer in enumerate(plan.layers):
@@ -248,7 +248,11 @@ class Wrapped(Transformer):
     """
 
     def __init__(
-        self, trees: Trees, plan: Plan, config: ModelConfig, readings: Mapping[int, Reading] | None = None
+        self,
+        trees: Trees,
+        plan: NetworkPlan,
+        config: ModelConfig,
+        readings: Mapping[int, StreamReading] | None = None,
     ) -> None:
         nn.Module.__init__(self)
         assert isinstance(config.block, WrappedBlock)

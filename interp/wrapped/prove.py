@@ -23,14 +23,14 @@ from interp.model.live_modules import note_hooks
 from interp.model.sites import final_stream, names
 from interp.model.tap import Read, Tap
 from interp.wrapped.claims import HEADS, claimed, settings
-from interp.wrapped.maps import Reading, agree, reading
+from interp.wrapped.maps import StreamReading, agree, reading
 from interp.wrapped.network import Trees, Wrapped, copied, trees_of
 from interp.wrapped.records import WrappedBlock, WrappedMixer
-from interp.wrapped.seams import Running, Value, first_tensor, given_to, replaced, with_first
+from interp.wrapped.seams import ModuleValue, Running, first_tensor, given_to, replaced, with_first
 from interp.wrapped.search import (
     COMPUTED,
     Calls,
-    Plan,
+    NetworkPlan,
     UnknownNetworkError,
     another,
     close,
@@ -56,7 +56,7 @@ SINGLE = 24
 """Tokens that stand alone, on which matrices of heads are found."""
 NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
 """The norm of what a sublayer adds."""
-Values = Mapping[str, Tensor]
+SiteValues = Mapping[str, Tensor]
 Reads = tuple[Read, ...]
 
 
@@ -157,7 +157,7 @@ class _Proof:
     """A network with everything that was found, from which what does not hold is taken away."""
 
     def __init__(
-        self, trees: Trees, plan: Plan, config: ModelConfig, tokens: Int[Tensor, "b p"], logits: Tensor
+        self, trees: Trees, plan: NetworkPlan, config: ModelConfig, tokens: Int[Tensor, "b p"], logits: Tensor
     ) -> None:
         self.trees, self.plan, self.config = trees, plan, config
         self.tokens, self.logits = tokens, logits
@@ -167,7 +167,7 @@ class _Proof:
         self._sums: dict[int, bool] = {}
         """Of every layer, whether z was the pattern times the values when nothing was edited."""
         self._scales: dict[tuple[int, float | None], float] = {}
-        self.readings: dict[int, Reading] = {}
+        self.readings: dict[int, StreamReading] = {}
         """By layer, how its heads read the stream, where that is linear."""
 
     def sites(self) -> None:
@@ -230,7 +230,7 @@ class _Proof:
             handle.remove()
         return logits
 
-    def _traits(self, base: Values) -> None:
+    def _traits(self, base: SiteValues) -> None:
         """Say of each layer whether its pattern is made of shares, and whether z is the pattern times the values."""
         mixers = list(self._mixers)
         for layer, mixer in enumerate(mixers):
@@ -244,7 +244,7 @@ class _Proof:
             )
         self._mix(mixers)
 
-    def _readable(self) -> Values:
+    def _readable(self) -> SiteValues:
         """A pass that reads everything; the sites of heads are given up where it fails."""
         seen = self._passed()
         for sites in (HEADS[:3], HEADS, ("attn.hook_z", "attn.hook_result")):
@@ -257,7 +257,7 @@ class _Proof:
             raise UnknownNetworkError("a pass that reads its stream fails")
         return seen
 
-    def _shapes(self, base: Values) -> None:
+    def _shapes(self, base: SiteValues) -> None:
         """Heads of one count in all layers, and one row of the pattern for each token."""
         rows, n = self.tokens.shape
         for layer, mixer in enumerate(self._mixers):
@@ -273,7 +273,7 @@ class _Proof:
                 if site in mixer.offered and base[f"blocks.{layer}.{site}"].shape[:3] != (rows, n, axis):
                     self._drop(layer, HEADS[:3], "it has another number of heads than other layers")
 
-    def _laws(self, layer: int, seen: Values, *, edited: str | None) -> None:
+    def _laws(self, layer: int, seen: SiteValues, *, edited: str | None) -> None:
         """Compare every site with what it follows from, the edited one excepted; drop what does not agree."""
         for target, sites, holds in list(self._identities(layer, seen)):
             if target == edited or (target not in self._mixers[layer].offered and target != "stream"):
@@ -284,7 +284,7 @@ class _Proof:
                 self._drop(layer, gone, f"{target} is not what follows from it{under}")
 
     def _identities(
-        self, layer: int, seen: Values
+        self, layer: int, seen: SiteValues
     ) -> Iterator[tuple[str, Sequence[str], Callable[[], bool]]]:
         """What should equal what: a site, those that lose their meaning if it does not, and the comparison."""
 
@@ -339,7 +339,7 @@ class _Proof:
                 lambda: close(seen[f"blocks.{layer - 1}.hook_resid_post"], at("hook_resid_pre"), SUMS),
             )
 
-    def _written(self, layer: int, seen: Values, target: str) -> bool:
+    def _written(self, layer: int, seen: SiteValues, target: str) -> bool:
         """Whether what attention writes is what its heads do, and its bias, through the norm where there is one."""
         out = self.model.block(layer).attn.out
         result = seen[f"blocks.{layer}.attn.hook_result"]
@@ -351,7 +351,7 @@ class _Proof:
             found = norm.linear(found, seen[f"blocks.{layer}.ln1_post.hook_scale"])
         return close(found, seen[f"blocks.{layer}.{target}"], 5 * COMPUTED)
 
-    def _softmaxed(self, layer: int, seen: Values) -> bool:
+    def _softmaxed(self, layer: int, seen: SiteValues) -> bool:
         """Whether the pattern is the softmax of the scores, or of them and one more score per head (a sink)."""
         scores, pattern = (seen[f"blocks.{layer}.{site}"] for site in HEADS[3:])
         sink = self._sinks.setdefault(layer, _sink(scores, pattern))
@@ -361,7 +361,7 @@ class _Proof:
     def _additive(self, layer: int) -> bool:
         return self._sums.get(layer, True)
 
-    def _moved(self, layer: int, seen: Values) -> bool:
+    def _moved(self, layer: int, seen: SiteValues) -> bool:
         """Whether z is pattern @ v; a layer where it never was is none whose heads split by source."""
         v, pattern = seen[f"blocks.{layer}.attn.hook_v"], seen[f"blocks.{layer}.attn.hook_pattern"]
         z = seen[f"blocks.{layer}.attn.hook_z"]
@@ -373,7 +373,7 @@ class _Proof:
             return True
         return holds
 
-    def _scored(self, layer: int, seen: Values) -> bool:
+    def _scored(self, layer: int, seen: SiteValues) -> bool:
         """Whether scores are a factor times q . k, capped or not, where they are not masked."""
         scores = seen[f"blocks.{layer}.attn.hook_attn_scores"]
         q, k = (seen[f"blocks.{layer}.{site}"] for site in HEADS[:2])
@@ -392,7 +392,7 @@ class _Proof:
                 return True
         return False
 
-    def _matters(self, layer: int, kind: str, base: Values) -> None:
+    def _matters(self, layer: int, kind: str, base: SiteValues) -> None:
         """Drop a site of attention whose edit changes nothing where no identity says what it should change."""
         if kind not in HEADS or (self._additive(layer) and "attn.hook_v" in self._mixers[layer].offered):
             return
@@ -446,7 +446,7 @@ class _Proof:
                     self._refuse(f"blocks.{layer}.attn.W_{name.upper()}", why)
         self._mix(mixers)
 
-    def _reading(self, layer: int, calls: Calls, alone: Values, base: Values) -> Reading | None:
+    def _reading(self, layer: int, calls: Calls, alone: SiteValues, base: SiteValues) -> StreamReading | None:
         """The maps of a layer: found on tokens that stand alone, and kept if they hold at every position."""
         wanted = {"v": "attn.hook_v"} | dict(zip("qk", HEADS[:2], strict=True))
         offered, root = self._mixers[layer].offered, self.plan.root(layer)
@@ -587,7 +587,9 @@ class _Proof:
             return live[name].clone()  # some modules write into what they are given
 
         def before(name: str) -> Callable[..., object]:
-            def hook(module: nn.Module, args: tuple[Value, ...], kwargs: dict[str, Value]) -> object:
+            def hook(
+                module: nn.Module, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]
+            ) -> object:
                 given = given_to(args, kwargs)
                 assert given is not None
                 return replaced(args, kwargs, alias(name, given))
@@ -595,7 +597,7 @@ class _Proof:
             return hook
 
         def after(name: str) -> Callable[..., object]:
-            def hook(module: nn.Module, args: Value, out: Value) -> object:
+            def hook(module: nn.Module, args: ModuleValue, out: ModuleValue) -> object:
                 first = first_tensor(out)
                 assert first is not None
                 return with_first(out, alias(name, first))
@@ -626,7 +628,7 @@ class _Proof:
         found = torch.autograd.grad((logits * probe).sum(), list(live.values()))
         return {name: g / factors.get(name, 1.0) for name, g in zip(live, found, strict=True)}
 
-    def _inside_follows(self, layer: int, gradients: Values, values: Values) -> bool:
+    def _inside_follows(self, layer: int, gradients: SiteValues, values: SiteValues) -> bool:
         """Whether the gradients of pattern, values and scores are those that z = pattern v and a softmax give them."""
         (v, scores, pattern), z = (
             (f"blocks.{layer}.{site}" for site in HEADS[2:]),

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from interp.model.rules import Rule, halved, kept, secant
-from interp.wrapped.seams import Value
+from interp.wrapped.seams import ModuleValue
 
 PRODUCTS = frozenset({"mul", "multiply", "__mul__", "__rmul__"})
 QUOTIENTS = frozenset({"div", "divide", "true_divide", "__truediv__", "__div__"})
@@ -42,11 +42,11 @@ class RuleMode(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Value],
+        func: Callable[..., ModuleValue],
         types: Sequence[type],
-        args: tuple[Value, ...] = (),
-        kwargs: Mapping[str, Value] | None = None,
-    ) -> Value:
+        args: tuple[ModuleValue, ...] = (),
+        kwargs: Mapping[str, ModuleValue] | None = None,
+    ) -> ModuleValue:
         named, name = dict(kwargs or {}), getattr(func, "__name__", "")
         if name == "scaled_dot_product_attention":
             q, k, *rest = (*args, *(named.pop(n) for n in ("query", "key", "value")[len(args) :]))
@@ -74,14 +74,16 @@ class RuleMode(TorchFunctionMode):
 
 
 def _of_first(
-    func: Callable[..., Value], rest: Sequence[Value], named: Mapping[str, Value], x: Tensor
+    func: Callable[..., ModuleValue], rest: Sequence[ModuleValue], named: Mapping[str, ModuleValue], x: Tensor
 ) -> Tensor:
     value = func(x, *rest, **named)
     assert isinstance(value, Tensor)
     return value
 
 
-def _normed(name: str, x: Tensor, rest: Sequence[Value], named: Mapping[str, Value], value: Tensor) -> Tensor:
+def _normed(
+    name: str, x: Tensor, rest: Sequence[ModuleValue], named: Mapping[str, ModuleValue], value: Tensor
+) -> Tensor:
     """What a fused norm gives, its divisor a constant; what anything else gives as it is."""
     if name not in ("layer_norm", "rms_norm"):
         return value

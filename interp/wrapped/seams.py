@@ -30,7 +30,7 @@ HEAD_SITES = (
     "attn.hook_pattern",
 )
 """Sites inside attention, whose written-out form runs only where one of them is asked for."""
-Value = object
+ModuleValue = object
 """What a module takes or gives."""
 
 
@@ -93,20 +93,20 @@ class Running:
 RUNNING: ContextVar[Running | None] = ContextVar("interp_wrapped_pass", default=None)
 
 
-def first_tensor(value: Value) -> Tensor | None:
+def first_tensor(value: ModuleValue) -> Tensor | None:
     """The tensor that a module gave, or the first of several things; None if that is none."""
     first = value[0] if isinstance(value, tuple | list) and value else value
     return first if isinstance(first, Tensor) else None
 
 
-def with_first(value: Value, new: Tensor) -> Value:
+def with_first(value: ModuleValue, new: Tensor) -> ModuleValue:
     """Arguments with another first tensor."""
     if isinstance(value, tuple | list):
         return type(value)([new, *value[1:]])
     return new
 
 
-def stream_key(args: Sequence[Value], kwargs: Mapping[str, Value]) -> int | str | None:
+def stream_key(args: Sequence[ModuleValue], kwargs: Mapping[str, ModuleValue]) -> int | str | None:
     """Where among its arguments a module is given its first tensor of numbers."""
     if args and isinstance(args[0], Tensor) and args[0].is_floating_point():
         return 0
@@ -114,7 +114,7 @@ def stream_key(args: Sequence[Value], kwargs: Mapping[str, Value]) -> int | str 
     return "hidden_states" if "hidden_states" in named else named[0] if named else None
 
 
-def given_to(args: Sequence[Value], kwargs: Mapping[str, Value]) -> Tensor | None:
+def given_to(args: Sequence[ModuleValue], kwargs: Mapping[str, ModuleValue]) -> Tensor | None:
     """The first tensor of numbers that a module was given."""
     key = stream_key(args, kwargs)
     found = None if key is None else args[0] if key == 0 else kwargs[str(key)]
@@ -122,8 +122,8 @@ def given_to(args: Sequence[Value], kwargs: Mapping[str, Value]) -> Tensor | Non
 
 
 def replaced(
-    args: Sequence[Value], kwargs: Mapping[str, Value], new: Tensor
-) -> tuple[tuple[Value, ...], dict[str, Value]]:
+    args: Sequence[ModuleValue], kwargs: Mapping[str, ModuleValue], new: Tensor
+) -> tuple[tuple[ModuleValue, ...], dict[str, ModuleValue]]:
     """The arguments with another first tensor."""
     key = stream_key(args, kwargs)
     if key == 0:
@@ -134,17 +134,17 @@ def replaced(
 class Seam:
     """The forward of one watched module: its own, unless a pass asks for something here."""
 
-    def __init__(self, inner: Callable[..., Value]) -> None:
+    def __init__(self, inner: Callable[..., ModuleValue]) -> None:
         self.inner = inner
 
-    def __call__(self, *args: Value, **kwargs: Value) -> Value:
+    def __call__(self, *args: ModuleValue, **kwargs: ModuleValue) -> ModuleValue:
         """What the module gives: its own, or what the pass under way makes of it."""
         run = RUNNING.get()
         if run is None:
             return self.inner(*args, **kwargs)
         return self.run(run, args, kwargs)
 
-    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """What the module gives in this pass."""
         raise NotImplementedError
 
@@ -152,11 +152,13 @@ class Seam:
 class BlockSeam(Seam):
     """A block: skipped before `start`, given another stream there, its two ends visited, the last before `stop`."""
 
-    def __init__(self, inner: Callable[..., Value], layer: int, *, in_tuple: bool, embeds: bool) -> None:
+    def __init__(
+        self, inner: Callable[..., ModuleValue], layer: int, *, in_tuple: bool, embeds: bool
+    ) -> None:
         super().__init__(inner)
         self.layer, self.in_tuple, self.embeds = layer, in_tuple, embeds
 
-    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """What the module gives in this pass."""
         stream = given_to(args, kwargs)
         assert stream is not None
@@ -198,7 +200,7 @@ class BlockSeam(Seam):
 class ReaderSeam(Seam):
     """The final norm of a network in which no blocks were found: the pass ends here, unless it has a cache to fill."""
 
-    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """What the module gives in this pass."""
         stream = given_to(args, kwargs)
         assert stream is not None
@@ -223,7 +225,7 @@ class WriterSeam(Seam):
 
     def __init__(
         self,
-        inner: Callable[..., Value],
+        inner: Callable[..., ModuleValue],
         name: str,
         factor: float,
         middle: tuple[str, ...],
@@ -232,7 +234,7 @@ class WriterSeam(Seam):
         super().__init__(inner)
         self.name, self.factor, self.middle, self.norm = name, factor, middle, norm
 
-    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """What the module gives in this pass."""
         scope, part = run.scope, {"attn_out": "ln1_post", "mlp_out": "ln2_post"}.get(self.name, "")
         scale, normalized = f"{part}.hook_scale", f"{part}.hook_normalized"
@@ -262,11 +264,11 @@ class WriterSeam(Seam):
 class NormSeam(Seam):
     """The norm after the embeddings."""
 
-    def __init__(self, inner: Callable[..., Value], name: str, norm: NormOf) -> None:
+    def __init__(self, inner: Callable[..., ModuleValue], name: str, norm: NormOf) -> None:
         super().__init__(inner)
         self.name, self.norm = name, norm
 
-    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """What the module gives in this pass."""
         scope, out = run.outside(), self.inner(*args, **kwargs)
         if scope is None:
@@ -276,7 +278,12 @@ class NormSeam(Seam):
 
 
 def normed(
-    scope: Scope, part: str, norm: NormOf, args: tuple[Value, ...], kwargs: dict[str, Value], out: Tensor
+    scope: Scope,
+    part: str,
+    norm: NormOf,
+    args: tuple[ModuleValue, ...],
+    kwargs: dict[str, ModuleValue],
+    out: Tensor,
 ) -> Tensor:
     """What a norm gives after its two sites, which begin with `part`."""
     scale = f"{part}.hook_scale"
@@ -291,11 +298,11 @@ def normed(
 class OutputSeam(Seam):
     """The last linear map of what mixes positions: its input is z, head by head; results on demand."""
 
-    def __init__(self, inner: Callable[..., Value], n_heads: int, weights: LinearView) -> None:
+    def __init__(self, inner: Callable[..., ModuleValue], n_heads: int, weights: LinearView) -> None:
         super().__init__(inner)
         self.n_heads, self.weights = n_heads, weights
 
-    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """What the module gives in this pass."""
         scope, given = run.scope, given_to(args, kwargs)
         if scope is None or not scope.wants("attn.hook_z", "attn.hook_result"):
@@ -316,11 +323,11 @@ class OutputSeam(Seam):
 class EmbeddingSeam(Seam):
     """A module whose output, times a factor, is one of the embeddings that sum to the stream."""
 
-    def __init__(self, inner: Callable[..., Value], name: str, factor: float) -> None:
+    def __init__(self, inner: Callable[..., ModuleValue], name: str, factor: float) -> None:
         super().__init__(inner)
         self.name, self.factor = name, factor
 
-    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """What the module gives in this pass."""
         scope, out = run.outside(), self.inner(*args, **kwargs)
         if scope is None or not scope.wants(self.name):
@@ -339,7 +346,7 @@ class EmbeddingSeam(Seam):
 class MixerSeam(Seam):
     """What mixes positions, where its attention is its own code rather than an entry of the registry."""
 
-    def run(self, run: Running, args: tuple[Value, ...], kwargs: dict[str, Value]) -> Value:
+    def run(self, run: Running, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> ModuleValue:
         """What the module gives in this pass."""
         scope = run.scope
         if scope is None or not scope.wants(*HEAD_SITES[3:]):
@@ -368,11 +375,11 @@ class SoftmaxMode(TorchFunctionMode):
 
     def __torch_function__(
         self,
-        func: Callable[..., Value],
+        func: Callable[..., ModuleValue],
         types: Sequence[type],
-        args: tuple[Value, ...] = (),
-        kwargs: Mapping[str, Value] | None = None,
-    ) -> Value:
+        args: tuple[ModuleValue, ...] = (),
+        kwargs: Mapping[str, ModuleValue] | None = None,
+    ) -> ModuleValue:
         named = dict(kwargs or {})
         if self.seen is not None:
             self.seen += [x for x in (*args, *named.values()) if isinstance(x, Tensor) and x.ndim == 4]
@@ -401,7 +408,11 @@ class SoftmaxMode(TorchFunctionMode):
         )
 
     def _softmax(
-        self, scores: Tensor, func: Callable[..., Value], args: tuple[Value, ...], named: dict[str, Value]
+        self,
+        scores: Tensor,
+        func: Callable[..., ModuleValue],
+        args: tuple[ModuleValue, ...],
+        named: dict[str, ModuleValue],
     ) -> Tensor:
         self.count += 1
         if self.seen is not None:
@@ -420,7 +431,7 @@ class SoftmaxMode(TorchFunctionMode):
 _SOFTMAXES = (F.softmax, torch.softmax, Tensor.softmax)
 
 
-def _joins_sink(args: tuple[Value, ...], named: Mapping[str, Value]) -> bool:
+def _joins_sink(args: tuple[ModuleValue, ...], named: Mapping[str, ModuleValue]) -> bool:
     """Whether scores `[b h q k]` get one more column."""
     parts, dim = args[0] if args else None, named.get("dim", args[1] if len(args) > 1 else 0)
     if (
@@ -469,8 +480,8 @@ class LinearView:
 
 
 def attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Value
-) -> Value:
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: ModuleValue
+) -> ModuleValue:
     """Attention of a watched network: its own, or the family's written-out form with its parts as sites."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -497,10 +508,10 @@ def attention(
 
 
 def _explained(
-    written: Callable[..., Value],
+    written: Callable[..., ModuleValue],
     module: nn.Module,
     given: tuple[Tensor, Tensor, Tensor, Tensor | None],
-    options: Mapping[str, Value],
+    options: Mapping[str, ModuleValue],
     pattern: Tensor | None,
 ) -> bool:
     """Whether attention gives its pattern times the values, and takes a change of the softmax's input for one of its
@@ -518,7 +529,7 @@ def _explained(
     return all(float((a - b).abs().max()) <= 1e-4 * float(b.abs().max()) for a, b in pairs)
 
 
-def eager_of(module: nn.Module) -> Callable[..., Value] | None:
+def eager_of(module: nn.Module) -> Callable[..., ModuleValue] | None:
     """The written-out attention of the file that an attention module is defined in."""
     for kind in type(module).__mro__:
         found = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
@@ -527,7 +538,7 @@ def eager_of(module: nn.Module) -> Callable[..., Value] | None:
     return None
 
 
-def mask(*args: Value, **kwargs: Value) -> Value:
+def mask(*args: ModuleValue, **kwargs: ModuleValue) -> ModuleValue:
     """The mask of a pass: as the network's own attention takes it, or in numbers where scores are written out."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 

@@ -1,7 +1,7 @@
 """What a network is made of, found by looking at one pass of it: no family is known by name.
 
 A hypothesis (these modules write to the stream, this is the embedding's factor) is accepted only where it reproduces
-numbers; what is found is a `Plan`, and the reason for everything that was not.
+numbers; what is found is a `NetworkPlan`, and the reason for everything that was not.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from interp.wrapped.seams import (
     RUNNING,
     Attended,
     LinearView,
+    ModuleValue,
     NormOf,
     Running,
-    Value,
     first_tensor,
     given_to,
     replaced,
@@ -45,8 +45,8 @@ class Call:
     """What a module was given and gave, copied at once: some modules write into what they were given."""
 
     order: int
-    args: tuple[Value, ...]
-    kwargs: Mapping[str, Value]
+    args: tuple[ModuleValue, ...]
+    kwargs: Mapping[str, ModuleValue]
     given: Tensor | None
     gave: Tensor | None
     in_tuple: bool
@@ -103,7 +103,7 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class Plan:
+class NetworkPlan:
     """What was found of a network; paths are relative to it."""
 
     blocks: str | None
@@ -155,14 +155,16 @@ def close(found: Tensor, wanted: Tensor, allowed: float | None = None) -> bool:
 
 @torch.no_grad()
 def recorded(
-    network: nn.Module, tokens: Int[Tensor, "b p"], run: Running, **inputs: Value
+    network: nn.Module, tokens: Int[Tensor, "b p"], run: Running, **inputs: ModuleValue
 ) -> tuple[Calls, Tensor]:
     """Every call of every module in one pass, by path, and the logits."""
     calls: dict[str, list[Call]] = {}
     counter, handles = itertools.count(), []
 
     def note(path: str) -> object:
-        def hook(module: nn.Module, args: tuple[Value, ...], kwargs: dict[str, Value], out: Value) -> None:
+        def hook(
+            module: nn.Module, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue], out: ModuleValue
+        ) -> None:
             gave = first_tensor(out)
             if gave is not None and gave.is_floating_point():
                 given, began = before.get(path, (None, 0))
@@ -176,7 +178,7 @@ def recorded(
     before: dict[str, tuple[Tensor | None, int]] = {}
 
     def keep(path: str) -> object:
-        def hook(module: nn.Module, args: tuple[Value, ...], kwargs: dict[str, Value]) -> None:
+        def hook(module: nn.Module, args: tuple[ModuleValue, ...], kwargs: dict[str, ModuleValue]) -> None:
             given = given_to(args, kwargs)
             before[path] = (None if given is None else given.clone(), len(run.noted or ()))
 
@@ -195,7 +197,7 @@ def recorded(
     return calls, output.logits
 
 
-def found_blocks(network: nn.Module, calls: Calls, shape: Sequence[int]) -> Plan:
+def found_blocks(network: nn.Module, calls: Calls, shape: Sequence[int]) -> NetworkPlan:
     """The list of modules each of which is given what the one before gave, and whether they give tuples.
 
     Modules that did not run are left out. Without such a list the plan has no blocks, and says so.
@@ -214,8 +216,8 @@ def found_blocks(network: nn.Module, calls: Calls, shape: Sequence[int]) -> Plan
         )  # fmt: skip
         if streams and all(torch.equal(a.gave, b.given) for a, b in itertools.pairwise(chain)):  # type: ignore[arg-type]
             assert chain[0].given is not None
-            return Plan(name, tuple(ran), chain[0].in_tuple, chain[0].given.shape[-1])
-    return Plan(None)
+            return NetworkPlan(name, tuple(ran), chain[0].in_tuple, chain[0].given.shape[-1])
+    return NetworkPlan(None)
 
 
 def norm_of(module: nn.Module, given: Tensor, gave: Tensor) -> Norm | None:
@@ -292,7 +294,7 @@ def called(
     handles = []
 
     def hook(path: str) -> object:
-        def change(module: nn.Module, args: Value, out: Value) -> Value:
+        def change(module: nn.Module, args: ModuleValue, out: ModuleValue) -> ModuleValue:
             gave = first_tensor(out)
             assert gave is not None
             found[path] = gave.clone()
@@ -409,7 +411,7 @@ def output_map(block: nn.Module, inner: Mapping[str, Call], core: Tensor) -> tup
 
 
 def explored_layer(
-    network: nn.Module, plan: Plan, calls: Calls, index: int, noted: Sequence[Attended]
+    network: nn.Module, plan: NetworkPlan, calls: Calls, index: int, noted: Sequence[Attended]
 ) -> Layer:
     """What was found of one block."""
     root = plan.root(index)
@@ -465,7 +467,9 @@ def fitted(target: Tensor, base: Tensor) -> float | None:
     return c if c > 0 and close(c * base, target, COMPUTED) else None
 
 
-def embeddings(network: nn.Module, plan: Plan, calls: Calls, tokens: Int[Tensor, "b p"]) -> Plan:
+def embeddings(
+    network: nn.Module, plan: NetworkPlan, calls: Calls, tokens: Int[Tensor, "b p"]
+) -> NetworkPlan:
     """The plan with the embeddings, where they were found to sum to what enters the first block."""
     start = calls[plan.root(0)][0]
     stream = start.given
@@ -549,7 +553,7 @@ def numbers(values: object) -> Iterator[float]:
             yield from numbers(value)
 
 
-def head(network: nn.Module, plan: Plan, calls: Calls, logits: Float[Tensor, "b p v"]) -> Plan:
+def head(network: nn.Module, plan: NetworkPlan, calls: Calls, logits: Float[Tensor, "b p v"]) -> NetworkPlan:
     """The plan with what gives the logits from the last stream, where it was found: a norm and a linear map, in some
     networks with another map between them.
     """
@@ -580,8 +584,8 @@ def head(network: nn.Module, plan: Plan, calls: Calls, logits: Float[Tensor, "b 
 
 
 def _ends(
-    network: nn.Module, plan: Plan, calls: Calls, last: Call
-) -> Iterator[tuple[Plan, Float[Tensor, "b p d"]]]:
+    network: nn.Module, plan: NetworkPlan, calls: Calls, last: Call
+) -> Iterator[tuple[NetworkPlan, Float[Tensor, "b p d"]]]:
     """What may be the final norm, and what it gives; without blocks also what may be the final stream."""
     if plan.layers:
         stream = calls[plan.root(len(plan.layers) - 1)][0]
@@ -670,7 +674,7 @@ def _activation(given: Tensor, gave: Tensor) -> Activation | None:
 
 
 @torch.no_grad()
-def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> tuple[Plan, Tensor]:
+def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> tuple[NetworkPlan, Tensor]:
     """What was found of a network, and its logits. Errors: UnknownNetworkError where they are none of each token."""
     run = Running(original, written_out=True, noted=[])
     calls, logits = recorded(network, tokens, run)
@@ -698,9 +702,11 @@ def explored(network: nn.Module, tokens: Int[Tensor, "b p"], original: str) -> t
     return plan, logits
 
 
-def _without_blocks(network: nn.Module, calls: Calls, logits: Float[Tensor, "b p v"], why: str) -> Plan:
+def _without_blocks(
+    network: nn.Module, calls: Calls, logits: Float[Tensor, "b p v"], why: str
+) -> NetworkPlan:
     """What is found of a network without its blocks: the final stream, and how logits are read from it."""
-    return head(network, Plan(None, reasons={"blocks": why}), calls, logits)
+    return head(network, NetworkPlan(None, reasons={"blocks": why}), calls, logits)
 
 
 def another(network: nn.Module, tokens: Int[Tensor, "b p"], column: int) -> Int[Tensor, "b p"]:

@@ -23,7 +23,7 @@ BATCH = 64
 
 Encode = Callable[[str], Sequence[int]]
 """Words -> token ids, without BOS."""
-Entry = dict[str, float | int | str]
+CardEntry = dict[str, float | int | str]
 """One number of a card: `value`, `n`, `definition`."""
 
 
@@ -117,7 +117,7 @@ def answer_margins(
 
 def card_numbers(
     model: Transformer, encode: Encode, validation: Int[Tensor, "n"], *, bos: int = 0
-) -> dict[str, Entry]:
+) -> dict[str, CardEntry]:
     """Every number of a model's card: value, how many things it was measured on, and its definition in words.
 
     `validation` is held-out prose as token ids; the other material comes from `interp.tasks` with fixed seeds.
@@ -129,7 +129,7 @@ def card_numbers(
     )
 
 
-def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Entry]:
+def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, CardEntry]:
     """The part of the card that needs no prose: facts and indirect objects."""
     facts = tasks.load_facts()
     trained, held_out = tasks.fact_prompts(table=facts), tasks.fact_prompts(tasks.HELD_OUT_PHRASINGS, facts)
@@ -169,7 +169,7 @@ def task_numbers(model: Transformer, encode: Encode, bos: int) -> dict[str, Entr
     }
 
 
-def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -> dict[str, Entry]:
+def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -> dict[str, CardEntry]:
     losses = token_losses(model, prose_windows(validation, width=128, stride=127, bos=bos))
     sliding = token_losses(model, prose_windows(validation, width=128, stride=20, bos=bos))
     return {
@@ -187,7 +187,7 @@ def _prose_numbers(model: Transformer, validation: Int[Tensor, "n"], bos: int) -
     }
 
 
-def induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
+def induction_number(model: Transformer, bos: int) -> dict[str, CardEntry]:
     """The part of the card about random repeats: the best prefix-matching score and its head."""
     rows = tasks.RepeatedTokens(25, 4, 10).tokens(
         model.config.d_vocab, bos=bos, generator=np.random.default_rng(1)
@@ -206,7 +206,7 @@ def induction_number(model: Transformer, bos: int) -> dict[str, Entry]:
     }
 
 
-def _entry(value: Tensor | float, n: int, definition: str) -> Entry:
+def _entry(value: Tensor | float, n: int, definition: str) -> CardEntry:
     return {"value": round(float(value), 4), "n": n, "definition": definition}
 
 

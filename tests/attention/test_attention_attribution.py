@@ -12,11 +12,11 @@ from torch import Tensor
 import interp
 from interp import Batch, Edit, HookedEncoderDecoder, HookedTransformer
 from interp.attention import AttentionAttribution, attention_attribution, attention_paths
-from interp.attention.score_parts import Split, score_parts
+from interp.attention.score_parts import ScoreSplit, score_parts
 from interp.data.batch import Side
 from interp.edits import PerRow, Scale, Zero
 from interp.model import Transformer
-from interp.model.norm import Heads
+from interp.model.norm import NormedHeads
 from interp.model.tap import Read, Tap
 from interp.passes.schedule import run_steps
 from interp.residual import IncompleteSumError
@@ -30,7 +30,7 @@ from tests.tolerances import assert_close
 from tests.wrapped.wrapping import wrapped
 
 MODELS = (*CONFIGS, *MIXERS)
-SPLITS: tuple[Split, ...] = ("part", "head")
+SPLITS: tuple[ScoreSplit, ...] = ("part", "head")
 PROMPT = [[3, 1, 4, 1, 5, 9, 2, 6, 5]]
 
 
@@ -58,7 +58,7 @@ def cells(scores: Tensor) -> list[tuple[int, int]]:
 
 @over("layer, head, by", list(itertools.product((0, 1), (0, 3), ("part", "head"))))
 @pytest.mark.parametrize("name", MODELS)
-def test_all_pairs_sum_to_the_recorded_score(name: str, layer: int, head: int, by: Split) -> None:
+def test_all_pairs_sum_to_the_recorded_score(name: str, layer: int, head: int, by: ScoreSplit) -> None:
     network, tokens = network_of(name), some_tokens(2)
     model = HookedTransformer(network)
     if not splits(name, layer):
@@ -232,7 +232,7 @@ def test_parts_have_the_names_of_the_config(name: str) -> None:
 
 
 @over("heads", ["head", "width"])
-def test_betas_of_the_norms_of_queries_and_keys_are_in_the_bias(heads: Heads) -> None:
+def test_betas_of_the_norms_of_queries_and_keys_are_in_the_bias(heads: NormedHeads) -> None:
     network, tokens = perturbed(replace(CONFIGS["gpt2"], qk_norm=heads)), some_tokens(2)
     (scores,) = recorded(network, tokens, "blocks.1.attn.hook_attn_scores")
     found = attention_attribution(network, tokens, "L1H2", key=4)
@@ -292,7 +292,7 @@ def test_the_planted_head_is_named_on_the_key_side_with_all_of_the_score() -> No
 
 
 @pytest.mark.parametrize("by", ["part", "head", "source"])
-def test_an_edit_of_an_earlier_head_is_in_its_parts(by: Split) -> None:
+def test_an_edit_of_an_earlier_head_is_in_its_parts(by: ScoreSplit) -> None:
     network, tokens = build("gpt2"), some_tokens(2)
     for change, site, factor in ((Zero(), "L0H2", 0.0), (Scale(0.5), "L0H2", 0.5)):
         edits = [Edit(site, change)]

@@ -6,7 +6,7 @@ import xarray as xr
 from scipy.stats import t
 
 from interp.attention.heads import confidences, labels
-from interp.attention.labels import NONE, RULES, SURE, Beyond, Cells, Evidence, Odds, PartOf, Rare
+from interp.attention.labels import NONE, RULES, SURE, Beyond, Evidence, Odds, PartOf, Rare, ScoreByHead
 
 SCORES = sorted({name for rule in RULES for e in rule.evidence for name in e.scores})
 NULL, ROWS, HALF = 0.1, 32, 0.01
@@ -114,6 +114,8 @@ def test_a_head_that_spreads_over_the_last_tokens_is_local_and_no_previous_token
 def test_anti_copying_needs_the_lower_side_of_the_random_heads() -> None:
     assert label(copying=0.0, copying_weights=-0.5) == "anti-copying"
     assert label(copying=0.0, copying_weights=0.5) == NONE
-    cell = {"copying_weights": Cells(*np.array([-0.5, -0.51, -0.49, NULL, 0.01, ROWS]).reshape(6, 1, 1))}
+    cell = {
+        "copying_weights": ScoreByHead(*np.array([-0.5, -0.51, -0.49, NULL, 0.01, ROWS]).reshape(6, 1, 1))
+    }
     assert Rare("copying_weights", -1).confidence(cell).item() == 0.99
     assert Rare("copying_weights", 1).confidence(cell).item() == 0

@@ -18,7 +18,7 @@ from interp.passes import Staged, observe
 from interp.passes.observe import as_model
 from interp.passes.question import Stages
 from interp.residual.decomposition import IncompleteSumError
-from interp.runs.over_data import Place
+from interp.runs.over_data import WorkPlace
 from interp.runs.rounds import Rounds
 from interp.tasks import SHORT_SENTENCES, IndirectObjects
 from interp.weights.random_heads import with_random_heads
@@ -64,7 +64,7 @@ def scores_of(model: HookedTransformer, sentences: tuple[Batch, Batch], rows: in
         found.update((yield from sentence_scores(model, sentences, rows, **how)))
         return xr.Dataset()
 
-    Rounds(as_model(model), None, Place()).answered([Staged("scores", stages, data="none")])
+    Rounds(as_model(model), None, WorkPlace()).answered([Staged("scores", stages, data="none")])
     return found
 
 

@@ -10,7 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from interp.causal import Descent, Subspace, align
-from interp.causal.alignment import NULLS, Cells, Runs, pairs_of, shuffled
+from interp.causal.alignment import NULLS, AlignedCells, AlignedRuns, pairs_of, shuffled
 from interp.core.stats import share_interval
 from interp.data.answers import AnswerTokens
 from interp.lab.rasp import PROGRAMS, Compiled, compile
@@ -161,8 +161,8 @@ def test_one_step_of_gradient_descent_is_that_of_an_edited_model(
     model, base, source = build(name), some_tokens(4), some_tokens(4, seed=1)
     which, by = site
     together = pairs_of(as_model(model), base, source, AnswerTokens(torch.tensor([3, 4, 5, 6])))
-    cells = Cells.of(model.config, together, which, by, None, None)
-    runs = Runs.of(model, cells, together, 3)
+    cells = AlignedCells.of(model.config, together, which, by, None, None)
+    runs = AlignedRuns.of(model, cells, together, 3)
     place = cells.places[-1]
     for layer, full in enumerate(cells.asked):
         x = observe(model, source, [Read(full)]).trace[full]

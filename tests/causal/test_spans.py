@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from interp.causal.spans import ROLES, Mention, Where, roles, spans, within
+from interp.causal.spans import ROLES, Mention, SpanPlace, roles, spans, within
 from interp.data.batch import Batch, Side
 from interp.data.text import Text
 from tests.tiny import hooked
@@ -11,7 +11,7 @@ from tests.tiny import hooked
 PROMPT = "When Mary and John went to the shop, John gave a drink to"
 
 
-def said(text: Text, batch: Batch, where: Where | list[Where]) -> list[str]:
+def said(text: Text, batch: Batch, where: SpanPlace | list[SpanPlace]) -> list[str]:
     """The text of each row's span."""
     found = spans(text, batch, where)
     return [
@@ -53,7 +53,7 @@ def test_a_token_that_holds_any_part_of_the_word_belongs_to_it() -> None:
     assert int(whole[0, 1] - whole[0, 0]) == 1
 
 
-BAD: dict[str, tuple[type[Exception], Where | list[Where], str]] = {
+BAD: dict[str, tuple[type[Exception], SpanPlace | list[SpanPlace], str]] = {
     "missing": (ValueError, "Paul", "must mention the subject 'Paul', got .*When Mary"),
     "empty": (ValueError, "", "must mention the subject ''"),
     "ambiguous": (ValueError, "John", r"occurs 2 times in .*: say which with Mention\('John', index\)"),

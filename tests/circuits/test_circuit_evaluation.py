@@ -28,9 +28,9 @@ from interp.circuits.edge_rankings import largest, worth
 from interp.circuits.interchange import (
     CircuitPasses,
     DroppedEdges,
+    KnownSenders,
+    ReadValues,
     Replacement,
-    Said,
-    Values,
     inputs,
 )
 from interp.core.stats import Moments
@@ -310,7 +310,7 @@ def test_a_pass_with_gradients_carries_what_a_sender_says_to_the_stream_once(
     """
     plain, seen = DroppedEdges._said_by, Counter[int]()
 
-    def watched(self: DroppedEdges, each: Said, said: Values) -> Tensor:
+    def watched(self: DroppedEdges, each: KnownSenders, said: ReadValues) -> Tensor:
         seen[each.rows.start] += 1
         return plain(self, each, said)
 

@@ -15,7 +15,7 @@ import interp
 from interp import Edit, HookedTransformer, Read, frame, observe
 from interp.causal import EdgeGraph
 from interp.circuits import EdgeAttribution, edge_attribution
-from interp.circuits.edge_attribution import Line, Method
+from interp.circuits.edge_attribution import EdgeMethod, GradientLine
 from interp.core.stats import ACCEPTED_MISS
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
@@ -299,7 +299,7 @@ def test_a_sure_softmax_hides_its_key_from_eap_and_not_from_eap_ig() -> None:
 @pytest.mark.parametrize(
     ("name", "method"), [("gemma2", "eap"), ("llama-gqa", "eap-ig-inputs"), ("gpt2", "eap-ig-activations")]
 )
-def test_splitting_and_padding_change_no_number(name: str, method: Method) -> None:
+def test_splitting_and_padding_change_no_number(name: str, method: EdgeMethod) -> None:
     model = HookedTransformer(build(name))
     ask: Callable[..., xr.Dataset] = functools.partial(
         edge_attribution, model, metric=METRIC, method=method, steps=2
@@ -512,13 +512,16 @@ def test_what_has_no_meaning_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="sum of what its parts add; this model norms the sum itself"):
         attributed(build("post-norm"))
     with pytest.raises(ValueError, match="at least one step is required, got 0"):
-        Line("eap-ig-inputs", steps=0)
+        GradientLine("eap-ig-inputs", steps=0)
     with pytest.raises(ValueError, match="direction must be 'denoise' or 'noise', got 'up'"):
         attributed(build("gpt2"), direction="up")
 
 
 def test_the_points_are_those_of_the_released_code() -> None:
-    inputs, activations = Line("eap-ig-inputs", 4).points(), Line("eap-ig-activations", 4).points()
+    inputs, activations = (
+        GradientLine("eap-ig-inputs", 4).points(),
+        GradientLine("eap-ig-activations", 4).points(),
+    )
     assert inputs[0].tolist() == [0, 0.25, 0.5, 0.75] and activations[0].tolist() == [0.25, 0.5, 0.75, 1]
     assert inputs[1].tolist() == [0.25] * 4
-    assert Line("clean-corrupted", 9).points()[0].tolist() == [0, 1]
+    assert GradientLine("clean-corrupted", 9).points()[0].tolist() == [0, 1]

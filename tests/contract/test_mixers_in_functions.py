@@ -17,7 +17,7 @@ from interp.families.tokenizer import HuggingFaceTokenizer
 from interp.lab import AdaptiveSoftmax
 from interp.model import ModelConfig
 from interp.model.tap import Read
-from interp.pages import About, Question, Report, page, report_of
+from interp.pages import About, Report, ReportQuestion, page, report_of
 from interp.passes.observe import observe
 from tests.causal.slow_edges import writes
 from tests.causal.test_causal_trace import ALONE, LENGTHS, SAMPLES, Asked, slow
@@ -75,7 +75,7 @@ def spoken(config: ModelConfig) -> HookedTransformer:
 
 
 def reported(model: HookedTransformer, corrupt: str | None = None) -> Report:
-    return report_of(model, Question(PROMPT, corrupt=corrupt), About("tiny"))
+    return report_of(model, ReportQuestion(PROMPT, corrupt=corrupt), About("tiny"))
 
 
 @pytest.mark.parametrize("name", ["linear-softmax", "synthesizer"])

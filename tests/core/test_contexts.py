@@ -7,12 +7,12 @@ import torch
 from hypothesis import given, settings, strategies as st
 from torch import Tensor
 
-from interp.core.contexts import Examples, InContext
+from interp.core.contexts import ContextExamples, TopInContext
 from interp.core.extremes import TopRows
 from tests.core.splits import CUTS, ORDERS, merged
 
 N, P, C, BEFORE, AFTER = 12, 5, 3, 2, 1
-RULE = InContext(TopRows(4, "activation", before=BEFORE, after=AFTER), ("tokens", "activation"), ("key",))
+RULE = TopInContext(TopRows(4, "activation", before=BEFORE, after=AFTER), ("tokens", "activation"), ("key",))
 
 
 def values(seed: int = 0) -> dict[str, Tensor]:
@@ -52,7 +52,7 @@ def test_any_split_gives_the_lists_and_contexts_of_a_slow_loop(
     rule = replace(RULE, top=replace(RULE.top, largest=largest, once_per_row=once))
     given_ = values(seed)
     found = merged(rule, given_, cuts, order)
-    assert isinstance(found, Examples)
+    assert isinstance(found, ContextExamples)
     for cell in range(C):
         entries = slow(given_, cell, rule.top)
         assert len(entries) == rule.top.k

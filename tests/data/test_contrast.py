@@ -11,7 +11,7 @@ from interp.causal.contrast import batches
 from interp.data.batch import Batch
 from interp.data.ids import check_contrast
 from interp.data.pairs import Pairs
-from interp.pages.report import Question
+from interp.pages.report import ReportQuestion
 from tests.tiny import hooked
 
 TEXTS, OTHERS = ["The cat sat on", "The dog sat on"], ["The dog sat on", "The cat sat on"]
@@ -91,7 +91,7 @@ def test_task_pairs_a_report_and_a_cache_refuse_it() -> None:
     with pytest.raises(ValueError, match="token 7 for both"):
         batches(model, Given())
     with pytest.raises(ValueError, match="must differ"):
-        interp.report(model, Question(TEXTS[0], " cat", " cat"))
+        interp.report(model, ReportQuestion(TEXTS[0], " cat", " cat"))
     cache = model.run_with_cache(TEXTS)[1]
     with pytest.raises(ValueError, match="token 7 for both for prompt 1"):
         cache.logit_attrs(cache.decompose_resid(), ANSWER, WRONG)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from interp.data.batch import Batch
-from interp.data.sources import Data, Rejected, Row, Source, TableFile, open_source
+from interp.data.sources import Data, Rejected, Source, SourceRow, TableFile, open_source
 from tests.tiny import CORPUS
 
 TEXTS = [*CORPUS, "Ünïcödé \u2028 in one line", " leading and trailing ", "x" * 300, "\ufeffmark", '{"a": 1}']
@@ -36,7 +36,7 @@ class Columns:
         return {name: values[rows] for name, values in self.columns.items()}
 
 
-def rows(source: Source) -> list[Row | Rejected]:
+def rows(source: Source) -> list[SourceRow | Rejected]:
     assert source.count is not None
     return list(source.rows(0, source.count))
 

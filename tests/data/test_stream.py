@@ -16,11 +16,11 @@ from transformers import BertTokenizer
 
 from interp.data import stream as stream_module
 from interp.data.batch import Batch
-from interp.data.sources import Rejected, Row, open_source
+from interp.data.sources import Rejected, SourceRow, open_source
 from interp.data.stream import (
     TOKENS,
-    Layout,
     PromptBatches,
+    RowLayout,
     Stream,
     TooLong,
     Window,
@@ -35,7 +35,7 @@ from tests.tiny import CORPUS, END, backend, gpt2_tokenizer
 N_CTX = 12
 TEXT = Text(HuggingFaceTokenizer(gpt2_tokenizer()), N_CTX, backend().get_vocab_size())
 BOS = TEXT.bos_id
-LAYOUTS, TOO_LONG = get_args(Layout), get_args(TooLong)
+LAYOUTS, TOO_LONG = get_args(RowLayout), get_args(TooLong)
 WORDS = st.text("ab cé", max_size=30)
 DATA = st.lists(WORDS | st.lists(st.integers(-1, TEXT.d_vocab), max_size=20), min_size=1, max_size=12)
 
@@ -64,7 +64,7 @@ def pieces_by_row(all_windows: list[Window]) -> dict[int, list[list[int]]]:
     return dict(found)
 
 
-def expected_pieces(row: Row, too_long: TooLong) -> list[list[int]] | None:
+def expected_pieces(row: SourceRow, too_long: TooLong) -> list[list[int]] | None:
     """What the model should see of a row, said slowly; None for a row that is set aside."""
     if not row:
         return None
@@ -89,7 +89,7 @@ def expected_pieces(row: Row, too_long: TooLong) -> list[list[int]] | None:
 
 @given(DATA, st.integers(1, 40), st.integers(1, 13), st.sampled_from(LAYOUTS), st.sampled_from(TOO_LONG))
 def test_every_row_is_in_one_window_once_or_rejected(
-    data: list[Row], budget: int, size: int, layout: Layout, too_long: TooLong
+    data: list[SourceRow], budget: int, size: int, layout: RowLayout, too_long: TooLong
 ) -> None:
     stream = Stream(
         open_source(data),
@@ -121,7 +121,7 @@ def test_every_row_is_in_one_window_once_or_rejected(
 @settings(max_examples=20)  # a tokenizer is slow to send
 @given(st.lists(WORDS, min_size=2, max_size=12), st.sampled_from(LAYOUTS), st.randoms(use_true_random=False))
 def test_a_window_is_the_same_in_any_order_and_process(
-    texts: list[str], layout: Layout, random: object
+    texts: list[str], layout: RowLayout, random: object
 ) -> None:
     stream = Stream(open_source(texts), TEXT, tokens_per_batch=20, rows_per_window=2, layout=layout)
     other: Stream = pickle.loads(pickle.dumps(stream))
@@ -140,7 +140,7 @@ def test_a_window_is_the_same_in_any_order_and_process(
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_files_lists_and_data_sets_of_the_same_texts_give_the_same_batches(
-    tmp_path: Path, layout: Layout
+    tmp_path: Path, layout: RowLayout
 ) -> None:
     expected = None
     for form, data in forms(tmp_path, TEXTS).items():
@@ -327,7 +327,7 @@ def test_a_text_of_nothing_the_tokenizer_knows_is_rejected() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_long_rows_are_cut_as_asked_and_counted(layout: Layout) -> None:
+def test_long_rows_are_cut_as_asked_and_counted(layout: RowLayout) -> None:
     ids = TEXT.ids(CORPUS[0])
     source = open_source([CORPUS[0], "x", END + CORPUS[0]])
     split = Stream(source, TEXT, tokens_per_batch=N_CTX, too_long="split", layout=layout).window(0)
@@ -409,7 +409,7 @@ class Watched:
     def fingerprint(self) -> str | None:
         return None
 
-    def rows(self, start: int, stop: int) -> Iterator[Row | Rejected]:
+    def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         self.asked.append((start, threading.current_thread().name))
         self.fresh.release()
         if start == self.breaks_at:

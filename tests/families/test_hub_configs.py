@@ -11,7 +11,7 @@ from packaging import version
 
 from interp.families.convert import to_model
 from interp.families.inert import read_keys, usual_values
-from interp.families.load import Reading, any_from_folder, family_of, reading_of
+from interp.families.load import ConfigReading, any_from_folder, family_of, reading_of
 from interp.families.spec import Settings, UnsupportedError
 from interp.families.stored import LiveTensors
 from interp.model import Transformer
@@ -157,7 +157,7 @@ class Both:
         except Exception:  # whatever its code raises
             return None
 
-    def ours_change(self, other: Reading) -> bool:
+    def ours_change(self, other: ConfigReading) -> bool:
         """Whether our numbers change with the config."""
         device = (torch.device("cpu"),)
         model = to_model(other.family, other.config, LiveTensors(self.state), dtype=None, devices=device)

@@ -16,9 +16,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from interp import families
 from interp.families import convert, fill as filling, native
 from interp.families.convert import to_model
-from interp.families.fill import Plan, check_dtype, fill, plan, require_finite
+from interp.families.fill import ParameterPlan, check_dtype, fill, plan, require_finite
 from interp.families.llama import FAMILY
-from interp.families.spec import Rule, same, transposed
+from interp.families.spec import TensorRule, same, transposed
 from interp.families.stored import CHUNK, LiveTensors, Tensors
 from interp.model import ModelConfig, Transformer
 from tests.configs import CONFIGS
@@ -30,7 +30,9 @@ CONFIG = CONFIGS["gpt2"]
 CPU = torch.device("cpu")
 
 
-def made(rule: Rule, shape: tuple[int, ...], dtype: torch.dtype | None = None, **tensors: Tensor) -> Tensor:
+def made(
+    rule: TensorRule, shape: tuple[int, ...], dtype: torch.dtype | None = None, **tensors: Tensor
+) -> Tensor:
     source = LiveTensors(tensors)
     return fill(plan(rule, torch.Size(shape), rule.theirs, source, CONFIG, dtype, CPU), source)
 
@@ -40,7 +42,7 @@ def made(rule: Rule, shape: tuple[int, ...], dtype: torch.dtype | None = None, *
 
 def test_parts_are_joined_along_the_first_axis_and_transposed_before() -> None:
     a, b = torch.randn(5, 3), torch.randn(5, 4)
-    assert torch.equal(made(Rule("w", ("a", "b"), transposed), (7, 5), a=a, b=b), torch.cat([a.T, b.T]))
+    assert torch.equal(made(TensorRule("w", ("a", "b"), transposed), (7, 5), a=a, b=b), torch.cat([a.T, b.T]))
 
 
 def test_a_layout_may_be_a_view_with_more_axes() -> None:
@@ -51,33 +53,33 @@ def test_a_layout_may_be_a_view_with_more_axes() -> None:
 
     weight, bias = torch.randn(24, 5), torch.randn(24)
     expected = rearrange(weight, "(h kind e) d -> (kind h e) d", h=4, kind=3)
-    assert torch.equal(made(Rule("w", ("a",), by_kind), (24, 5), a=weight), expected)
+    assert torch.equal(made(TensorRule("w", ("a",), by_kind), (24, 5), a=weight), expected)
     expected = rearrange(bias, "(h kind e) -> (kind h e)", h=4, kind=3)
-    assert torch.equal(made(Rule("w", ("a",), by_kind), (24,), a=bias), expected)
+    assert torch.equal(made(TensorRule("w", ("a",), by_kind), (24,), a=bias), expected)
 
 
 def test_experts_stored_one_by_one_fill_a_stack() -> None:
     parts = {name: torch.randn(2, 5) for name in ("a", "b", "c", "d", "e", "f")}
     expected = rearrange(torch.stack(list(parts.values())), "(x two) r d -> x (two r) d", two=2)
-    assert torch.equal(made(Rule("w", tuple(parts)), (3, 4, 5), **parts), expected)
+    assert torch.equal(made(TensorRule("w", tuple(parts)), (3, 4, 5), **parts), expected)
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3, 1), (15,), (1, 5, 3)])
 def test_the_same_number_of_elements_is_not_enough(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=r"w requires shape \[5, 3\], a gives"):
-        made(Rule("w", ("a",)), (5, 3), a=torch.randn(shape))
+        made(TensorRule("w", ("a",)), (5, 3), a=torch.randn(shape))
 
 
 def test_parts_larger_than_a_chunk_arrive_whole() -> None:
     rows = CHUNK // 4 // 100 + 7
     a, b = torch.randn(rows, 100), torch.randn(3 * rows, 100)
-    assert torch.equal(made(Rule("w", ("a", "b")), (4 * rows, 100), a=a, b=b), torch.cat([a, b]))
+    assert torch.equal(made(TensorRule("w", ("a", "b")), (4 * rows, 100), a=a, b=b), torch.cat([a, b]))
 
 
 def test_parts_of_two_dtypes_get_the_wider_one() -> None:
     a, b = torch.randn(2, 3), torch.randn(2, 3).bfloat16()
-    assert made(Rule("w", ("a", "b")), (4, 3), a=a, b=b).dtype == torch.float32
-    assert made(Rule("w", ("a", "b")), (4, 3), torch.float16, a=a, b=b).dtype == torch.float16
+    assert made(TensorRule("w", ("a", "b")), (4, 3), a=a, b=b).dtype == torch.float32
+    assert made(TensorRule("w", ("a", "b")), (4, 3), torch.float16, a=a, b=b).dtype == torch.float16
 
 
 def changed(names: dict[str, str], /, **fields: object) -> Transformer:
@@ -104,9 +106,9 @@ def test_old_names_are_renamed_and_unused_parts_left_out() -> None:
 
 
 def test_an_alternative_rule_serves_where_the_first_tensor_is_missing() -> None:
-    def rules(config: ModelConfig) -> tuple[Rule, ...]:
+    def rules(config: ModelConfig) -> tuple[TensorRule, ...]:
         first, *rest = FAMILY.rules(config)
-        return (Rule(first.ours, ("model.fused",), otherwise=first), *rest)
+        return (TensorRule(first.ours, ("model.fused",), otherwise=first), *rest)
 
     assert same_logits(changed({}, rules=rules))
     assert same_logits(changed({"model.embed_tokens.weight": "model.fused"}, rules=rules, unused=("lm_head.weight",),
@@ -156,7 +158,7 @@ def test_layers_are_spread_in_consecutive_runs_and_the_rest_is_on_the_first(
     """No such devices are needed: what would be allocated is noted, and made on the CPU."""
     devices, went = [torch.device("cuda", i) for i in range(n)], {}
 
-    def note(plan: Plan, tensors: Tensors) -> Tensor:
+    def note(plan: ParameterPlan, tensors: Tensors) -> Tensor:
         went[plan.ours] = plan.device
         return torch.empty(plan.shape)
 
@@ -280,4 +282,4 @@ def test_loading_takes_at_most_1_15_times_the_model(
 
 
 def test_same_is_the_default_layout() -> None:
-    assert Rule("a", ("b",)).layout is same
+    assert TensorRule("a", ("b",)).layout is same

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from interp.features import SAE, JumpReLU, ReLU, TopK
-from interp.features.sae import Kind, Normalisation
+from interp.features.sae import Normalisation, SaeKind
 
-KINDS: tuple[Kind, ...] = (ReLU(), TopK(3), JumpReLU(0.5))
+KINDS: tuple[SaeKind, ...] = (ReLU(), TopK(3), JumpReLU(0.5))
 
 
-def random_weights(kind: Kind, d_in: int, d_sae: int, seed: int = 0) -> dict[str, Tensor]:
+def random_weights(kind: SaeKind, d_in: int, d_sae: int, seed: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -27,7 +27,7 @@ def random_weights(kind: Kind, d_in: int, d_sae: int, seed: int = 0) -> dict[str
     return weights
 
 
-def random_sae(kind: Kind, d_in: int = 24, d_sae: int = 40, normalize: Normalisation = "none") -> SAE:
+def random_sae(kind: SaeKind, d_in: int = 24, d_sae: int = 40, normalize: Normalisation = "none") -> SAE:
     return SAE(kind, random_weights(kind, d_in, d_sae), normalize_activations=normalize)
 
 
@@ -51,7 +51,7 @@ def constant_sae(value: Tensor, d_sae: int = 5) -> SAE:
 def slow_forward(
     weights: Mapping[str, np.ndarray],
     x: np.ndarray,
-    kind: Kind,
+    kind: SaeKind,
     *,
     centred: bool = True,
     normalize: str = "none",

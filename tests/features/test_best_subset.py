@@ -10,7 +10,7 @@ from sklearn.linear_model import Ridge
 from sklearn.svm import LinearSVC
 from torch import Tensor
 
-from interp.features.best_subset import RIDGE, Search, best_subsets
+from interp.features.best_subset import RIDGE, SubsetSearch, best_subsets
 from interp.features.probing import selected
 
 EXAMPLES, NEURONS = 120, 9
@@ -75,7 +75,7 @@ def test_bounds_leave_out_branches_where_there_is_a_signal() -> None:
     x[:, :4] += 2 * labels[:, None]
     z = (x - x.mean(0)) / x.std(0)
     y = torch.where(labels, 1.0, -1.0)
-    search = Search(4)
+    search = SubsetSearch(4)
     gram, response = (z.mT @ z + torch.eye(30)).double().numpy(), (z.mT @ y).double().numpy()
     search.descend(gram, response, np.arange(30), (), 0.0)
     assert set(search.best) == {0, 1, 2, 3} and search.branches < comb(30, 3) / 10

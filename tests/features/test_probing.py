@@ -22,7 +22,15 @@ from interp import Batch, Edit, HookedTransformer, Stream
 from interp.data import open_source
 from interp.edits import Zero
 from interp.features import ProbeNeurons, probe, probe_neurons
-from interp.features.probing import Position, Selection, Split, intervals, pooled, scores, selected
+from interp.features.probing import (
+    ExampleSplit,
+    ProbePosition,
+    Selection,
+    intervals,
+    pooled,
+    scores,
+    selected,
+)
 from interp.model import Read, Tap
 from interp.passes.schedule import answer_together
 from interp.runs import store_activations
@@ -208,7 +216,7 @@ def of(found: xr.Dataset, score: str, variable: str = "value") -> xr.DataArray:
 def test_a_probe_is_scikit_learns_on_the_neurons_chosen(select: Selection) -> None:
     x, y, _ = planted([0.8, 0.5, 0.4])
     found = probe(x, y, sizes=(1, 3), select=select, shuffles=0, seed=3)
-    split = Split.of(x, y, 0.3, 3)
+    split = ExampleSplit.of(x, y, 0.3, 3)
     for k in (1, 3):
         neurons = found.neuron.sel(n_neurons=k).values[:k]
         model = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
@@ -227,17 +235,17 @@ def test_a_probe_is_scikit_learns_on_the_neurons_chosen(select: Selection) -> No
 def test_a_split_sets_aside_a_share_of_each_class_and_loses_no_example() -> None:
     x = torch.arange(50.0)[:, None]
     y = torch.arange(50) % 5 == 0
-    split = Split.of(x, y, 0.3, 0)
+    split = ExampleSplit.of(x, y, 0.3, 0)
     assert (int(split.test_y.sum()), len(split.test_y)) == (3, 15)
     assert sorted([*split.train_x[:, 0].tolist(), *split.test_x[:, 0].tolist()]) == list(range(50))
     assert torch.equal(split.train_x[:, 0] % 5 == 0, split.train_y)
-    assert not torch.equal(Split.of(x, y, 0.3, 1).test_x, split.test_x)
+    assert not torch.equal(ExampleSplit.of(x, y, 0.3, 1).test_x, split.test_x)
 
 
 @pytest.mark.parametrize("select", SELECTIONS)
 def test_test_examples_have_no_part_in_choice_or_fit(select: Selection) -> None:
     x, y, _ = planted([0.5])
-    split = Split.of(x, y, 0.3, 0)
+    split = ExampleSplit.of(x, y, 0.3, 0)
     held_out = (x[:, None] == split.test_x[None]).all(-1).any(1)
     changed = torch.where(held_out[:, None], 5.0 * torch.randn_like(x) + 7.0 * y[:, None], x)
     one, other = (probe(each, y, sizes=(2,), select=select, shuffles=0) for each in (x, changed))
@@ -280,7 +288,7 @@ def test_a_planted_feature_stands_clear_of_the_null_and_noise_does_not() -> None
 def test_the_null_is_the_mean_of_the_same_procedure_on_shuffled_training_labels() -> None:
     x, y, _ = planted([1.0])
     found = probe(x, y, sizes=(1, 2), shuffles=3, seed=4)
-    split, generator = Split.of(x, y, 0.3, 4), torch.Generator().manual_seed(4)
+    split, generator = ExampleSplit.of(x, y, 0.3, 4), torch.Generator().manual_seed(4)
     slow = []
     for _ in range(3):
         order = torch.randperm(len(split.train_y), generator=generator)
@@ -334,7 +342,7 @@ def test_bad_examples_are_refused() -> None:
 # -- models
 
 
-def vectors(model: HookedTransformer, row: list[int], site: str, pos: Position, bos: bool) -> Tensor:
+def vectors(model: HookedTransformer, row: list[int], site: str, pos: ProbePosition, bos: bool) -> Tensor:
     """The vector of one prompt that the model sees alone."""
     tap = Tap([Read(site)])
     model.transformer(torch.tensor([row]), tap)
@@ -342,7 +350,9 @@ def vectors(model: HookedTransformer, row: list[int], site: str, pos: Position, 
     return values[int(bos) :].mean(0) if pos == "mean" else values[pos]
 
 
-def all_pooled(model: HookedTransformer, batch: Batch, site: str, pos: Position, size: int = 32) -> Tensor:
+def all_pooled(
+    model: HookedTransformer, batch: Batch, site: str, pos: ProbePosition, size: int = 32
+) -> Tensor:
     """The vectors of all rows, some at a time."""
     network = model.transformer
     steps = ({"": pooled(network, part, [site], pos)} for part in batch.split(size))
@@ -351,7 +361,7 @@ def all_pooled(model: HookedTransformer, batch: Batch, site: str, pos: Position,
 
 @over("pos", ["mean", -1, 0, 2, -2])
 @over("bos", [True, False])
-def test_the_vector_of_a_prompt_does_not_depend_on_padding_or_batches(pos: Position, bos: bool) -> None:
+def test_the_vector_of_a_prompt_does_not_depend_on_padding_or_batches(pos: ProbePosition, bos: bool) -> None:
     model = HookedTransformer(build("gpt2"))
     rows = [[3, 1, 4, 1, 5, 9], [2, 7, 1], [1, 8, 2, 8]]
     for site in ("blocks.1.mlp.hook_post", "blocks.0.hook_resid_pre"):

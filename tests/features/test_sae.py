@@ -10,7 +10,7 @@ from torch import Tensor
 from interp import Batch, Edit, HookedTransformer, Read
 from interp.edits import Add, Project, Swap
 from interp.features import SAE, JumpReLU, ReLU, TopK
-from interp.features.sae import Kind, Normalisation, jump_relu, step
+from interp.features.sae import Normalisation, SaeKind, jump_relu, step
 from interp.passes.observe import observe
 from tests.configs import build, some_tokens
 from tests.features.sae_cases import KINDS, arrays, random_sae, random_weights, slow_forward
@@ -34,7 +34,7 @@ def value(site: str, *edits: Edit, model: str = "gpt2") -> Tensor:
 @over("normalize", ["none", "layer_norm", "constant_norm_rescale"])
 @over("centred", [True, False])
 def test_features_and_reconstruction_are_those_of_the_slow_loop(
-    kind: Kind, normalize: Normalisation, centred: bool
+    kind: SaeKind, normalize: Normalisation, centred: bool
 ) -> None:
     weights, x = random_weights(kind, 24, 40), vectors()
     sae = SAE(kind, weights, apply_b_dec_to_input=centred, normalize_activations=normalize)
@@ -94,7 +94,7 @@ def test_on_uniform_inputs_the_estimator_is_the_true_derivative(at: float) -> No
 
 
 @EVERY
-def test_a_read_gives_the_features_of_the_site(kind: Kind) -> None:
+def test_a_read_gives_the_features_of_the_site(kind: SaeKind) -> None:
     sae = random_sae(kind)
     read = sae.read(STREAM)
     found = observe(build("gpt2"), BATCH, [read, sae.read(STREAM)]).trace
@@ -116,7 +116,7 @@ def test_heads_are_read_side_by_side_or_one_by_one() -> None:
 
 @EVERY
 @pytest.mark.parametrize("site", [STREAM, HEADS])
-def test_a_change_of_nothing_gives_the_original_bit_for_bit(kind: Kind, site: str) -> None:
+def test_a_change_of_nothing_gives_the_original_bit_for_bit(kind: SaeKind, site: str) -> None:
     sae = random_sae(kind, normalize="layer_norm")
     edit = Edit(site, sae.on_features(lambda features: features))
     assert torch.equal(value(site, edit), value(site))
@@ -125,7 +125,7 @@ def test_a_change_of_nothing_gives_the_original_bit_for_bit(kind: Kind, site: st
 
 
 @EVERY
-def test_silencing_a_feature_takes_away_its_direction_and_nothing_else(kind: Kind) -> None:
+def test_silencing_a_feature_takes_away_its_direction_and_nothing_else(kind: SaeKind) -> None:
     sae = random_sae(kind)
     original = value(STREAM)
     features = sae.encode(original)
@@ -142,7 +142,7 @@ def test_silencing_a_feature_takes_away_its_direction_and_nothing_else(kind: Kin
 
 
 @EVERY
-def test_without_the_error_a_change_of_nothing_is_the_reconstruction(kind: Kind) -> None:
+def test_without_the_error_a_change_of_nothing_is_the_reconstruction(kind: SaeKind) -> None:
     sae, original = random_sae(kind), value(STREAM)
     replaced = value(STREAM, Edit(STREAM, sae.reconstruct))
     assert_close(replaced, sae(original))
@@ -151,7 +151,7 @@ def test_without_the_error_a_change_of_nothing_is_the_reconstruction(kind: Kind)
 
 
 @EVERY
-def test_features_of_one_position_are_changed_at_that_position(kind: Kind) -> None:
+def test_features_of_one_position_are_changed_at_that_position(kind: SaeKind) -> None:
     sae, original = random_sae(kind), value(STREAM)
     doubled = Edit(STREAM, sae.on_features(lambda features: 2 * features), at={"pos": 4})
     expected = original.clone()
@@ -202,7 +202,7 @@ def test_it_is_frozen_and_says_what_it_is() -> None:
     assert "TopK(k=3), d_in=24, d_sae=40" in repr(sae)
 
 
-def refusals() -> list[tuple[Kind, dict[str, Tensor], str]]:
+def refusals() -> list[tuple[SaeKind, dict[str, Tensor], str]]:
     good = random_weights(ReLU(), 4, 6)
     nan = torch.full((6,), torch.nan).double()
     return [
@@ -216,7 +216,7 @@ def refusals() -> list[tuple[Kind, dict[str, Tensor], str]]:
 
 
 @pytest.mark.parametrize(("kind", "weights", "message"), refusals())
-def test_weights_that_do_not_fit_are_refused(kind: Kind, weights: dict[str, Tensor], message: str) -> None:
+def test_weights_that_do_not_fit_are_refused(kind: SaeKind, weights: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         SAE(kind, weights)
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from interp.features import SAE, JumpReLU, ReLU, TopK, load_sae, save_sae
-from interp.features.sae import Kind
+from interp.features.sae import SaeKind
 from tests.features.sae_cases import KINDS, arrays, random_weights, slow_forward
 from tests.tolerances import assert_close
 
@@ -80,7 +80,7 @@ def check(sae: SAE, features: np.ndarray, output: np.ndarray) -> None:
         (ReLU(), old_config(normalize_activations=False)),
     ],
 )  # fmt: skip
-def test_a_folder_gives_the_numbers_of_the_slow_loop(tmp_path: Path, kind: Kind, cfg: Config) -> None:
+def test_a_folder_gives_the_numbers_of_the_slow_loop(tmp_path: Path, kind: SaeKind, cfg: Config) -> None:
     weights = random_weights(kind, D_IN, D_SAE)
     centred, normalize = (
         bool(cfg.get("apply_b_dec_to_input", True)),
@@ -144,7 +144,7 @@ def test_weights_come_in_the_dtype_of_the_config_or_in_the_one_asked_for(tmp_pat
 
 @EVERY
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path, kind: Kind, dtype: torch.dtype) -> None:
+def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path, kind: SaeKind, dtype: torch.dtype) -> None:
     sae = SAE(
         kind,
         random_weights(kind, D_IN, D_SAE),
@@ -163,7 +163,7 @@ def test_what_is_written_is_read_back_bit_for_bit(tmp_path: Path, kind: Kind, dt
 
 
 @EVERY
-def test_the_folder_has_the_keys_and_tensors_of_saelens(tmp_path: Path, kind: Kind) -> None:
+def test_the_folder_has_the_keys_and_tensors_of_saelens(tmp_path: Path, kind: SaeKind) -> None:
     save_sae(
         SAE(kind, random_weights(kind, D_IN, D_SAE), metadata={"hook_name": "blocks.0.attn.hook_z"}), tmp_path
     )

@@ -18,7 +18,7 @@ from interp.features import (
     sae_training,
     train_sae,
 )
-from interp.features.sae import Kind
+from interp.features.sae import SaeKind
 from interp.features.sae_training import dead_error, geometric_median, objective
 from tests.features.sae_cases import KINDS, random_sae
 from tests.tolerances import assert_close
@@ -42,7 +42,7 @@ def noise(n: int = 600, d: int = 8) -> Tensor:
 
 
 def quick(
-    activations: Tensor | list[Tensor] | Iterator[Tensor], kind: Kind = KINDS[0], **more: object
+    activations: Tensor | list[Tensor] | Iterator[Tensor], kind: SaeKind = KINDS[0], **more: object
 ) -> SAE:
     settings = {"steps": 12, "batch_size": 100, "dtype": torch.float64, "dead_after": 3}
     settings |= {} if isinstance(kind, TopK) else {"sparsity": 0.5}
@@ -58,7 +58,7 @@ def same(one: SAE, other: SAE) -> bool:
     [(ReLU(), 3.5), (TopK(2), None), (JumpReLU(1.0), 1.5)],
     ids=["ReLU", "TopK", "JumpReLU"],
 )
-def test_it_finds_the_dictionary_that_the_data_were_made_of(kind: Kind, sparsity: float | None) -> None:
+def test_it_finds_the_dictionary_that_the_data_were_made_of(kind: SaeKind, sparsity: float | None) -> None:
     truth, strength, x = sparse_data()
     sae, history = train_sae(
         x, kind, 48, sparsity=sparsity, steps=500, lr=1e-2, batch_size=512, dead_after=30
@@ -75,13 +75,13 @@ def test_it_finds_the_dictionary_that_the_data_were_made_of(kind: Kind, sparsity
 
 
 @EVERY
-def test_the_same_seed_gives_the_same_bits_and_another_one_does_not(kind: Kind) -> None:
+def test_the_same_seed_gives_the_same_bits_and_another_one_does_not(kind: SaeKind) -> None:
     one, again, other = (quick(noise(), kind, seed=seed) for seed in (3, 3, 4))
     assert same(one, again) and not same(one, other)
 
 
 @EVERY
-def test_the_unit_of_the_activations_does_not_matter(kind: Kind) -> None:
+def test_the_unit_of_the_activations_does_not_matter(kind: SaeKind) -> None:
     one, large = quick(noise(), kind), quick(8 * noise(), kind)
     assert torch.equal(one.W_dec, large.W_dec) and torch.equal(one.W_enc, large.W_enc)
     assert torch.equal(8 * one(noise()), large(8 * noise()))
@@ -89,7 +89,7 @@ def test_the_unit_of_the_activations_does_not_matter(kind: Kind) -> None:
 
 
 @EVERY
-def test_directions_have_norm_one_and_thresholds_are_not_negative(kind: Kind) -> None:
+def test_directions_have_norm_one_and_thresholds_are_not_negative(kind: SaeKind) -> None:
     sae = quick(noise(), kind)
     assert_close(sae.W_dec.norm(dim=1), torch.ones(12).double())
     assert float(sae.thresholds.min()) >= 0
@@ -126,7 +126,7 @@ def test_the_geometric_median_is_where_the_pulls_balance() -> None:
 
 
 @EVERY
-def test_a_batch_costs_what_the_formula_says(kind: Kind) -> None:
+def test_a_batch_costs_what_the_formula_says(kind: SaeKind) -> None:
     sae, x = random_sae(kind, 8, 12), noise(5)
     dead = torch.arange(12) >= 9
     features = sae.encode(x)
@@ -244,7 +244,7 @@ def test_dead_features_restart_at_inputs_that_are_badly_explained() -> None:
 def test_a_feature_that_never_fires_comes_back_in_training(monkeypatch: pytest.MonkeyPatch) -> None:
     start = sae_training._initial
 
-    def silenced(sample: Tensor, kind: Kind, d_sae: int, seed: int) -> SAE:
+    def silenced(sample: Tensor, kind: SaeKind, d_sae: int, seed: int) -> SAE:
         sae = start(sample, kind, d_sae, seed)
         sae.b_enc.data[:6] = -1e3
         return sae
@@ -279,7 +279,7 @@ def test_the_history_says_what_happened() -> None:
         (TopK(2), {"lr": 1e30}, r"lr must be above 0 and at most 1e6, got 1e\+30"),
     ],
 )
-def test_what_makes_no_sense_is_refused(kind: Kind, more: dict[str, float], message: str) -> None:
+def test_what_makes_no_sense_is_refused(kind: SaeKind, more: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train_sae(noise(), kind, 12, **({"steps": 5, "batch_size": 100} | more))  # type: ignore[arg-type]
 

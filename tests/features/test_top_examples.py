@@ -15,9 +15,9 @@ from torch import Tensor
 
 import interp
 from interp import Batch, HookedTransformer
-from interp.core.contexts import Examples
+from interp.core.contexts import ContextExamples
 from interp.data.sources import open_source
-from interp.data.stream import Layout, Stream, prompt_source
+from interp.data.stream import RowLayout, Stream, prompt_source
 from interp.features import SAE, ReLU, TopExamples, examples_table, top_examples
 from interp.features.top_examples import QUANTILES, RELATIVE_ERROR
 from interp.model import Read
@@ -71,7 +71,7 @@ def model() -> HookedTransformer:
     return hooked("gpt2")
 
 
-def stream(tokens: int = 64, window: int = 5, layout: Layout = "padded") -> Stream:
+def stream(tokens: int = 64, window: int = 5, layout: RowLayout = "padded") -> Stream:
     source = open_source(TEXTS)
     return Stream(source, model().text, tokens_per_batch=tokens, rows_per_window=window, layout=layout)
 
@@ -176,7 +176,7 @@ def test_a_pattern_gives_the_key_that_is_attended_most() -> None:
 @over("layout", ["padded", "packed"])
 @over("tokens, window", [(1, 3), (30, 100), (100, 4), (10_000, 100)])
 def test_no_batch_size_window_or_packing_changes_a_list(
-    site: str, layout: Layout, tokens: int, window: int
+    site: str, layout: RowLayout, tokens: int, window: int
 ) -> None:
     found, whole = asked(site, data=stream(tokens, window, layout)), asked(site)
     for name in whole.data_vars:
@@ -245,7 +245,7 @@ def test_only_the_chosen_cells_leave_their_layer_and_it_travels_to_other_process
     trace = interp.observe(model().transformer, batch, [read]).trace
     assert trace[read].shape == (*batch.tokens.shape, 2)
     part = analysis.keep.of(analysis.rows.compute(trace, batch, model().transformer), batch.identities())
-    assert isinstance(part.parts["examples"], Examples)
+    assert isinstance(part.parts["examples"], ContextExamples)
 
 
 # --- what counts ------------------------------------------------------------------------------------------------------

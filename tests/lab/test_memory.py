@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from interp.lab import LongTermMemory
-from interp.lab.memory import Arrangement, Held, Lesson, MemoryMixer, learn, read
+from interp.lab.memory import Arrangement, KeptMemory, Lesson, MemoryMixer, learn, read
 from interp.model import Edit, ModelConfig, NoPosition, Read, Tap, Transformer
 from interp.model.config import Rotary
 from interp.model.position import Rotation
@@ -150,11 +150,11 @@ def random_lesson(n: int, *, heads: int = 2, width: int = 5, seed: int = 0) -> L
     return Lesson(q, k, v, one, two, three, torch.ones(1, n, dtype=torch.bool))
 
 
-def blank(lesson: Lesson, depth: int = 1, size: float = 0.0) -> Held:
+def blank(lesson: Lesson, depth: int = 1, size: float = 0.0) -> KeptMemory:
     heads, width = lesson.q.shape[1], lesson.q.shape[-1]
     generator = torch.Generator().manual_seed(3)
     begin = size * torch.randn(1, depth, heads, width, width, generator=generator, dtype=torch.float64)
-    return Held(begin, begin, torch.zeros_like(begin))
+    return KeptMemory(begin, begin, torch.zeros_like(begin))
 
 
 def constant(lesson: Lesson, momentum: float, step: float, forget: float) -> Lesson:
@@ -266,7 +266,7 @@ def test_gradients_pass_through_the_learning(depth: int, chunk: int) -> None:
     def reading(*parts: Tensor) -> Tensor:
         q, k, v, momentum, step, forget, memory = parts
         told = Lesson(q, k, v, momentum, step, forget, lesson.present)
-        return learn(told, Held(memory, memory, torch.zeros_like(memory)), chunk).reading
+        return learn(told, KeptMemory(memory, memory, torch.zeros_like(memory)), chunk).reading
 
     parts = (lesson.q, lesson.k, lesson.v, lesson.momentum, lesson.step, lesson.forget, begin)
     assert torch.autograd.gradcheck(reading, [x.clone().requires_grad_() for x in parts])

@@ -17,7 +17,7 @@ from interp.causal.graph import EdgeGraph
 from interp.compat.hooked_export import to_hooked_state
 from interp.families import load
 from interp.model import Edit, ModelConfig, Read, Softmax, Tap, UsualBlock, Weights, sites
-from interp.model.attention import Attention, Mask, Pass, attend_scores, picked
+from interp.model.attention import Attention, Mask, PassState, attend_scores, picked
 from interp.model.records import Mixer, Traits, require
 from interp.model.sites import Site
 from interp.model.tap import Scope, at
@@ -49,7 +49,7 @@ class UniformAttention(Attention):
         k: Float[Tensor, "b p g e"],
         v: Float[Tensor, "b p g e"],
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Float[Tensor, "b n h e"]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from interp.model import MLP, Edit, MoE, Read, Router, Tap, sites
-from interp.model.experts import Experts, Groups
+from interp.model.experts import ExpertGroups, Experts
 from tests.configs import CONFIGS, build, perturbed, some_tokens
 from tests.loops import over
 from tests.model.observed import everything, noise, plain_logits
@@ -36,7 +36,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
         calls.append((i, x[..., 0].numel()))
         return plain(self, i, x)
 
-    def together(self: Experts, x: Tensor, weight: Tensor, groups: Groups) -> Tensor:
+    def together(self: Experts, x: Tensor, weight: Tensor, groups: ExpertGroups) -> Tensor:
         assert len(x) == sum(groups.sizes)
         calls.extend((i, size) for i, size in enumerate(groups.sizes) if size)
         return grouped(self, x, weight, groups)

@@ -11,7 +11,7 @@ from interp.data.batch import Batch
 from interp.lab import AdaptiveTemperature, LogN, Longformer, Strided
 from interp.model import Chunks, LogSteps, ModelConfig, Softmax, Transformer, softmax as softmax_module
 from interp.model.attention import Mask
-from interp.model.softmax import Refinement, SoftmaxAttention
+from interp.model.softmax import ScoreRefinement, SoftmaxAttention
 from tests.configs import perturbed, some_tokens
 from tests.lab.test_differential import recorded
 from tests.loops import over
@@ -107,7 +107,7 @@ def test_pattern_and_z_are_those_of_a_loop(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["simple", "value", "additive", "stochastic"])
-def test_a_refined_pattern_that_sees_both_ways_is_that_of_the_loop(kind: Refinement) -> None:
+def test_a_refined_pattern_that_sees_both_ways_is_that_of_the_loop(kind: ScoreRefinement) -> None:
     config = replace(MIXERS["refined-simple"], mixer=Softmax(refinement=kind), causal=False)
     for n in (1, 9):
         agrees_with_the_loop(perturbed(config), n)

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from interp import HookedTransformer, families
 from interp.cli import main
 from interp.model import MLP, ModelConfig, Transformer
-from interp.pages import About, Question, Report, replacing, report_of, write_report
+from interp.pages import About, Report, ReportQuestion, replacing, report_of, write_report
 from tests.pages.visits import ARGS, BROWSER, NARROW, WIDE, Visit, visit
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def planted_model() -> HookedTransformer:
 def planted(planted_model: HookedTransformer) -> Report:
     """The hand-built model on a repeated word, its answer given; corrupted, the word goes on with the wrong one."""
     about = About("groundtruth-induction", "hand-built")
-    return report_of(planted_model, Question(PLANTED, "d", "e", CORRUPTED), about, seed=3)
+    return report_of(planted_model, ReportQuestion(PLANTED, "d", "e", CORRUPTED), about, seed=3)
 
 
 @pytest.fixture(scope="session")

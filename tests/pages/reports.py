@@ -2,7 +2,7 @@
 
 import functools
 
-from interp.pages import About, Question, Report, page, report_of
+from interp.pages import About, Report, ReportQuestion, page, report_of
 from tests.tiny import hooked
 
 PROMPT, CORRUPTED = "The cat sat on the mat", "The dog sat on the mat"
@@ -13,7 +13,7 @@ _PAGES: dict[int, tuple[Report, str]] = {}
 @functools.cache
 def report(name: str, corrupt: str | None = None, wrong: str | None = WRONG) -> Report:
     """The model of this name asked about the answer, and compared with a corrupted prompt if there is one."""
-    return report_of(hooked(name), Question(PROMPT, ANSWER, wrong, corrupt), About(name))
+    return report_of(hooked(name), ReportQuestion(PROMPT, ANSWER, wrong, corrupt), About(name))
 
 
 def compared(name: str) -> Report:

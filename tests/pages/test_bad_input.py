@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import interp
-from interp.pages import About, Question, Report, page, replacing, report_of, write_report
+from interp.pages import About, Report, ReportQuestion, page, replacing, report_of, write_report
 from interp.pages.wording import visible
 from tests.pages.test_report import payload
 from tests.pages.visits import NARROW, needs_browser, visit
@@ -31,7 +31,7 @@ def model(random_model: Path) -> interp.HookedTransformer:
 
 @pytest.fixture(scope="module")
 def bad(model: interp.HookedTransformer) -> Report:
-    return report_of(model, Question(PROMPT), About(SCRIPT, EVENT))
+    return report_of(model, ReportQuestion(PROMPT), About(SCRIPT, EVENT))
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,6 @@ def test_prompts_that_are_too_long_or_no_text_are_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr("interp.pages.report._pass", lambda *_: pytest.fail("worked"))
     with pytest.raises(ValueError, match="128"):
-        report_of(model, Question("x" * 500), About("x"))
+        report_of(model, ReportQuestion("x" * 500), About("x"))
     with pytest.raises(ValueError, match="half of a surrogate pair at 13"):
-        report_of(model, Question("half a pair: \ud83d"), About("x"))
+        report_of(model, ReportQuestion("half a pair: \ud83d"), About("x"))

@@ -10,7 +10,7 @@ import pytest
 
 from interp import HookedTransformer
 from interp.model.parts import Part
-from interp.pages import About, Question, report_of, write_report
+from interp.pages import About, ReportQuestion, report_of, write_report
 from interp.pages.view_lattice import OPENS, STEPS, STRONGEST
 from interp.pages.wording import visible
 from interp.tokens import flow_routes, routes
@@ -235,7 +235,7 @@ def test_every_kind_of_block_is_drawn_by_its_routes_or_left_out_in_silence(
     browser: "sync_api.Browser", tmp_path: Path, changes: dict[str, object]
 ) -> None:
     model = model_of(changes)
-    write_report(report_of(model, Question(PROMPT), About("kind")), tmp_path)
+    write_report(report_of(model, ReportQuestion(PROMPT), About("kind")), tmp_path)
     seen = visit(browser, tmp_path)
     if changes.keys() & {"parallel", "mlp"}:
         slide(seen, 0.03)

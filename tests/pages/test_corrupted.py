@@ -12,8 +12,8 @@ import torch
 import interp
 from interp.causal import EdgeGraph
 from interp.circuits import edge_attribution
-from interp.cli.commands import Report as Command
-from interp.pages import About, Question, Report, page, report_of, view_circuit, view_patching, wording
+from interp.cli.commands import ReportCommand as Command
+from interp.pages import About, Report, ReportQuestion, page, report_of, view_circuit, view_patching, wording
 from tests.pages.conftest import PLANTED
 from tests.pages.reports import ANSWER, CORRUPTED, PROMPT, WRONG, compared, page_of, report
 from tests.pages.test_sections import model_of, section
@@ -321,7 +321,7 @@ def test_a_model_without_mlps_has_no_map_of_them_and_says_so() -> None:
 
 def test_a_model_without_logits_has_no_corrupted_prompt() -> None:
     with pytest.raises(ValueError, match=r"a corrupted prompt \('b'\) requires a model with logits"):
-        report_of(model_of({"unembed": False}), Question("a", corrupt="b"), About("x"))
+        report_of(model_of({"unembed": False}), ReportQuestion("a", corrupt="b"), About("x"))
 
 
 @pytest.mark.parametrize(
@@ -337,25 +337,25 @@ def test_a_corrupted_prompt_that_is_none_is_refused_before_any_work(
 ) -> None:
     monkeypatch.setattr("interp.pages.report._pass", lambda *_: pytest.fail("worked"))
     with pytest.raises(ValueError, match=message):
-        report_of(planted_model, Question(PLANTED, "d", "e", corrupt), About("x"))
+        report_of(planted_model, ReportQuestion(PLANTED, "d", "e", corrupt), About("x"))
 
 
 @pytest.mark.slow
 def test_a_corrupted_prompt_with_markup_in_it_is_shown_and_never_obeyed() -> None:
     prompt, corrupt = "<b>x</b>", "<i>x</i>"
-    text = page(report_of(hooked("gpt2"), Question(prompt, corrupt=corrupt), About("x")))
+    text = page(report_of(hooked("gpt2"), ReportQuestion(prompt, corrupt=corrupt), About("x")))
     assert "<i>x" not in text and "&lt;i&gt;x" in text
 
 
 def test_a_corrupted_prompt_that_is_answered_alike_is_refused() -> None:
     with pytest.raises(ValueError, match="for clean and corrupted runs alike"):
-        report_of(model_of({}, unembedding=0.0), Question(PROMPT, ANSWER, WRONG, CORRUPTED), About("x"))
+        report_of(model_of({}, unembedding=0.0), ReportQuestion(PROMPT, ANSWER, WRONG, CORRUPTED), About("x"))
 
 
 def test_the_command_brings_a_corrupted_prompt_for_its_own_question_and_takes_one_for_yours() -> None:
     own = Command().question()
     assert own.corrupt == own.prompt.replace(", John", ", Mary")
     assert Command(prompt=PROMPT).question().corrupt is None
-    assert Command(prompt=PROMPT, corrupt=CORRUPTED).question() == Question(PROMPT, corrupt=CORRUPTED)
+    assert Command(prompt=PROMPT, corrupt=CORRUPTED).question() == ReportQuestion(PROMPT, corrupt=CORRUPTED)
     with pytest.raises(ValueError, match=r"\(--corrupt\) requires a prompt of your own"):
         Command(corrupt=CORRUPTED).question()

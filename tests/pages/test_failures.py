@@ -10,7 +10,16 @@ import torch
 
 from interp.cli import main
 from interp.core.notes import Note
-from interp.pages import About, Question, Report, findings, flow, page, report as report_module, report_of
+from interp.pages import (
+    About,
+    Report,
+    ReportQuestion,
+    findings,
+    flow,
+    page,
+    report as report_module,
+    report_of,
+)
 from interp.pages.absent import NEEDS
 from interp.residual import IncompleteSumError
 from tests.pages.reports import ANSWER, CORRUPTED, PROMPT, WRONG, compared
@@ -34,7 +43,7 @@ PLACES: dict[str, tuple[object, str]] = {
     "ablation": (report_module, "ablation"),
     "patching": (report_module.tables, "patching"),
     "edges": (report_module.tables, "edges"),
-    "faithfulness": (report_module.Pair, "curve"),
+    "faithfulness": (report_module.PromptPair, "curve"),
     "reasons": (report_module, "reasons"),
     "stages": (report_module.stages, "payload"),
 }
@@ -53,7 +62,7 @@ def made() -> tuple[Report, list[str]]:
     sys.modules[report_module.Absences.__module__].note.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        found = report_of(hooked(MODEL), Question(PROMPT, ANSWER, WRONG, CORRUPTED), About(MODEL))
+        found = report_of(hooked(MODEL), ReportQuestion(PROMPT, ANSWER, WRONG, CORRUPTED), About(MODEL))
     return found, [str(each.message) for each in caught if issubclass(each.category, Note)]
 
 

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import interp
-from interp.pages import About, Finding, Question, Report, ReportPage, findings, report_of
+from interp.pages import About, Finding, Report, ReportPage, ReportQuestion, findings, report_of
 from interp.pages.findings import MOST, enough, in_words
 from interp.zoo.groundtruth import Alphabet
 from interp.zoo.planted import PLANTED
@@ -32,14 +32,14 @@ def hand_built(name: str) -> Report:
 
     prompt, corrupt = (text(rows[0, 1:].tolist()) for rows in (made.clean, made.corrupt))
     answer, wrong = (text([int(ids[0])]) for ids in (made.answer, made.wrong))
-    return report_of(model, Question(prompt, answer, wrong, corrupt), About(name))
+    return report_of(model, ReportQuestion(prompt, answer, wrong, corrupt), About(name))
 
 
 @functools.cache
 def asked(*question: str | None) -> Report:
     """The report of demo-4l."""
     return report_of(
-        interp.HookedTransformer.from_pretrained("demo-4l"), Question(*question), About("demo-4l")
+        interp.HookedTransformer.from_pretrained("demo-4l"), ReportQuestion(*question), About("demo-4l")
     )
 
 

@@ -14,7 +14,7 @@ from interp.model import Read
 from interp.model.weights import Weights
 from interp.pages import page
 from interp.pages.flow import FLOOR, LISTED, MOST_LISTED, listed
-from interp.pages.report import About, Question, report_of
+from interp.pages.report import About, ReportQuestion, report_of
 from interp.pages.view_lattice import STEPS, STRONGEST
 from interp.pages.wording import visible
 from interp.passes.observe import observe
@@ -158,7 +158,7 @@ def test_a_model_without_routes_says_why_and_has_the_rest() -> None:
 
 
 def test_a_model_without_logits_has_neither_lattice_nor_words() -> None:
-    text = page(report_of(model_of({"unembed": False}), Question(PROMPT), About("headless")))
+    text = page(report_of(model_of({"unembed": False}), ReportQuestion(PROMPT), About("headless")))
     assert "no unembedding" in section(text, "lattice")
     assert "reading" not in section(text, "attention") and "weighting" not in section(text, "attention")
     assert not {"lattice", "values", "words"} & set(payload(text))

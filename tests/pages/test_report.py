@@ -16,7 +16,7 @@ import xarray as xr
 
 import interp
 from interp.model import Learned
-from interp.pages import About, Question, Report, page, report_of, tables, wording
+from interp.pages import About, Report, ReportQuestion, page, report_of, tables, wording
 from interp.runs import kept
 from interp.runs.provenance import model_hash
 from tests.configs import CONFIGS, perturbed
@@ -85,7 +85,7 @@ def test_losses_are_those_of_the_model(planted: Report, planted_model: interp.Ho
 
 def test_next_tokens_and_ranks_are_those_of_sorted_logits() -> None:
     model = hooked("gpt2")
-    report = report_of(model, Question("The cat sat"), About("tiny"))
+    report = report_of(model, ReportQuestion("The cat sat"), About("tiny"))
     logits = model("The cat sat")[0]
     order = logits.argsort(-1, descending=True)
     table, ids = report.tables["next_tokens"], report.tables["tokens"].token_id.tolist()
@@ -141,7 +141,7 @@ def test_attribution_is_that_of_the_function_and_sums_to_the_logit_difference(
     "name", ["gpt2", "attention-only", "llama-gqa", "no-norm", "bloom", "gemma2", "olmo2", "gpt-oss"]
 )
 def test_every_part_has_a_kind_and_sources_sum_to_their_head(name: str) -> None:
-    report = report_of(hooked(name), Question("The cat sat on the mat"), About(name))
+    report = report_of(hooked(name), ReportQuestion("The cat sat on the mat"), About(name))
     parts = report.tables["attribution"]
     config = report.config
     counts = parts.kind.value_counts()
@@ -174,7 +174,7 @@ def test_circuits_and_composition_are_those_of_the_functions(
 def test_a_single_layer_composes_with_nothing_and_says_so() -> None:
     config = replace(CONFIGS["gpt2"], n_layers=1, d_vocab=hooked().cfg.d_vocab)
     model = interp.HookedTransformer(perturbed(config), hooked().text.tokenizer)
-    report = report_of(model, Question("The cat sat"), About("one layer"))
+    report = report_of(model, ReportQuestion("The cat sat"), About("one layer"))
     assert len(report.tables["composition"]) == 0
     assert "this model has no pairs" in page(report)
 
@@ -182,7 +182,7 @@ def test_a_single_layer_composes_with_nothing_and_says_so() -> None:
 def test_a_report_looks_at_the_weights_once_and_names_their_hash(monkeypatch: pytest.MonkeyPatch) -> None:
     model, looks, content = hooked("gpt2"), list[str](), kept.content
     monkeypatch.setattr(kept, "content", lambda network: looks.append(content(network)) or looks[-1])
-    found = report_of(model, Question("The cat sat"), About("gpt2"))
+    found = report_of(model, ReportQuestion("The cat sat"), About("gpt2"))
     assert len(looks) == 1
     assert found.provenance["model_sha256"] == model_hash(model.transformer)
 
@@ -222,7 +222,7 @@ def test_fitted_lenses_stand_beside_the_logit_lens() -> None:
     jacobian = interp.lenses.jacobian_lens(model, [*CORPUS, *CORPUS], skip=1)
     tuned = interp.lenses.TunedLens.untrained(model)
     report = report_of(
-        model, Question(prompt), About("tiny"), lenses={"Jacobian": jacobian, "untrained": tuned}
+        model, ReportQuestion(prompt), About("tiny"), lenses={"Jacobian": jacobian, "untrained": tuned}
     )
     table = report.tables["fitted_lenses"]
     mine = {name: part.reset_index(drop=True) for name, part in table.groupby("lens", sort=False)}
@@ -239,14 +239,14 @@ def test_fitted_lenses_stand_beside_the_logit_lens() -> None:
     said = f"rank {first.low + 1:.0f} to {first.high + 1:.0f}, listed by {100 * first.stays:.0f} %"
     assert said in text
     assert report.provenance["units"]["fitted_lenses"]["stays"] == "share of resamples"
-    plain = page(report_of(model, Question(prompt), About("tiny")))
+    plain = page(report_of(model, ReportQuestion(prompt), About("tiny")))
     assert "data-lens" not in plain and 'name="lens"' not in plain
 
 
 def test_a_lens_of_another_model_is_refused() -> None:
     other = interp.lenses.TunedLens.untrained(hooked("llama-gqa"))
     with pytest.raises((ValueError, KeyError), match="another model"):
-        report_of(hooked("gpt2"), Question("The cat sat"), About("tiny"), lenses={"x": other})
+        report_of(hooked("gpt2"), ReportQuestion("The cat sat"), About("tiny"), lenses={"x": other})
 
 
 # --- questions ----------------------------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def test_a_lens_of_another_model_is_refused() -> None:
 def test_without_an_answer_the_models_first_two_tokens_are_compared(
     planted_model: interp.HookedTransformer,
 ) -> None:
-    report = report_of(planted_model, Question(PLANTED), About("x"))
+    report = report_of(planted_model, ReportQuestion(PLANTED), About("x"))
     first, second = report.tables["next_tokens"].query("pos == 15").token.tolist()[:2]
     contrast = report.contrast
     assert contrast.wrong is not None
@@ -269,7 +269,7 @@ def test_without_an_answer_the_models_first_two_tokens_are_compared(
 def test_without_a_wrong_answer_the_logit_itself_is_taken_apart(
     planted_model: interp.HookedTransformer,
 ) -> None:
-    report = report_of(planted_model, Question(PLANTED, "d"), About("x"))
+    report = report_of(planted_model, ReportQuestion(PLANTED, "d"), About("x"))
     logit = planted_model(PLANTED)[0, -1, planted_model.to_single_token("d")]
     assert report.contrast.wrong is None
     assert report.contrast.total == pytest.approx(float(logit), rel=1e-6)
@@ -278,9 +278,9 @@ def test_without_a_wrong_answer_the_logit_itself_is_taken_apart(
 
 def test_questions_that_contradict_themselves_are_refused() -> None:
     with pytest.raises(ValueError, match="requires an answer"):
-        Question("abc", wrong="d")
+        ReportQuestion("abc", wrong="d")
     with pytest.raises(ValueError, match="must differ"):
-        Question("abc", "d", "d")
+        ReportQuestion("abc", "d", "d")
 
 
 @pytest.mark.slow
@@ -289,13 +289,13 @@ def test_a_prompt_too_long_for_the_page_says_how_much_fits(
 ) -> None:
     monkeypatch.setattr("interp.pages.report.MOST_CELLS", 400)
     with pytest.raises(ValueError, match="all 8 heads of this model for up to 9 tokens, the prompt has 16"):
-        report_of(planted_model, Question(PLANTED), About("x"))
-    assert report_of(planted_model, Question(PLANTED[:8]), About("x")).tables["tokens"].shape[0] == 9
+        report_of(planted_model, ReportQuestion(PLANTED), About("x"))
+    assert report_of(planted_model, ReportQuestion(PLANTED[:8]), About("x")).tables["tokens"].shape[0] == 9
 
 
 @pytest.mark.slow
 def test_a_single_token_is_enough_for_a_page(planted_model: interp.HookedTransformer) -> None:
-    report = report_of(planted_model, Question("a"), About("x"))
+    report = report_of(planted_model, ReportQuestion("a"), About("x"))
     assert report.tables["tokens"].token.tolist() == ["<|bos|>", "a"]
     assert "Tokens and losses" in page(report)
 
@@ -385,7 +385,7 @@ def test_many_weights_are_stored_in_one_byte_each(planted: Report, monkeypatch: 
 
 def test_tokens_that_look_like_markup_are_shown_and_never_obeyed() -> None:
     prompt = "<b>&'\"\u202e\n</script>"
-    text = page(report_of(hooked("gpt2"), Question(prompt), About("<i>name</i>", "<u>summary</u>")))
+    text = page(report_of(hooked("gpt2"), ReportQuestion(prompt), About("<i>name</i>", "<u>summary</u>")))
     outline = Outline(text)
     assert "u" not in outline.tags
     assert "<i>name" not in text
@@ -408,11 +408,11 @@ def test_the_card_of_a_trained_model_is_shown_with_its_definitions(planted: Repo
 def test_a_full_context_of_a_demo_sized_model_stays_within_three_megabytes(random_model: Path) -> None:
     model = interp.HookedTransformer.from_pretrained(random_model)
     prompt = (" to the store" * 100)[: 13 * 36]
-    report = report_of(model, Question(prompt), About("random"))
+    report = report_of(model, ReportQuestion(prompt), About("random"))
     n = len(report.tables["tokens"])
     assert n > 100
     # Patching of every token would take long here: the maps of a short prompt, with their widest numbers.
-    short = report_of(model, Question(" to the store", corrupt=" to to store"), About("random"))
+    short = report_of(model, ReportQuestion(" to the store", corrupt=" to to store"), About("random"))
     cells = short.tables["patching"].assign(normalised=-0.123, value=-1.234, changed=True)
     by_token = cells[cells.pos == 0].drop(columns="pos").merge(pd.DataFrame({"pos": range(n)}), how="cross")
     patching = pd.concat([by_token, cells[cells["head"].notna()]])
@@ -426,9 +426,9 @@ def test_a_full_context_of_a_demo_sized_model_stays_within_three_megabytes(rando
 
 
 def test_the_biases_of_norms_that_stand_in_the_stream_have_their_layer() -> None:
-    parts = report_of(hooked("post-norm"), Question("The cat sat on the mat"), About("post-norm")).tables[
-        "attribution"
-    ]
+    parts = report_of(
+        hooked("post-norm"), ReportQuestion("The cat sat on the mat"), About("post-norm")
+    ).tables["attribution"]
     biases = parts[parts.kind.isin(("ln1_bias", "ln2_bias"))]
     assert biases.part.tolist() == ["L0.ln1_bias", "L0.ln2_bias", "L1.ln1_bias", "L1.ln2_bias"]
     assert biases.layer.tolist() == [0, 0, 1, 1]

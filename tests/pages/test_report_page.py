@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 import interp
-from interp.pages import About, Question, Report, ReportPage, page, report_of
+from interp.pages import About, Report, ReportPage, ReportQuestion, page, report_of
 from tests.pages.conftest import CORRUPTED, PLANTED
 from tests.pages.reports import ANSWER, PROMPT, WRONG
 from tests.pages.visits import Visit, needs_browser, visit
@@ -98,7 +98,7 @@ def test_an_edit_that_an_analysis_of_the_page_cannot_follow_is_named_where_its_s
 def test_ids_are_a_prompt_and_the_page_is_that_of_their_text(planted: Report) -> None:
     model = interp.HookedTransformer.from_pretrained("groundtruth-induction")
     prompt, corrupt = (model.text.batch(text).tokens for text in (PLANTED, CORRUPTED))
-    found = report_of(model, Question.of(model.text, prompt, "d", "e", corrupt), planted.about, seed=3)
+    found = report_of(model, ReportQuestion.of(model.text, prompt, "d", "e", corrupt), planted.about, seed=3)
     assert found.tables.keys() == planted.tables.keys()
     for name, table in planted.tables.items():
         pd.testing.assert_frame_equal(found.tables[name], table)

@@ -15,8 +15,8 @@ from hypothesis import given, strategies as st
 import interp
 from interp.pages import (
     About,
-    Question,
     Report,
+    ReportQuestion,
     findings,
     page,
     report_of,
@@ -25,7 +25,7 @@ from interp.pages import (
     wording,
 )
 from interp.pages.folder import write_report
-from interp.pages.view_attribution import Step, Waterfall
+from interp.pages.view_attribution import Waterfall, WaterfallStep
 from tests.configs import CONFIGS, perturbed
 from tests.pages.conftest import PLANTED
 from tests.pages.reports import ANSWER, PROMPT, WRONG, page_of, report
@@ -49,7 +49,7 @@ def section(text: str, name: str) -> str:
     return text.split(f'<section id="{name}"')[1].split("</section>")[0]
 
 
-def steps_of(fall: Waterfall) -> list[Step]:
+def steps_of(fall: Waterfall) -> list[WaterfallStep]:
     return [step for band in fall.bands for step in band.steps]
 
 
@@ -246,7 +246,7 @@ def test_exactly_the_cells_that_name_the_answer_are_marked() -> None:
 
 def test_an_answer_that_is_certain_leaves_nothing_to_write_and_the_page_says_so() -> None:
     model = model_of({}, unembedding=1e6)
-    found = report_of(model, Question(PROMPT), About("certain"))
+    found = report_of(model, ReportQuestion(PROMPT), About("certain"))
     table = found.tables["backward_lens"]
     assert (table.delta == 0).all()
     text = section(page(found), "backward")
@@ -274,7 +274,7 @@ def test_a_model_whose_mlps_cannot_be_shown_says_why(name: str, words: str | Non
 
 
 def test_a_model_without_an_unembedding_gives_a_page_that_says_what_it_leaves_out(tmp_path: Path) -> None:
-    found = report_of(model_of({"unembed": False}), Question(PROMPT), About("headless"))
+    found = report_of(model_of({"unembed": False}), ReportQuestion(PROMPT), About("headless"))
     assert found.contrast is None and findings(found) == ()
     assert set(found.tables) == {"tokens", "heads", "composition", "attention"}
     assert found.tables["tokens"].loss_nats.isna().all()
@@ -293,4 +293,4 @@ def test_a_model_without_an_unembedding_gives_a_page_that_says_what_it_leaves_ou
 
 def test_an_answer_is_refused_where_there_are_no_logits() -> None:
     with pytest.raises(ValueError, match=r"an answer \('d'\) requires a model with logits"):
-        report_of(model_of({"unembed": False}), Question(PLANTED, "d"), About("x"))
+        report_of(model_of({"unembed": False}), ReportQuestion(PLANTED, "d"), About("x"))

@@ -13,7 +13,7 @@ from interp.data.batch import Batch
 from interp.model.transformer import Transformer
 from interp.pages.flow import NEURONS
 from interp.pages.reasons import STEPS
-from interp.pages.stages import NEVER, Stages, every_stage, payload, stage_reads, staged
+from interp.pages.stages import NEVER, HeadStages, every_stage, payload, stage_reads, staged
 from tests.configs import build, perturbed, some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS
@@ -26,7 +26,7 @@ ADDED = ["bloom", "t5", "gemma2", "window"]
 """Positions add to the scores, a soft cap bends them, a window hides some."""
 
 
-def stages_of(network: Transformer, tokens: torch.Tensor, layers: Sequence[int]) -> dict[int, Stages]:
+def stages_of(network: Transformer, tokens: torch.Tensor, layers: Sequence[int]) -> dict[int, HeadStages]:
     return every_stage(
         network, layers, interp.observe(network, Batch(tokens), stage_reads(network, layers)).trace
     )

@@ -16,7 +16,7 @@ from interp.data.batch import Batch, Side
 from interp.data.stream import prompt_source
 from interp.edits import Add, PerRow, Scale, Set, Zero
 from interp.hooked import HookedTransformer
-from interp.model.edits import Edit, Index
+from interp.model.edits import Edit, PositionIndex
 from interp.model.layout import PositionError
 from interp.model.tap import Read
 from interp.passes.generate import generate
@@ -45,14 +45,23 @@ def batches(rows: Sequence[Sequence[int]], side: Side, size: int) -> list[Batch]
     return list(Batch.of(rows, side=side).with_answers(torch.tensor([3, 5, 7, 9]), None).split(size))
 
 
-def own(at: Index, row: int, length: int) -> list[int]:
+def own(at: PositionIndex, row: int, length: int) -> list[int]:
     """The columns of one text alone that positions name."""
     given = at.places[row] if isinstance(at, PerRow) else at
     every = given if isinstance(given, tuple) else (given,)
     return list(dict.fromkeys(i % length for i in every if isinstance(i, int)))
 
 
-PLACES: tuple[Index, ...] = (0, 2, -1, -3, (0, -1), (1, 2), PerRow([0, -1, 1, 2]), PerRow([-2, 0, -3, 1]))
+PLACES: tuple[PositionIndex, ...] = (
+    0,
+    2,
+    -1,
+    -3,
+    (0, -1),
+    (1, 2),
+    PerRow([0, -1, 1, 2]),
+    PerRow([-2, 0, -3, 1]),
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -126,7 +135,7 @@ def test_generation_edits_the_tokens_of_each_prompt_with_and_without_a_cache(
 ) -> None:
     model, rows = build(family), texts(5)
     vector = 2 * torch.randn(24, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    places: tuple[Index, ...] = (
+    places: tuple[PositionIndex, ...] = (
         *PLACES,
         "new",
         4,

@@ -20,7 +20,7 @@ from interp.core.viewer import PICTURES
 from interp.lenses import LogitLens
 from interp.plot import cards
 from interp.runs.step_files import decoded, encoded
-from interp.verify import Line
+from interp.verify import ContractLine
 from tests.configs import build, some_tokens
 from tests.contract.test_pictures import PNG
 from tests.tiny import hooked
@@ -209,7 +209,7 @@ def test_a_picture_that_cannot_be_drawn_says_why(result: xr.Dataset) -> None:
 def test_what_a_result_says_is_escaped(result: xr.Dataset) -> None:
     evil = result.assign_attrs(unit="<script>alert(1)</script>")
     assert "<script" not in cards.card(evil) and "&lt;script" in cards.card(evil)
-    contract = interp.verify.Contract("<b>m", (Line("<i>claim", 0.5, 1.0),))
+    contract = interp.verify.Contract("<b>m", (ContractLine("<i>claim", 0.5, 1.0),))
     assert "<b>m" not in contract._repr_html_() and "<i>claim" not in contract._repr_html_()
 
 
@@ -217,7 +217,8 @@ def test_what_a_result_says_is_escaped(result: xr.Dataset) -> None:
 def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) -> None:
     circuit = interp.find_circuit(model, *PAIR, metric=interp.logit_difference(3, 4), edges=60)
     contract = interp.verify.Contract(
-        "m", (Line("a", 1e-6, 1e-4), Line("b", 1.0, 0.0), Line("c", None, note="x" * 99))
+        "m",
+        (ContractLine("a", 1e-6, 1e-4), ContractLine("b", 1.0, 0.0), ContractLine("c", None, note="x" * 99)),
     )
     backward = interp.backward_lens(model, some_tokens(rows=1, n=5), 3)
     assert len(pictures(cards.card(backward))) == 1 and backward.view.plot().has_data()
@@ -231,7 +232,12 @@ def test_objects_have_a_text_a_plot_and_a_card(model: interp.HookedTransformer) 
 
 def test_a_broken_line_of_a_contract_is_drawn_red() -> None:
     found = interp.verify.Contract(
-        "m", (Line("good", 1e-6, 1e-4), Line("bad", 1.0, 0.0), Line("nan", float("nan"), 1e-4))
+        "m",
+        (
+            ContractLine("good", 1e-6, 1e-4),
+            ContractLine("bad", 1.0, 0.0),
+            ContractLine("nan", float("nan"), 1e-4),
+        ),
     )
     ax = found.plot()
     ends = [bar.get_width() for bar in ax.patches]

@@ -7,11 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 
 from interp import plot
-from interp.plot.canvas import Scale, annotate, heat_map
+from interp.plot.canvas import ColourScale, annotate, heat_map
 from tests.scales import uneven
 
 
-def maps(*drawn: tuple[np.ndarray, Scale]) -> list[Axes]:
+def maps(*drawn: tuple[np.ndarray, ColourScale]) -> list[Axes]:
     _, sides = plt.subplots(1, len(drawn))
     for ax, (values, scale) in zip(sides, drawn, strict=True):
         annotate(ax, heat_map(ax, values, scale, title=""), [["x"] * values.shape[1]] * len(values))
@@ -24,7 +24,10 @@ def ends(ax: Axes) -> tuple[float, float]:
 
 def test_signed_maps_reach_as_far_as_the_largest_around_their_own_neutral_number() -> None:
     small, large = np.array([[0.5, -1.0]]), np.array([[4.0, 2.0]])
-    sides = maps((small, Scale.signed(small, "logits")), (large, Scale.removal(large, "logits", intact=1.0)))
+    sides = maps(
+        (small, ColourScale.signed(small, "logits")),
+        (large, ColourScale.removal(large, "logits", intact=1.0)),
+    )
     assert [ends(ax) for ax in sides] == [(-1, 1), (-2, 4)]
     assert uneven(sides[0].figure) == ["'logits': [(1.0,), (3.0,)]"]
     plot.same_scale(sides)
@@ -35,7 +38,10 @@ def test_signed_maps_reach_as_far_as_the_largest_around_their_own_neutral_number
 
 def test_other_maps_run_from_the_smallest_to_the_largest_end_and_axes_may_come_as_an_array() -> None:
     values = np.array([[0.0, 1.0]])
-    sides = maps((values, Scale("Blues", -3.0, -1.0, "log10")), (values, Scale("Blues", -2.0, 0.5, "log10")))
+    sides = maps(
+        (values, ColourScale("Blues", -3.0, -1.0, "log10")),
+        (values, ColourScale("Blues", -2.0, 0.5, "log10")),
+    )
     plot.same_scale(np.array([sides]))
     assert [ends(ax) for ax in sides] == [(-3, 0.5)] * 2
 
@@ -43,9 +49,9 @@ def test_other_maps_run_from_the_smallest_to_the_largest_end_and_axes_may_come_a
 def test_a_map_of_another_quantity_and_pictures_that_are_no_maps_stay_as_they_are() -> None:
     values = np.array([[0.0, 1.0]])
     one, two, other = maps(
-        (values, Scale.signed(values, "logits")),
-        (3 * values, Scale.signed(3 * values, "logits")),
-        (values, Scale.mass("attention")),
+        (values, ColourScale.signed(values, "logits")),
+        (3 * values, ColourScale.signed(3 * values, "logits")),
+        (values, ColourScale.mass("attention")),
     )
     _, bars = plt.subplots()
     bars.plot([1, 2])
@@ -60,7 +66,7 @@ def test_a_map_of_another_quantity_and_pictures_that_are_no_maps_stay_as_they_ar
 def test_texts_stay_readable_on_cells_that_became_pale() -> None:
     values = np.array([[1.0, 0.0]])
     dark, wide = maps(
-        (values, Scale.signed(values, "logits")), (9 * values, Scale.signed(9 * values, "logits"))
+        (values, ColourScale.signed(values, "logits")), (9 * values, ColourScale.signed(9 * values, "logits"))
     )
     assert [to_rgb(text.get_color()) for text in dark.texts] == [(1, 1, 1), (0, 0, 0)]
     plot.same_scale(dark, wide)

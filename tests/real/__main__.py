@@ -10,7 +10,7 @@ from pathlib import Path
 
 from interp import HookedTransformer
 from interp.cli import ended, parsed
-from interp.cli.commands import Report
+from interp.cli.commands import ReportCommand
 from tests.real.wheels import fetched
 
 OUT = Path("out/real")
@@ -20,7 +20,7 @@ AROUND = {"cli", "core", "pages", "real", "tests"}
 """Folders of what asks the questions of a page; what is called first outside of them is one."""
 
 
-class Told(Report):
+class Told(ReportCommand):
     """The command `interp report`, which says what it opened."""
 
     def opened(self) -> HookedTransformer:

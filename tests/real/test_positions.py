@@ -8,7 +8,7 @@ import interp
 from interp import Edit, HookedTransformer
 from interp.data.batch import Side
 from interp.edits import PerRow, Scale, Zero
-from interp.model.edits import Index
+from interp.model.edits import PositionIndex
 
 pytestmark = pytest.mark.real
 
@@ -44,7 +44,7 @@ def _unedited(model: HookedTransformer, text: str) -> float:
 
 
 def test_generation_edits_each_prompt_where_it_edits_it_alone(model: HookedTransformer) -> None:
-    def texts(prompts: list[str], at: Index, cached: bool = True) -> list[str]:
+    def texts(prompts: list[str], at: PositionIndex, cached: bool = True) -> list[str]:
         edits = [Edit("L12.resid", Scale(3.0), {"pos": at})]
         return model.to_texts(model.generate(prompts, 6, edits=edits, use_past_kv_cache=cached))
 

@@ -9,7 +9,7 @@ import pytest
 
 import interp
 from interp import HookedTransformer, pages
-from interp.pages import Question
+from interp.pages import ReportQuestion
 from tests.real import __main__ as page, wheels
 from tests.real.wheels import Wheel, digest, fetched, made_once
 
@@ -105,7 +105,7 @@ def test_half_a_folder_is_never_left_behind(tmp_path: Path) -> None:
 def test_the_model_of_the_page_is_opened_once_printed_and_asked_with_a_corrupted_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[tuple[HookedTransformer, Question]] = []
+    asked: list[tuple[HookedTransformer, ReportQuestion]] = []
     monkeypatch.setattr(page, "OUT", tmp_path / "out")
     monkeypatch.setattr(page, "fetched", lambda name: Path("demo-attn-2l"))
     monkeypatch.setattr(

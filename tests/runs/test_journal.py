@@ -12,7 +12,7 @@ from filelock import FileLock
 from torch import Tensor
 
 import interp
-from interp.core.contexts import InContext
+from interp.core.contexts import TopInContext
 from interp.core.covariance import Covariances
 from interp.core.extremes import TopRows
 from interp.core.named import Only, Several
@@ -22,7 +22,7 @@ from interp.data.sources import Rejected
 from interp.features.sae_metrics import Fit
 from interp.runs import journal as journals
 from interp.runs.journal import Journal, numbers_in, packed_done, unpacked_done
-from interp.runs.progress import Done, Groups, Progress, Tally
+from interp.runs.progress import Done, Progress, Tally, ValueGroups
 from tests.loops import over
 from tests.runs.killing import Failing, model, stream
 from tests.runs.running import Norms
@@ -36,7 +36,7 @@ REDUCTIONS: dict[str, tuple[Reduction, tuple[str, ...]]] = {
     "histogram": (Histograms("x", (-1.0, 0.0, 1.0), cells=1), ("x",)),
     "quantiles": (quantiles("gaps", relative_error=0.2), ("gaps",)),
     "top": (TopRows(2, "f", context="tokens", before=1, after=1), ("f", "tokens")),
-    "examples": (InContext(TopRows(2, "f", before=1, after=1), ("tokens", "f")), ("f", "tokens")),
+    "examples": (TopInContext(TopRows(2, "f", before=1, after=1), ("tokens", "f")), ("f", "tokens")),
     "covariance": (Covariances("x", "other"), ("x", "other")),
     "several": (Several({"top": TopRows(1, "x"), "mean": Only(("x",), Means)}), ("x",)),
     "fit": (Fit, ("vectors", "mean", "spread", "error", "active")),
@@ -113,7 +113,7 @@ def state(progress: Progress) -> tuple[object, object]:
     return bits(_ordered(progress.groups())), {**account, "nodes": sorted(progress.tree.nodes)}
 
 
-def _ordered(groups: Groups) -> Groups:
+def _ordered(groups: ValueGroups) -> ValueGroups:
     return dict(sorted(groups.items()))
 
 

@@ -20,7 +20,7 @@ from interp.model import Trace, Transformer
 from interp.passes.observe import Studied
 from interp.passes.question import Questions, Reading
 from interp.runs import parcel as parcel_module
-from interp.runs.parcel import Parcel, Place, Work, as_bytes, in_shared_memory, packed
+from interp.runs.parcel import FilePlace, Parcel, Work, as_bytes, in_shared_memory, packed
 from tests.configs import build
 from tests.runs.opened import opened_from
 from tests.runs.running import Norms
@@ -38,8 +38,8 @@ def work(model: Transformer) -> Work:
     return Questions.of([asked], model.config), model, GivenBatches([])
 
 
-def in_files(parcel: Parcel) -> list[Place]:
-    return [piece.numbers for piece in parcel.pieces if isinstance(piece.numbers, Place)]
+def in_files(parcel: Parcel) -> list[FilePlace]:
+    return [piece.numbers for piece in parcel.pieces if isinstance(piece.numbers, FilePlace)]
 
 
 def _kept(trace: Trace, batch: Batch, model: Transformer, row: Tensor) -> Mapping[str, Tensor]:

@@ -351,10 +351,10 @@ def test_the_time_between_sessions_is_not_counted() -> None:
 
     with_times = [session("10:00:00", "10:00:07"), session("12:00:00", "12:01:00")]
     rest = {"command": "", "pid": 1, "host": "", "platform": "", "versions": {}}
-    from interp.runs.run_file import Session
+    from interp.runs.run_file import RunSession
 
     sessions = tuple(
-        Session(**times, **rest, git_revision=None, git_dirty=None, file_sha256=None)  # type: ignore[arg-type]
+        RunSession(**times, **rest, git_revision=None, git_dirty=None, file_sha256=None)  # type: ignore[arg-type]
         for times in with_times
     )
     run = RunFile("a", None, "", {}, {}, None, sessions)

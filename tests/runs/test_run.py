@@ -25,7 +25,7 @@ from interp.data.stream import Stream
 from interp.model import Trace, Transformer
 from interp.passes.question import ByRow, Reading
 from interp.runs import Results, journal as journals
-from interp.runs.run import Asked
+from interp.runs.run import SomeQuestions
 from interp.runs.workers import Worker
 from tests.configs import build, some_tokens
 from tests.runs.running import ASKED, READS, SITE, ByPosition, Kept, Norms, _finish_kept, _kept, agree
@@ -215,7 +215,12 @@ class StopError(Exception):
 
 
 def interrupted(
-    folder: Path, after: int, monkeypatch: pytest.MonkeyPatch, *, asked: Asked = ASKED, bootstrap: int = 50
+    folder: Path,
+    after: int,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    asked: SomeQuestions = ASKED,
+    bootstrap: int = 50,
 ) -> None:
     """A run that ends after so many batches."""
     write, count = journals.Journal.write, iter(range(after))

@@ -392,7 +392,7 @@ def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
         ):
             ActivationStore.open(tmp_path)
     (tmp_path / "index.json").write_text('{"format": "interp activations 1", "dtype": "float16"}')
-    with pytest.raises(ValueError, match=r"another version of interp: Index differs in \['complete'"):
+    with pytest.raises(ValueError, match=r"another version of interp: StoreIndex differs in \['complete'"):
         ActivationStore.open(tmp_path)
 
 

@@ -64,7 +64,7 @@ class Tab:
 def live() -> Iterator[Live]:
     pytest.importorskip("starlette", reason="no starlette: the extra `serve` is not installed")
     pytest.importorskip("uvicorn", reason="no uvicorn: the extra `serve` is not installed")
-    from interp.serve.app import Subject, opened
+    from interp.serve.app import ServedModel, opened
     from interp.serve.document import Opening
     from interp.serve.session import Session
     from interp.serve.snippet import Origin
@@ -72,7 +72,7 @@ def live() -> Iterator[Live]:
     model = HookedTransformer.from_pretrained("demo-4l")
     vector = torch.randn(1, model.cfg.d_model, generator=torch.Generator().manual_seed(1))
     session = Session(model, [Subspace("blocks.2.hook_resid_post", vector)])
-    served = opened(Subject(session, Origin("demo-4l"), Opening(PROMPT, CORRUPT)))
+    served = opened(ServedModel(session, Origin("demo-4l"), Opening(PROMPT, CORRUPT)))
     thread = threading.Thread(target=served.run)
     thread.start()
     yield Live(served.address, session)

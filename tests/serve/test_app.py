@@ -23,7 +23,7 @@ import httpx
 from starlette.testclient import TestClient
 
 from interp.serve import app as app_module
-from interp.serve.app import Guard, Served, Subject, build, new_token, opened
+from interp.serve.app import Guard, Served, ServedModel, build, new_token, opened
 from interp.serve.asks import MAX_BODY, Look, parsed
 from interp.serve.document import Opening
 from interp.serve.session import Session, Stopped
@@ -46,7 +46,7 @@ def session() -> Session:
 
 @pytest.fixture
 def app(session: Session) -> Guard:
-    return build(Subject(session, Origin("tiny"), Opening(PROMPT, HOSTILE)), TOKEN, PORT)
+    return build(ServedModel(session, Origin("tiny"), Opening(PROMPT, HOSTILE)), TOKEN, PORT)
 
 
 @pytest.fixture
@@ -446,7 +446,7 @@ def test_limits_that_a_dtype_rounds_to_0_are_answered(client: TestClient) -> Non
 def served(session: Session, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     """A server on a port of its own that waits for nobody longer than half a second."""
     monkeypatch.setattr(app_module, "PATIENCE", 0.5)
-    found = opened(Subject(session, Origin("tiny"), Opening(PROMPT, SECOND)))
+    found = opened(ServedModel(session, Origin("tiny"), Opening(PROMPT, SECOND)))
     thread = threading.Thread(target=found.run)
     thread.start()
     while not found.server.started:

@@ -13,7 +13,7 @@ from interp.tasks import (
     ListCopy,
     RepeatedTokens,
 )
-from interp.tasks.pairs import Pair, Row, pairs_of, row_of
+from interp.tasks.pairs import Pair, WordRow, pairs_of, row_of
 from interp.zoo.groundtruth import Alphabet
 from tests.tasks.speakers import demo, tiny, words_with_bos
 
@@ -81,7 +81,7 @@ def test_rows_that_are_not_aligned_never_become_pairs() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             pairs_of("facts", [Pair(clean, twin, 1, 2, clean.columns, "one")], changes=("subject",))
-    twin = Row(other.text, (*clean.ids[:-1], clean.ids[-1] + 1), clean.columns)
+    twin = WordRow(other.text, (*clean.ids[:-1], clean.ids[-1] + 1), clean.columns)
     with pytest.raises(ValueError, match="only at subject"):
         pairs_of("facts", [Pair(clean, twin, 1, 2, clean.columns, "one")], changes=("subject",))
 

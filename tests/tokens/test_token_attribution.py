@@ -26,7 +26,7 @@ from interp.tokens import (
     token_attribution,
 )
 from interp.tokens.mixing import Kernel, rollout, with_residual
-from interp.tokens.token_attribution import Method, columns
+from interp.tokens.token_attribution import TokenMethod, columns
 from tests.batches import in_batches
 from tests.configs import CONFIGS, build, some_tokens
 from tests.loops import over
@@ -38,7 +38,7 @@ KERNELS = get_args(Kernel)
 SHARES = tuple(name for name, how in METHODS.items() if isinstance(how, Mixing))
 ROWS = [[3, 1, 4, 1, 5], [9, 2, 6, 5, 3, 5, 8, 9], [7, 9, 2]]
 ANSWER, WRONG = [3, 14, 7], [5, 1, 30]
-FEW_STEPS: dict[str, Method] = {**METHODS, "integrated_gradients": IntegratedGradients(steps=3)}
+FEW_STEPS: dict[str, TokenMethod] = {**METHODS, "integrated_gradients": IntegratedGradients(steps=3)}
 
 
 def model(name: str = "gpt2") -> HookedTransformer:

@@ -23,14 +23,14 @@ from interp.weights import (
     composition_scores,
     virtual_heads,
 )
-from interp.weights.composition import Kind, relative_scores
+from interp.weights.composition import CompositionKind, relative_scores
 from tests.configs import CONFIGS, build, perturbed
 from tests.families.oracle import hf_model, new_hf_model
 from tests.loops import over
 from tests.tiny import gpt2_tokenizer, hooked
 from tests.tolerances import assert_close
 
-KINDS: tuple[Kind, ...] = ("Q", "K", "V")
+KINDS: tuple[CompositionKind, ...] = ("Q", "K", "V")
 SRC, DST = (0, 1), (1, 2)
 LINEAR = ModelConfig(
     2, 48, 4, 8, 11, d_head=8, norm=NoNorm(), final_norm=False, qkv_bias=False, out_bias=False
@@ -38,14 +38,16 @@ LINEAR = ModelConfig(
 """Nothing but heads: what is planted in the weights is the circuit."""
 
 
-def dense(circuits: HeadCircuits, kind: Kind, src: tuple[int, int], dst: tuple[int, int]) -> Tensor:
+def dense(
+    circuits: HeadCircuits, kind: CompositionKind, src: tuple[int, int], dst: tuple[int, int]
+) -> Tensor:
     """The two multiplied-out matrices of one pair, side by side."""
     first = circuits.ov(src).AB
     second = {"Q": circuits.qk(dst).AB, "K": circuits.qk(dst).AB.mT, "V": circuits.ov(dst).AB}[kind]
     return torch.stack((first, second))
 
 
-def slow_scores(circuits: HeadCircuits, kind: Kind) -> Tensor:
+def slow_scores(circuits: HeadCircuits, kind: CompositionKind) -> Tensor:
     """Pair by pair, every matrix multiplied out."""
     n_layers, n_heads = circuits.config.n_layers, circuits.config.n_heads
     found = torch.full((n_layers, n_heads) * 2, torch.nan, dtype=circuits.network.dtype)
@@ -170,7 +172,7 @@ def gaussian_heads() -> HeadCircuits:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gaussian_heads_have_one_over_the_root_of_the_width(kind: Kind) -> None:
+def test_gaussian_heads_have_one_over_the_root_of_the_width(kind: CompositionKind) -> None:
     found = composition_scores(gaussian_heads(), kind)
     assert float(found.nanmean()) == pytest.approx(1 / math.sqrt(128), rel=0.02)
 
@@ -312,7 +314,7 @@ def test_a_virtual_head_is_the_product_of_two(name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_directions_are_the_singular_triples_of_the_dense_product(kind: Kind) -> None:
+def test_directions_are_the_singular_triples_of_the_dense_product(kind: CompositionKind) -> None:
     circuits = HeadCircuits(build("llama-gqa"), folded=True)
     first, second = dense(circuits, kind, SRC, DST)
     found = composition_directions(circuits, kind, SRC, DST, top=10)

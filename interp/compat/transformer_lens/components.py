@@ -34,8 +34,8 @@ from interp.compat.transformer_lens.native import (
     projected,
 )
 from interp.model import config as ours
-from interp.model.attention import Mask, Pass, View, attention_mask, hidden_scores
-from interp.model.config import Llama3Scaling, ModelConfig, Rotary, Scaling, YarnScaling
+from interp.model.attention import Mask, PassState, View, attention_mask, hidden_scores
+from interp.model.config import Llama3Scaling, ModelConfig, Rotary, RotaryScaling, YarnScaling
 from interp.model.layout import Layout
 from interp.model.position import Rotation, inverse_frequencies
 from interp.model.tap import Scope
@@ -362,7 +362,7 @@ def _base(cfg: HookedTransformerConfig, local: bool) -> float:
     return float(cfg.rotary_base_local if local and cfg.rotary_base_local is not None else cfg.rotary_base)
 
 
-def _scaling(cfg: HookedTransformerConfig, local: bool) -> Scaling | None:
+def _scaling(cfg: HookedTransformerConfig, local: bool) -> RotaryScaling | None:
     """The rule that bends the frequencies; None for those that a factor divides."""
     if cfg.use_NTK_by_parts_rope:
         return Llama3Scaling(
@@ -615,7 +615,7 @@ class Attention(RotaryTables):
         entry: TransformerLensKeyValueCacheEntry | None,
         real: Tensor | None,
         added: tuple[Tensor | None, ...] = (),
-    ) -> Pass:
+    ) -> PassState:
         """What blocks share in a pass of `x` alone, after what a cache entry holds."""
         n, past = x.shape[1], 0 if entry is None else entry.past_keys.shape[1]
         layout = Layout(None if real is None else real.to(x.device).bool())
@@ -631,7 +631,7 @@ class Attention(RotaryTables):
         rotary = self.cfg.positional_embedding_type == "rotary"
         view = View(mask, self.rotation_for(places, past + n) if rotary else None)
         cache = None if entry is None else CachedPast(lambda layer: entry)
-        return Pass(view, view, cache, layout=layout, positions=places)
+        return PassState(view, view, cache, layout=layout, positions=places)
 
     def _mask(self, n: int, past: int, layout: Layout, device: torch.device) -> Mask:
         """Who sees whom."""
@@ -772,7 +772,7 @@ class TransformerBlock(Part):
             shared = self.attn.shared_pass(x, entry, attention_mask)
         else:
             view = View(Mask(causal=False, allowed=None), None)
-            shared = Pass(view, view, None)
+            shared = PassState(view, view, None)
         shared.once("place", lambda: shortformer_pos_embed)
         return self.computed(
             lambda native, scope: native(x, shared, scope), x, Setting(entry, attention_mask)

@@ -34,7 +34,7 @@ from interp.compat.transformer_lens.native import (
     split_inputs,
 )
 from interp.compat.transformer_lens.weights import Shared, found, links_of
-from interp.model.attention import Attention, Pass, picked
+from interp.model.attention import Attention, PassState, picked
 from interp.model.block import Block
 from interp.model.config import ModelConfig
 from interp.model.kv_cache import Past
@@ -580,7 +580,7 @@ class Detour(nn.Module):
         return out if after is None else at(given[0] if given else None, after, out)
 
     def _block(
-        self, module: nn.Module, x: Tensor, shared: Pass, tap: Scope | None, only: Tensor | None = None
+        self, module: nn.Module, x: Tensor, shared: PassState, tap: Scope | None, only: Tensor | None = None
     ) -> Tensor:
         layer = int(self._slot.name)
         out = module(
@@ -594,7 +594,7 @@ class Detour(nn.Module):
         module: nn.Module,
         x: Tensor,
         source: tuple[Tensor, Normalize],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Tensor | None = None,
     ) -> Tensor:

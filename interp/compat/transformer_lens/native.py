@@ -19,7 +19,7 @@ from interp.compat import hooked_config
 from interp.compat.transformer_lens.activations import SUPPORTED_ACTIVATIONS
 from interp.compat.transformer_lens.config import HookedTransformerConfig
 from interp.compat.transformer_lens.hook_tap import HookScope, HookTap
-from interp.model.attention import SPLIT_INPUTS, Attention, Mask, Memory, Pass, View
+from interp.model.attention import SPLIT_INPUTS, Attention, Mask, Memory, PassState, View
 from interp.model.block import Block, FeedForward
 from interp.model.config import MLP, Alibi, LayerNorm, ModelConfig, NoNorm, Norm, RMSNorm
 from interp.model.kv_cache import Past
@@ -138,7 +138,7 @@ class LensAttention(Attention):
         self,
         x: Inputs,
         source: tuple[Tensor | None, Normalize | None],
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None = None,
     ) -> Float[Tensor, "b n d"]:
@@ -217,7 +217,7 @@ class LensAttention(Attention):
         return at(tap, "hook_attn_in", copies(resid, self.heads[0]))
 
     def _placed(
-        self, q: Tensor, k: Tensor, view: View, shared: Pass, tap: Scope | None
+        self, q: Tensor, k: Tensor, view: View, shared: PassState, tap: Scope | None
     ) -> tuple[Tensor, Tensor]:
         q, k = self._clipped(q), self._clipped(k)
         if self._rotates_late(shared) and view.rotation is not None:
@@ -234,7 +234,7 @@ class LensAttention(Attention):
         k: Tensor,
         v: Tensor,
         mask: Mask,
-        shared: Pass,
+        shared: PassState,
         tap: Scope | None,
         only: Int[Tensor, "b n"] | None,
     ) -> Tensor:
@@ -247,7 +247,7 @@ class LensAttention(Attention):
         k = at(tap, "attn.hook_rot_k", self.owner[0].rotation_for(places, k.shape[1]).apply(k))
         return super()._mix(q, k, v, mask, replace(shared, cache=None), tap, only)
 
-    def _rotates_late(self, shared: Pass) -> bool:
+    def _rotates_late(self, shared: PassState) -> bool:
         """Whether the rotation of what the cache holds depends on what comes after it."""
         return self.cfg.use_dynamic_ntk_rope and shared.cache is not None
 
@@ -274,7 +274,7 @@ def copies(resid: Tensor, n_heads: int) -> Tensor:
     return torch.stack([resid] * n_heads, 2)
 
 
-def place_of(shared: Pass) -> Tensor | None:
+def place_of(shared: PassState) -> Tensor | None:
     """The position vectors that queries and keys read besides the stream: of a shortformer, else None."""
     return shared.once("place", lambda: None)
 
@@ -343,7 +343,7 @@ class LensTransformer(Transformer):
         return super()._embedded(tokens, positions, types, tap)
 
     def _through(
-        self, resid: Tensor, layers: range, shared: Pass, tap: Tap | None, only: Tensor | None
+        self, resid: Tensor, layers: range, shared: PassState, tap: Tap | None, only: Tensor | None
     ) -> tuple[Tensor, bool]:
         if self.shortformer:
             place, first = (tap.place, tap.stream is None) if isinstance(tap, HookTap) else (None, True)
@@ -358,7 +358,7 @@ class LensTransformer(Transformer):
 
     def _shared(
         self, positions: Int[Tensor, "#b p"], layout: Layout, cache: Past | None, memory: Memory | None
-    ) -> Pass:
+    ) -> PassState:
         shared = super()._shared(positions, layout, cache, memory)
         total = positions.shape[1] + (0 if cache is None else cache.length)
         everywhere, local = (

@@ -28,7 +28,7 @@ Switch = Literal["skip", "mlp"]
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValue:
     """A change that leaves a value and keeps it for the rest of the pass."""
 
     def at_site(self, site: str, memory: dict[str, object]) -> Function:
@@ -92,7 +92,7 @@ def switched_off(config: ModelConfig, layer: int, off: Collection[Switch]) -> li
         return edits
     adding = [name for name in config.sublayers if name not in silent]
     for group in [adding] if config.parallel else [[name] for name in adding]:
-        edits += [Edit(parts[name], Kept()) for name in group]
+        edits += [Edit(parts[name], KeptValue()) for name in group]
         total = f"blocks.{layer}.{config.stream_after(group[-1])}"
         edits.append(Edit(Part.of(total), SumOf(tuple(parts[name].site for name in group))))
     return edits

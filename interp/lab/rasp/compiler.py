@@ -66,7 +66,7 @@ def compile(program: Program, *, norm: Norm = NoNorm()) -> Compiled:  # noqa: B0
         >>> len(shift.edges), shift.check().wrong
         (4, 0.0)
     """
-    plan = Plan.of(program)
+    plan = CompilePlan.of(program)
     if not isinstance(norm, NoNorm):
         _check_norm(norm, plan)
     symbols = [START, *program.tokens.symbols]
@@ -100,21 +100,21 @@ def compile(program: Program, *, norm: Norm = NoNorm()) -> Compiled:  # noqa: B0
 
 # --- what is computed where -------------------------------------------------------------------------------------------
 
-Where = tuple[int, int]
+HeadPlace = tuple[int, int]
 """Layer and index of a head."""
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class CompilePlan:
     """When each variable is there, and who writes it: the stream before layer l is time 2 l, before its MLP 2 l + 1."""
 
     program: Program
     time: Mapping[Variable, int]
-    heads: Mapping[Where, tuple[Variable, ...]]
+    heads: Mapping[HeadPlace, tuple[Variable, ...]]
     """The variables that each head writes: those of one selector that are ready in one layer."""
 
     @classmethod
-    def of(cls, program: Program) -> Plan:
+    def of(cls, program: Program) -> CompilePlan:
         """Everything as early as its inputs allow."""
         time: dict[Variable, int] = {}
         groups: dict[int, dict[tuple[Selector, type], list[Variable]]] = {}
@@ -209,7 +209,11 @@ def renamed(variable: Variable, domain: Sequence[Value]) -> Float[Tensor, "k k2"
 
 
 def _config(
-    plan: Plan, heads: Mapping[Where, Head], layers: Sequence[Neurons], d_vocab: int, norm: Norm
+    plan: CompilePlan,
+    heads: Mapping[HeadPlace, Head],
+    layers: Sequence[CompiledNeurons],
+    d_vocab: int,
+    norm: Norm,
 ) -> ModelConfig:
     return ModelConfig(
         n_layers=plan.n_layers, d_model=plan.d_model, n_heads=1 + max((index for _, index in heads), default=0),
@@ -221,7 +225,7 @@ def _config(
     )  # fmt: skip
 
 
-def _write_ends(model: Transformer, plan: Plan, text: Alphabet, answers: Sequence[str]) -> None:
+def _write_ends(model: Transformer, plan: CompilePlan, text: Alphabet, answers: Sequence[str]) -> None:
     """The embeddings of tokens and positions, and the unembedding of the output."""
     assert model.pos_embed is not None and model.unembed is not None
     model.embed.weight[0, 0] = 1
@@ -234,7 +238,7 @@ def _write_ends(model: Transformer, plan: Plan, text: Alphabet, answers: Sequenc
     model.unembed.weight[ids] = GAIN * plan.place(plan.program.output).mT
 
 
-def _carries(model: Transformer, plan: Plan) -> dict[str, tuple[str, ...]]:
+def _carries(model: Transformer, plan: CompilePlan) -> dict[str, tuple[str, ...]]:
     """Edge -> the variables that it carries: those of whose dimensions any weight of the receiver is not 0."""
     variables = {START: ("L0.resid", slice(0, 1))}
     variables |= {name: (plan.writers[name], plan.slices[each]) for name, each in plan.written.items()}
@@ -263,37 +267,37 @@ def _receivers(model: Transformer) -> Iterator[tuple[str, Float[Tensor, "m d"]]]
 
 
 @dataclass(frozen=True)
-class Input:
+class HeadInput:
     """What a head makes of the stream for its queries, keys or values: `x weight + bias`."""
 
     weight: Float[Tensor, "d e"]
     bias: Float[Tensor, "e"]
 
-    def corrected(self, begun: Float[Tensor, "d"], wanted: Float[Tensor, "e"]) -> Input:
+    def corrected(self, begun: Float[Tensor, "d"], wanted: Float[Tensor, "e"]) -> HeadInput:
         """This input, but `wanted` at the beginning of sequence, where the stream is `begun`."""
         weight = self.weight.clone()
         weight[0] += (wanted - begun @ self.weight - self.bias) / begun[0]
-        return Input(weight, self.bias)
+        return HeadInput(weight, self.bias)
 
-    def plus(self, other: Input) -> Input:
+    def plus(self, other: HeadInput) -> HeadInput:
         """This input with another one, of a single dimension, added to its first dimension."""
         weight, bias = self.weight.clone(), self.bias.clone()
         weight[:, :1] += other.weight
         bias[:1] += other.bias
-        return Input(weight, bias)
+        return HeadInput(weight, bias)
 
-    def beside(self, other: Input) -> Input:
+    def beside(self, other: HeadInput) -> HeadInput:
         """Both, side by side."""
-        return Input(torch.cat((self.weight, other.weight), 1), torch.cat((self.bias, other.bias)))
+        return HeadInput(torch.cat((self.weight, other.weight), 1), torch.cat((self.bias, other.bias)))
 
 
 @dataclass(frozen=True)
 class Head:
     """A head before it is written; `first` says what its queries, keys and values are at the beginning of sequence."""
 
-    query: Input
-    key: Input
-    value: Input
+    query: HeadInput
+    key: HeadInput
+    value: HeadInput
     out: Float[Tensor, "f d"]
     first: tuple[Float[Tensor, "e"] | None, Float[Tensor, "e"], Float[Tensor, "f"]]
 
@@ -310,7 +314,7 @@ class Head:
         )
         return Head(query, key, value, self.out, self.first)
 
-    def write(self, model: Transformer, where: Where) -> None:
+    def write(self, model: Transformer, where: HeadPlace) -> None:
         """Put it into the model."""
         size, d = model.config.head_width, model.config.d_model
         each = {"query": self.query, "key": self.key, "value": self.value}
@@ -325,7 +329,7 @@ class Head:
         plant_head(model, where, query=wide["query"], key=wide["key"], value=wide["value"], out=out)
 
 
-def _head(plan: Plan, where: Where) -> Head:
+def _head(plan: CompilePlan, where: HeadPlace) -> Head:
     """The head of some variables that are aggregates of one selector."""
     written = plan.heads[where]
     query, key, rest = _scores(plan, written[0])
@@ -335,34 +339,37 @@ def _head(plan: Plan, where: Where) -> Head:
     if not plan.program.causal:
         # The beginning would see later positions, and what stands there depend on the input: it looks for itself.
         nothing, itself = torch.zeros(plan.d_model, 1), torch.eye(plan.d_model)[:, :1]
-        query, key = query.beside(Input(itself, torch.zeros(1))), key.beside(Input(nothing, torch.zeros(1)))
+        query, key = (
+            query.beside(HeadInput(itself, torch.zeros(1))),
+            key.beside(HeadInput(nothing, torch.zeros(1))),
+        )
         first = torch.tensor([0.0] * len(wanted) + [1.0])
         wanted = torch.cat((wanted, torch.tensor([2 * GAP])))
     moved = [_moved(plan, each) for each in written]
-    value = Input(torch.cat([v.weight for v, _ in moved], 1), torch.cat([v.bias for v, _ in moved]))
+    value = HeadInput(torch.cat([v.weight for v, _ in moved], 1), torch.cat([v.bias for v, _ in moved]))
     out = torch.cat([plan.place(each).mT for each in written])
     return Head(query, key, value, out, (first, wanted, torch.cat([default for _, default in moved])))
 
 
-def _moved(plan: Plan, variable: Variable) -> tuple[Input, Float[Tensor, "k"]]:
+def _moved(plan: CompilePlan, variable: Variable) -> tuple[HeadInput, Float[Tensor, "k"]]:
     """The values of a head for one variable, and what they are at the beginning of sequence."""
     if isinstance(variable, Share):
-        return Input(torch.zeros(plan.d_model, 1), torch.zeros(1)), torch.ones(1)
+        return HeadInput(torch.zeros(plan.d_model, 1), torch.zeros(1)), torch.ones(1)
     assert isinstance(variable, Aggregate)
     turned = renamed(variable.values, variable.domain)
     read = _input(plan, variable.values, turned)
     return read, encoded(variable, variable.default)
 
 
-def _input(plan: Plan, variable: Variable, matrix: Float[Tensor, "k e"]) -> Input:
+def _input(plan: CompilePlan, variable: Variable, matrix: Float[Tensor, "k e"]) -> HeadInput:
     """A matrix applied to a variable's dimensions; those of a constant are a bias."""
     fixed = (
         encoded(variable, variable.value) if isinstance(variable, Constant) else torch.zeros(width(variable))
     )
-    return Input(plan.place(variable) @ matrix, fixed @ matrix)
+    return HeadInput(plan.place(variable) @ matrix, fixed @ matrix)
 
 
-def _scores(plan: Plan, variable: Variable) -> tuple[Input, Input, float]:
+def _scores(plan: CompilePlan, variable: Variable) -> tuple[HeadInput, HeadInput, float]:
     """Queries and keys of a selector, and the score of "nothing" that the beginning of sequence gets, in dimension 0.
 
     Every condition that holds adds `high`; a preference adds less than a quarter of it. So the keys that fulfil all c
@@ -373,8 +380,8 @@ def _scores(plan: Plan, variable: Variable) -> tuple[Input, Input, float]:
     selector, d = variable.selector, plan.d_model
     ranks = [] if selector.preferred is None else sorted(selector.preferred.domain)  # type: ignore[type-var]
     high = max(4 * GAP * (len(ranks) - 1), 4 * GAP)
-    plain = Input(torch.zeros(d, 1), torch.zeros(1))
-    query, key, count = Input(plain.weight, torch.ones(1)), plain, 0
+    plain = HeadInput(torch.zeros(d, 1), torch.zeros(1))
+    query, key, count = HeadInput(plain.weight, torch.ones(1)), plain, 0
     for condition in selector.conditions:
         rows = [
             [float(condition.predicate(k, q)) for k in condition.keys.domain]
@@ -388,7 +395,7 @@ def _scores(plan: Plan, variable: Variable) -> tuple[Input, Input, float]:
             key = key.plus(_input(plan, condition.keys, high * table[:1].mT))
         elif bool((table == table[:, :1]).all()):  # the key does not
             query = query.beside(_input(plan, condition.queries, high * table[:, :1]))
-            key = key.beside(Input(plain.weight, torch.ones(1)))
+            key = key.beside(HeadInput(plain.weight, torch.ones(1)))
         else:
             wide = table.shape[0] < table.shape[1]
             kinds = torch.eye(min(table.shape))
@@ -404,7 +411,7 @@ def _scores(plan: Plan, variable: Variable) -> tuple[Input, Input, float]:
 
 
 @dataclass(frozen=True)
-class Neurons:
+class CompiledNeurons:
     """Neurons of one layer before they are written: `relu(x into + bias) out`, and what is added besides."""
 
     into: Float[Tensor, "d m"]
@@ -417,14 +424,14 @@ class Neurons:
         plant_neurons(model, layer, into=self.into, bias=self.bias, out=self.out, offset=self.offset)
 
 
-def _neurons(plan: Plan, layer: int) -> Neurons:
+def _neurons(plan: CompilePlan, layer: int) -> CompiledNeurons:
     """The maps of one layer, side by side."""
     d = plan.d_model
-    found = [Neurons(torch.zeros(d, 0), torch.zeros(0), torch.zeros(0, d), torch.zeros(d))]
+    found = [CompiledNeurons(torch.zeros(d, 0), torch.zeros(0), torch.zeros(0, d), torch.zeros(d))]
     for each in plan.slices:
         if plan.time[each] == 2 * layer + 2 and isinstance(each, Map):
             found.append((_steps if each.inputs[0].numeric else _table)(plan, each))
-    return Neurons(
+    return CompiledNeurons(
         torch.cat([n.into for n in found], 1),
         torch.cat([n.bias for n in found]),
         torch.cat([n.out for n in found]),
@@ -432,12 +439,12 @@ def _neurons(plan: Plan, layer: int) -> Neurons:
     )
 
 
-def _images(plan: Plan, variable: Variable, values: Sequence[Value]) -> Float[Tensor, "m d"]:
+def _images(plan: CompilePlan, variable: Variable, values: Sequence[Value]) -> Float[Tensor, "m d"]:
     """Values of a variable as they are written to the stream."""
     return torch.stack([encoded(variable, value) for value in values]) @ plan.place(variable).mT
 
 
-def _table(plan: Plan, variable: Map) -> Neurons:
+def _table(plan: CompilePlan, variable: Map) -> CompiledNeurons:
     """One neuron per combination of n values: `relu(2 (x_1 + ... + x_n) - 2 n + 1)`."""
     n = len(variable.inputs)
     which = torch.tensor(list(product(*(range(width(each)) for each in variable.inputs))))
@@ -445,10 +452,10 @@ def _table(plan: Plan, variable: Map) -> Neurons:
         (plan.place(each)[:, i] for each, i in zip(variable.inputs, which.mT, strict=True)), torch.zeros(())
     )
     out = _images(plan, variable, [variable(*each) for each in variable.combinations])
-    return Neurons(2 * into, (1.0 - 2 * n) * torch.ones(len(out)), out, 0 * out.sum(0))
+    return CompiledNeurons(2 * into, (1.0 - 2 * n) * torch.ones(len(out)), out, 0 * out.sum(0))
 
 
-def _steps(plan: Plan, variable: Map) -> Neurons:
+def _steps(plan: CompilePlan, variable: Map) -> CompiledNeurons:
     """Two neurons per step between neighbouring numbers, which rise from 0 to 1 in the middle half of the gap.
 
     `relu(y + 1/2) - relu(y - 1/2)`, y = 2 (x - middle) / gap; the image of the smallest number is the offset.
@@ -462,13 +469,13 @@ def _steps(plan: Plan, variable: Map) -> Neurons:
     into = (plan.place(source) * slope).repeat(1, 2)
     bias = torch.cat((0.5 - centre, -0.5 - centre))
     out = torch.cat((images[1:] - images[:-1], images[:-1] - images[1:]))
-    return Neurons(into, bias, out, images[0])
+    return CompiledNeurons(into, bias, out, images[0])
 
 
 # --- norms that are undone --------------------------------------------------------------------------------------------
 
 
-def _check_norm(norm: Norm, plan: Plan) -> None:
+def _check_norm(norm: Norm, plan: CompilePlan) -> None:
     """ValueError where the norm of the stream is not the same at every position, or not undone by trained vectors."""
     usual = RMSNorm if isinstance(norm, RMSNorm) else LayerNorm
     if isinstance(norm, NoNorm) or norm != usual(norm.eps):
@@ -481,7 +488,7 @@ def _check_norm(norm: Norm, plan: Plan) -> None:
             )
 
 
-def _set_norm(norm: Normalize | None, plan: Plan, time: int) -> None:
+def _set_norm(norm: Normalize | None, plan: CompilePlan, time: int) -> None:
     """The trained vectors that undo a norm of a stream with one 1 per variable."""
     if norm is None or isinstance(norm.kind, NoNorm):
         return

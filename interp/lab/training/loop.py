@@ -19,7 +19,7 @@ from interp.lab.training.initial import xavier
 from interp.lab.training.losses import TrainingData, mean_loss, scores
 from interp.lab.training.presets import check_fits
 from interp.lab.training.schedule import Training
-from interp.lab.training.state import Row, TrainingFolder, TrainingState, log_table
+from interp.lab.training.state import LogRow, TrainingFolder, TrainingState, log_table
 from interp.lab.training.vocabulary import Vocabulary
 from interp.model.config import AnyConfig, Json
 from interp.model.encoder_decoder import build
@@ -119,7 +119,7 @@ def _trained(
     bar = tqdm(initial=state.step, total=training.steps, desc="training", delay=1, mininterval=1, leave=False)
     while True:
         if training.is_logged(state.step) and (not state.log or state.log[-1]["step"] < state.step):
-            row: Row = {"step": state.step, "tokens": tokens, **_since(since, state.step, training)}
+            row: LogRow = {"step": state.step, "tokens": tokens, **_since(since, state.step, training)}
             row |= scores(state.model, held_out, rows_at_once=training.rows)
             state.log.append(row | dict(evaluate(state.model, state.step) if evaluate else {}))
             since.clear()

@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 from interp.lab.training.dropout import Dropout
 
-Precision = Literal["auto", "float32", "bfloat16"]
+TrainingPrecision = Literal["auto", "float32", "bfloat16"]
 Schedule = Literal["cosine", "inverse_sqrt"]
 Initial = Literal["gpt2", "xavier"]
 NO_DROPOUT = Dropout()
@@ -49,7 +49,7 @@ class Training:
     """The first weights: GPT-2's, or `interp.lab.training.xavier`."""
     determined_only: bool = False
     """Whether only the tokens that the context determines count in the loss; False: every token."""
-    precision: Precision = "auto"
+    precision: TrainingPrecision = "auto"
     """bfloat16: products by autocast, weights in float32; auto: that on an accelerator, float32 on the CPU."""
     seed: int = 0
     """Of the first weights and of the data."""
@@ -76,7 +76,7 @@ class Training:
         _require(0 <= self.label_smoothing < 1, "label_smoothing in [0, 1)", self.label_smoothing)
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, f"{name} in [0, 1)", getattr(self, name))
-        for name, kinds in {"precision": Precision, "schedule": Schedule, "initial": Initial}.items():
+        for name, kinds in {"precision": TrainingPrecision, "schedule": Schedule, "initial": Initial}.items():
             _require(
                 getattr(self, name) in get_args(kinds),
                 f"one of {get_args(kinds)} as {name}",

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 TRAINING = FolderKind("training run", "training.json", "interp training run, 1")
 STATE, LOG = Path("state") / "state.safetensors", "log.csv"
-Row = dict[str, int | float]
+LogRow = dict[str, int | float]
 
 
 @dataclass
@@ -44,7 +44,7 @@ class TrainingState:
     model: AnyModel
     adam: torch.optim.AdamW
     step: int = 0
-    log: list[Row] = field(default_factory=list)
+    log: list[LogRow] = field(default_factory=list)
 
 
 class TrainingFolder:
@@ -150,7 +150,7 @@ def _checksum(tensors: Mapping[str, torch.Tensor], told: Json) -> str:
     return digest.hexdigest()
 
 
-def log_table(log: list[Row]) -> "pd.DataFrame":
+def log_table(log: list[LogRow]) -> "pd.DataFrame":
     """The log as a table, a row per measurement."""
     import pandas as pd
 

@@ -14,7 +14,7 @@ from interp.lab.training.vocabulary import Vocabulary
 from interp.model.config import Json
 from interp.tasks.examples import Examples, Place
 
-Ids = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+IdRow = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 TOKENS_PER_BATCH = 1 << 16
 
 
@@ -47,7 +47,7 @@ class PackedTexts:
         largest = max(int(part.flat.max(initial=0)) for part in (self._trained, self._kept))
         if largest >= self.d_vocab:
             raise ValueError(f"token ids below {self.d_vocab} are required, got {largest}")
-        self._epoch: tuple[Place, Ids] | None = None
+        self._epoch: tuple[Place, IdRow] | None = None
 
     @classmethod
     def of(
@@ -115,7 +115,7 @@ class PackedTexts:
             parts.append(self._trained.cut(self._order(Place(place.seed, epoch)), here))
         return _examples(parts)
 
-    def _order(self, epoch: Place) -> Ids:
+    def _order(self, epoch: Place) -> IdRow:
         """The texts of an epoch, in its order; the last one is remembered."""
         if self._epoch is None or self._epoch[0] != epoch:
             self._epoch = epoch, epoch.generator.permutation(len(self._trained.lengths))
@@ -126,7 +126,7 @@ class _Joined:
     """Texts end to end."""
 
     def __init__(self, texts: Sequence[Sequence[int]], width: int) -> None:
-        self.lengths: Ids = np.array([len(text) for text in texts], dtype=np.int64)
+        self.lengths: IdRow = np.array([len(text) for text in texts], dtype=np.int64)
         if self.lengths.sum() < width or self.lengths.min() < 2:
             raise ValueError(
                 f"texts of two tokens or more that fill a row of {width} are required, to train on and to hold out, "
@@ -141,7 +141,7 @@ class _Joined:
         """How many rows they fill."""
         return len(self.flat) // self.width
 
-    def cut(self, order: Ids, numbers: Ids) -> tuple[Ids, Ids]:
+    def cut(self, order: IdRow, numbers: IdRow) -> tuple[IdRow, IdRow]:
         """Tokens and texts of these rows, [n, width] each, where the texts stand in this order."""
         ends = np.cumsum(self.lengths[order])
         places = numbers[:, None] * self.width + np.arange(self.width)
@@ -161,6 +161,6 @@ def _in_order(batches: Sequence[Batch]) -> list[list[int]]:
     return [ids for _, ids in sorted(numbered, key=lambda each: each[0])]
 
 
-def _examples(parts: Sequence[tuple[Ids, Ids]]) -> Examples:
+def _examples(parts: Sequence[tuple[IdRow, IdRow]]) -> Examples:
     tokens, documents = (torch.from_numpy(np.concatenate(each)) for each in zip(*parts, strict=True))
     return Examples(Batch(tokens, documents=documents))
