@@ -14,7 +14,8 @@ from measure import cpu_seconds, memory, report, timing
 from torch import Tensor
 
 from interp.lab import BigBird, Dilated, FixedBlocks, Longformer, Strided
-from interp.model.attention import Mask, QueryPiece, Sparsity, attend, attend_pieces, pieces, visible
+from interp.model.attention import Mask, attend
+from interp.model.sparsity import Piece, Sparsity, attend_pieces, pieces, visible
 
 KINDS: tuple[Sparsity, ...] = (
     Longformer(128), Longformer(512), Longformer(2048), BigBird(64), BigBird(64, 9, 8, 2), FixedBlocks(128, 2),

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.model.attention import Sparsity
 from interp.model.records import at_least_one
+from interp.model.sparsity import Sparsity
 
 Ints = Int[Tensor, "..."]
 Bools = Bool[Tensor, "..."]

@@ -1,14 +1,14 @@
 """Multi-head attention (grouped or not) with every part a site: who may see whom, the kernel, the module.
 
-Masks are built from what is said of padding and documents, never from tokens. `attend` is the only place that picks a
-kernel: fused unless scores or pattern are observed; both give the same `z` (a contract test holds them together), and
-a query that may see nothing, as in left padding, gets 0. The mixers of `interp.lab` are `Attention` with another way
-from queries, keys and values to z.
+Masks are built from what is said of padding and documents, never from tokens. `attend` has two ways: fused, and
+explicit where scores or pattern are observed; both give the same `z` (a contract test holds them together), and a query
+that may see nothing, as in left padding, gets 0. The mixers of `interp.lab` are `Attention` with another way from
+queries, keys and values to z.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
@@ -23,7 +23,6 @@ from interp.model.kv_cache import Past
 from interp.model.layout import Layout
 from interp.model.norm import HeadNorm, Normalize
 from interp.model.position import Rotation
-from interp.model.records import ConfigRecord
 from interp.model.rules import NO_RULES, Rule, halves, held
 from interp.model.tap import Scope, at
 
@@ -39,12 +38,8 @@ def picked(x: Shaped[Tensor, "b p *rest"], columns: Int[Tensor, "b n"]) -> Shape
 PART = 2**20
 """Scores of the rows whose patterns are read together on a CPU: 4 MiB in float32, which stay in the cache.
 
-32 rows of 125 tokens and 8 heads take 0.8 of the time of all rows at once (one thread, AVX-512).
-"""
-STEP = 2**17
-"""Scores that are made together there: half a MiB, which stays in a core's own cache.
-
-Passes that only read patterns then take 0.9 of the time that they take with `PART` scores made at once.
+The entropies of 32 rows of 125 tokens and 8 heads take three quarters of the time of all rows at once, and half the
+bytes (one thread, AVX-512).
 """
 
 
@@ -121,64 +116,13 @@ def attention_mask(
         allowed = allowed.tril(past)  # columns up to the query's own
     if windowed:
         place = layout.positions(total, 0, device)
-        distance = place[:, past:, None] - place[:, None, :]
+        distance = place[:, past:, None] - place[:, None, :]  # [b k] -> [b q k]
         allowed = allowed & (distance.abs() < window)
     if documents is not None:
         allowed = allowed & (documents[:, past:, None] == documents[:, None, :])
     if keep is not None:
         allowed = allowed & keep[:, None, :]
-    return Mask(causal=False, allowed=allowed[:, None])
-
-
-class Sparsity(ConfigRecord):
-    """Which keys a query sees under a fixed pattern, as a question about their positions.
-
-    Positions count the kept tokens of a text, so that a padded row sees what the unpadded one does. A definition
-    reaches both ways; a causal model sees the part of it up to the query. The question is asked of a run of queries: of
-    a run of one it is the mask itself, of a block of queries it says which keys to gather.
-    """
-
-    def run_sees(
-        self, first: Int[Tensor, "..."], last: Int[Tensor, "..."], key: Int[Tensor, "..."]
-    ) -> Bool[Tensor, "..."]:
-        """Whether one of the queries at positions `first` to `last` sees the key, causality aside; shapes broadcast."""
-        raise NotImplementedError
-
-
-def visible(kind: Sparsity, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"]) -> Bool[Tensor, "#b q k"]:
-    """Whether the query at a position sees the key at a position, causality aside."""
-    each = query[..., None]
-    return kind.run_sees(each, each, key[:, None])
-
-
-@dataclass(frozen=True)
-class QueryPiece:
-    """A run of queries, the keys that one of them sees, and who sees which."""
-
-    queries: slice
-    keys: Int[Tensor, "k"]
-    allowed: Bool[Tensor, "q k"]
-
-
-def pieces(
-    kind: Sparsity, n_query: int, n_key: int, device: torch.device, *, causal: bool, run: int = 64
-) -> tuple[QueryPiece, ...]:
-    """The pattern of the last `n_query` of `n_key` positions, one text without padding, as runs of queries.
-
-    Its size follows the number of keys that runs see; a matrix `[n_query, n_key]` is never made.
-    """
-    key = torch.arange(n_key, device=device)
-    found = []
-    for start in range(n_key - n_query, n_key, run):
-        query = key[start : start + run]
-        before = key[: start + run] if causal else key
-        keys = before[kind.run_sees(query[0], query[-1], before)]
-        allowed = visible(kind, query[None], keys[None])[0]
-        if causal:
-            allowed &= keys <= query[:, None]
-        begin = start - n_key + n_query
-        found.append(QueryPiece(slice(begin, begin + len(query)), keys, allowed))
-    return tuple(found)
+    return Mask(causal=False, allowed=allowed[:, None])  # [b q k] -> [b 1 q k]
 
 
 def attend(
@@ -200,55 +144,42 @@ def attend(
     softcap: cap tanh(score / cap) before bias and mask. sinks: a further score per head whose value is zero, so that
     the pattern's rows sum to less than 1.
     """
-    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b p h e] -> [b h p e]
     observed = tap is not None and tap.wants(f"{name}.hook_attn_scores", f"{name}.hook_pattern")
     if observed or softcap is not None:
         z = _explicit(q, k, v, mask, scale, tap, name, softcap, sinks, rules)
     else:
-        q, k = (held(halves(x, rules), rules) for x in (q, k))
-        if sinks is not None:
-            k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])
-        width = v.shape[-1]
-        if width < q.shape[-1]:  # where widths differ the fused kernel falls back to a slow form
-            v = F.pad(v, (0, q.shape[-1] - width))  # 192 and 128, 1024 tokens on a CPU: 0.06 s for 0.13 s
-        z = F.scaled_dot_product_attention(
-            q, k, v,
-            attn_mask=mask.allowed if mask.bias is None else mask.bias,
-            is_causal=mask.causal,
-            scale=scale,
-            enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
-        z = z if width == v.shape[-1] else z[..., :width]
-        if mask.bias is not None and mask.blind is not None:
-            z = z.masked_fill(mask.blind, 0.0)
-        z = halves(z, rules)
-    return z.transpose(1, 2)
+        z = _fused(q, k, v, mask, scale, sinks, rules)
+    return z.transpose(1, 2)  # [b h q e] -> [b q h e]
 
 
-def attend_pieces(
-    q: Float[Tensor, "b q h e"],
-    k: Float[Tensor, "b k g e"],
-    v: Float[Tensor, "b k g e"],
-    pieces: Iterable[QueryPiece],
+def _fused(
+    q: Float[Tensor, "b h q r"],
+    k: Float[Tensor, "b g k r"],
+    v: Float[Tensor, "b g k e"],
+    mask: Mask,
     scale: float,
-) -> Float[Tensor, "b q h e"]:
-    """`attend` under a sparse mask: each run of queries against the keys that one of them sees, gathered.
-
-    Time and memory follow the share of (run, key) pairs that are seen (experiments/bench/sparse_attention.py). Not
-    torch's flex_attention: on a CPU (torch 2.13, 8 heads of 64, a window of 256 in 8 192 tokens) it takes 0.21 s for
-    this function's 0.11 s, 15 to 60 s to compile and 0.8 s to make its mask, whose cost is quadratic, and has no
-    backward pass.
-    """
-    found = []
-    for piece in pieces:
-        keys, values = (x.index_select(1, piece.keys).transpose(1, 2) for x in (k, v))
-        found.append(
-            F.scaled_dot_product_attention(
-                q[:, piece.queries].transpose(1, 2), keys, values,
-                attn_mask=piece.allowed, scale=scale, enable_gqa=q.shape[2] != k.shape[2],
-            ).transpose(1, 2)
-        )  # fmt: skip
-    return torch.cat(found, 1)
+    sinks: Float[Tensor, "h"] | None,
+    rules: frozenset[Rule],
+) -> Float[Tensor, "b h q e"]:
+    """Attention by torch's fused kernel, which never holds scores or a pattern whole."""
+    q, k = (held(halves(x, rules), rules) for x in (q, k))
+    if sinks is not None:
+        k, v, mask = _with_sink(k, v, mask, sinks, q.shape[2])  # one key more
+    width = v.shape[-1]
+    if width < q.shape[-1]:  # where widths differ the fused kernel falls back to a slow form
+        v = F.pad(v, (0, q.shape[-1] - width))  # 192 and 128, 1024 tokens on a CPU: 0.06 s for 0.13 s
+    z = F.scaled_dot_product_attention(
+        q, k, v,
+        attn_mask=mask.allowed if mask.bias is None else mask.bias,
+        is_causal=mask.causal,
+        scale=scale,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    z = z if width == v.shape[-1] else z[..., :width]
+    if mask.bias is not None and mask.blind is not None:
+        z = z.masked_fill(mask.blind, 0.0)
+    return halves(z, rules)
 
 
 def _with_sink(
@@ -265,8 +196,8 @@ def _with_sink(
         bias = bias.masked_fill(~allowed, -torch.inf)
     rows = bias.shape[0]
     sink = rearrange(sinks, "h -> 1 h 1 1").to(bias.dtype).expand(rows, -1, n_query, -1)
-    bias = torch.cat((bias.expand(-1, len(sinks), -1, -1), sink), -1)
-    k, v = (torch.cat((x, torch.zeros_like(x[:, :, :1])), 2) for x in (k, v))
+    bias = torch.cat((bias.expand(-1, len(sinks), -1, -1), sink), -1)  # [b h q k] -> [b h q k+1]
+    k, v = (torch.cat((x, torch.zeros_like(x[:, :, :1])), 2) for x in (k, v))  # [b g k e] -> [b g k+1 e]
     return k, v, Mask(causal=False, allowed=None, bias=bias)
 
 
@@ -282,52 +213,21 @@ def _explicit(
     sinks: Float[Tensor, "h"] | None,
     rules: frozenset[Rule],
 ) -> Float[Tensor, "b h q e"]:
-    """Attention with scores and pattern as sites; the softmax runs in float32 at least."""
+    """Attention whose scores and pattern are sites, some rows of the batch at a time if all reads of them allow it."""
     group = q.shape[1] // k.shape[1]
     if group > 1:
-        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))  # [b g k e] -> [b h k e]
 
-    def of(rows: slice, mask: Mask) -> Float[Tensor, "_ h q e"]:
-        scores = halves((q[rows] * scale) @ k[rows].mT, rules)
-        return attend_scores(scores, v[rows], mask, tap, name=name, softcap=softcap, sinks=sinks, rules=rules)
+    def of_rows(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Float[Tensor, "_ h q e"]:
+        scores_bhqk = halves((q * scale) @ k.mT, rules)  # [b h q r] [b h r k] -> [b h q k]
+        return attend_scores(scores_bhqk, v, mask, tap, name=name, softcap=softcap, sinks=sinks, rules=rules)
 
-    scored, a_row = f"{name}.hook_attn_scores", q.shape[1] * q.shape[2] * k.shape[2]
-    size = max(1, PART // a_row)
-    if tap is None or not tap.apart(scored, f"{name}.hook_pattern") or not q.is_cpu:
-        return of(slice(None), mask)
-    plain = mask.causal and softcap is None and sinks is None and not rules
-    whole = tap.wants(scored) or torch.is_grad_enabled() or q.dtype not in (torch.float32, torch.float64)
-    if plain and not whole and a_row > STEP // 2:
-        return _by_steps(q * scale, k, v, tap, name, size)
-    if size >= len(q):
-        return of(slice(None), mask)
-    return torch.cat([of(rows, mask.rows(rows)) for rows in tap.parts(len(q), size)])
-
-
-def _by_steps(
-    q: Float[Tensor, "b h q r"],
-    k: Float[Tensor, "b h k r"],
-    v: Float[Tensor, "b h k e"],
-    tap: Scope,
-    name: str,
-    size: int,
-) -> Float[Tensor, "b h q e"]:
-    """Attention with a plain causal pattern that is only read: some heads of a row at a time, from scaled queries."""
-    n_query, n_key = q.shape[2], k.shape[2]
-    heads = max(1, STEP // (n_query * n_key))
-    hidden = _ahead(q, n_query, n_key)
-    z = v.new_empty(*q.shape[:3], v.shape[3])
-    pattern = v.new_empty(min(size, len(q)), *q.shape[1:3], n_key)
-    scores = q.new_empty(min(heads, q.shape[1]), n_query, n_key)
-    for part in tap.parts(len(q), size):
-        rows = (q[part], k[part].mT, v[part], z[part], pattern)
-        for steps in zip(*(x.split(heads, 1) for x in rows), strict=True):
-            for q_, k_, v_, z_, made in zip(*(x.unbind(0) for x in steps), strict=False):
-                found = torch.bmm(q_, k_, out=scores[: len(q_)])
-                torch.softmax(found.tril_().add_(hidden), -1, out=made)
-                torch.bmm(made, v_, out=z_)
-        at(tap, f"{name}.hook_pattern", pattern[: len(rows[0])])
-    return z
+    if tap is not None and q.is_cpu and tap.by_row(f"{name}.hook_attn_scores", f"{name}.hook_pattern"):
+        size = max(1, PART // (q.shape[1] * q.shape[2] * k.shape[2]))
+        if size < len(q):
+            parts = tap.parts(len(q), size)
+            return torch.cat([of_rows(q[rows], k[rows], v[rows], mask.rows(rows)) for rows in parts])
+    return of_rows(q, k, v, mask)
 
 
 def attend_scores(
@@ -345,9 +245,12 @@ def attend_scores(
 
     The scores are the caller's own tensor and are written to.
     """
-    scores_bhqk = at(tap, f"{name}.hook_attn_scores", hidden_scores(scores_bhqk, mask, softcap))
-    pattern_bhqk = held(row_softmax(scores_bhqk, mask, sinks).to(v.dtype), rules)
-    return halves(at(tap, f"{name}.hook_pattern", pattern_bhqk) @ v, rules)
+    site = f"{name}.hook_attn_scores"
+    scores_bhqk = at(tap, site, hidden_scores(scores_bhqk, mask, softcap))
+    spent = tap is not None and not tap.wants(site)
+    pattern_bhqk = held(row_softmax(scores_bhqk, mask, sinks, spent=spent).to(v.dtype), rules)
+    pattern_bhqk = at(tap, f"{name}.hook_pattern", pattern_bhqk)
+    return halves(pattern_bhqk @ v, rules)  # [b h q k] [b h k e] -> [b h q e]
 
 
 def hidden_scores(
@@ -358,37 +261,41 @@ def hidden_scores(
         scores_bhqk = softcap * (scores_bhqk / softcap).tanh()
     if mask.bias is not None:
         scores_bhqk = scores_bhqk + mask.bias
-    n_query, n_key = scores_bhqk.shape[2:]
     if mask.causal:
-        return scores_bhqk.tril_().add_(_ahead(scores_bhqk, n_query, n_key))
+        ahead_qk = scores_bhqk.new_ones(scores_bhqk.shape[2:], dtype=torch.bool).triu(1)
+        return scores_bhqk.masked_fill_(ahead_qk, -torch.inf)
     return scores_bhqk if mask.allowed is None else scores_bhqk.masked_fill_(~mask.allowed, -torch.inf)
 
 
-def _ahead(like: Tensor, n_query: int, n_key: int) -> Float[Tensor, "q k"]:
-    """-inf for keys after the query, else 0.
-
-    Added to scores that are 0 there it gives the numbers of a filled mask in a third of the time on a CPU.
-    """
-    return like.new_full((n_query, n_key), -torch.inf).triu(1)
-
-
 def row_softmax(
-    scores_bhqk: Float[Tensor, "b h q k"], mask: Mask, sinks: Float[Tensor, "h"] | None = None
+    scores_bhqk: Float[Tensor, "b h q k"],
+    mask: Mask,
+    sinks: Float[Tensor, "h"] | None = None,
+    *,
+    spent: bool = False,
 ) -> Float[Tensor, "b h q k"]:
-    """The softmax of hidden scores, in float32 at least; zeros for a query that may see nothing."""
+    """The softmax of hidden scores, in float32 at least; zeros for a query that may see nothing.
+
+    spent: nobody needs the scores any more, so that the pattern may be written over them.
+    """
     if mask.blind is None:
-        return _softmax(scores_bhqk, sinks)
-    return _softmax(scores_bhqk.masked_fill(mask.blind, 0.0), sinks).masked_fill(mask.blind, 0.0)
+        return _softmax(scores_bhqk, sinks, spent)
+    finite_bhqk = scores_bhqk.masked_fill(mask.blind, 0.0)
+    return _softmax(finite_bhqk, sinks, spent).masked_fill(mask.blind, 0.0)
 
 
 def _softmax(
-    scores_bhqk: Float[Tensor, "b h q k"], sinks: Float[Tensor, "h"] | None
+    scores_bhqk: Float[Tensor, "b h q k"], sinks: Float[Tensor, "h"] | None, spent: bool
 ) -> Float[Tensor, "b h q k"]:
     wide = torch.promote_types(scores_bhqk.dtype, torch.float32)
-    if sinks is None:
-        return scores_bhqk.softmax(-1, dtype=wide)
-    sink = rearrange(sinks, "h -> 1 h 1 1").to(wide).expand(*scores_bhqk.shape[:3], 1)
-    return torch.cat((scores_bhqk.to(wide), sink), -1).softmax(-1)[..., :-1]
+    if sinks is not None:
+        sink = rearrange(sinks, "h -> 1 h 1 1").to(wide).expand(*scores_bhqk.shape[:3], 1)
+        joined = torch.cat((scores_bhqk.to(wide), sink), -1)  # [b h q k] -> [b h q k+1]
+        return joined.softmax(-1)[..., :-1]  # [b h q k+1] -> [b h q k], without the sink
+    if spent and scores_bhqk.is_cpu and scores_bhqk.dtype == wide and not torch.is_grad_enabled():
+        # Copy scores of 400 tokens, SmolLM2 on a CPU: 15.0 MiB for 19.7, and 0.9 of the time.
+        return torch.softmax(scores_bhqk, -1, out=scores_bhqk)
+    return scores_bhqk.softmax(-1, dtype=wide)
 
 
 T = TypeVar("T")
@@ -599,13 +506,13 @@ class Attention(nn.Module):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values `[b p h|g e]`, each a site."""
         if tap is not None and all(tap.alters(site) for site in SPLIT_INPUTS.values()):
-            fused = x.new_zeros(()).expand(
-                *x.shape[:2], len(self.qkv.weight)
-            )  # each is made of its own input
+            # each of q, k, v is made of its own input below: zeros without memory stand for the product
+            fused = x.new_zeros(()).expand(*x.shape[:2], len(self.qkv.weight))
         else:
-            fused = self.qkv(x)
+            fused = self.qkv(x)  # [b p d] -> [b p (n e)], n heads of q, then k, then v
         # flatten and its inverse, where einops is an eighth of what a step of generation adds to the products
-        heads = dict(zip("qkv", fused.unflatten(2, (-1, self.d_head)).split(self.heads, 2), strict=True))
+        parts = fused.unflatten(2, (-1, self.d_head)).split(self.heads, 2)  # [b p (n e)] -> [b p h|g e] each
+        heads = dict(zip("qkv", parts, strict=True))
         if tap is not None:
             heads = {part: self._from_split(part, head, *source, tap) for part, head in heads.items()}
         q, k, v = (at(tap, f"attn.hook_{part}", heads[part]) for part in "qkv")
@@ -618,7 +525,7 @@ class Attention(nn.Module):
         site = SPLIT_INPUTS[part]
         if not tap.wants(site):
             return x
-        copies = resid.unsqueeze(2).expand(-1, -1, x.shape[2], -1)
+        copies = resid.unsqueeze(2).expand(-1, -1, x.shape[2], -1)  # [b p d] -> [b p h d]
         alters = tap.alters(site)
         if alters and tap.alters(f"{norm.name}.hook_normalized", f"{norm.name}.hook_scale"):
             raise ValueError(
@@ -638,9 +545,9 @@ class Attention(nn.Module):
             weight = rearrange(self.out.weight, "d (h e) -> h d e", e=self.d_head)
             result = at(tap, site, einsum(z, weight, "b p h e, h d e -> b p h d"))
             if tap.alters(site):
-                summed = result.sum(2)
+                summed = result.sum(2)  # [b p h d] -> [b p d]
                 return summed if self.out.bias is None else summed + self.out.bias
-        return self.out(z.flatten(2))
+        return self.out(z.flatten(2))  # [b p h e] -> [b p (h e)] -> [b p d]
 
     def part(self, name: str) -> tuple[Float[Tensor, "h e d"], Float[Tensor, "h e"] | None]:
         """Weight `[h e d]` and bias `[h e]` of "q", "k" or "v" as views of the fused matrix."""

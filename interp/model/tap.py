@@ -44,8 +44,8 @@ class Read:
     grad: bool = False
     pos: int | tuple[int, ...] | PerRow | None = None
     by_row: tuple[Tensor, ...] | None = None
-    """Not None: what `via` gives of a row depends on that row alone, so that it may get some rows at a time, and after
-    them their entries of each of these tensors. Patterns are then reduced while they are still in the cache."""
+    """Not None: what `via` gives of a row depends on that row alone, so that attention may hand it some rows at a time,
+    and after them their entries of each of these tensors. A large batch then never holds all its patterns at once."""
 
     def __post_init__(self) -> None:
         if self.pos is None:
@@ -110,14 +110,17 @@ class Scope:
             name in self._edits or any(read.grad for read in self._reads.get(name, ())) for name in names
         )
 
-    def apart(self, *names: str) -> bool:
+    def by_row(self, *names: str) -> bool:
         """Whether these sites are only read, and may be visited with some rows of their values at a time."""
         reads = [read for name in names for read in self._reads.get(name, ())]
         return bool(reads) and all(read.by_row is not None for read in reads) and not self.alters(*names)
 
     def parts(self, rows: int, size: int) -> Iterator[slice]:
-        """Some rows after the others: what is visited until the next are asked for holds these rows alone."""
-        yield from self._tap.parts(rows, size)
+        """Slices of `size` rows, one after the other; the values visited within each slice hold these rows alone."""
+        for start in range(0, rows, size):
+            self._tap.rows = slice(start, start + size)
+            yield self._tap.rows
+        self._tap.join()
 
     @property
     def finished(self) -> bool:
@@ -171,8 +174,9 @@ class Tap:
         """Tensors in the graph, one for each `Read(grad=True)`."""
         self._scopes: dict[int | None, Scope] = {}
         self._home: torch.device | None = None
-        self._rows: slice | None = None
-        self._parts: dict[Read, list[Tensor]] = {}
+        self.rows: slice | None = None
+        """Which rows the values visited now hold; None: all (`Scope.parts`)."""
+        self._parts: dict[Read, list[Tensor]] = defaultdict(list)
 
     def open(
         self,
@@ -191,7 +195,8 @@ class Tap:
         """
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}
-        self._rows, self._parts = None, {}
+        self.rows = None
+        self._parts.clear()
         span = Span() if span is None else span
         layout = span.layout
         if self.prompt is not None or self.forced is not None:
@@ -213,9 +218,18 @@ class Tap:
             raise ValueError("Read(grad=True) requires gradients; this pass runs under torch.no_grad()")
 
     def kept(self, read: Read, value: Tensor) -> Tensor:
-        """What a read keeps of a whole value of its site."""
+        """What a read keeps of a value of its site, or of those rows of it that stand in `rows`."""
         value = value if read.pos is None else tokens_of(read.site, value, read.pos, self.span)
-        return compact(value if read.via is None else read.via(value))
+        if read.via is None:
+            return compact(value)
+        rows = slice(None) if self.rows is None else self.rows
+        answer = compact(read.via(value, *(each[rows].to(value.device) for each in read.by_row or ())))
+        if self.rows is not None and len(answer) != len(value):
+            raise ValueError(
+                f"a read by row requires an answer for each of the {len(value)} rows that its via gets, got "
+                f"{len(answer)} at {read.site!r}"
+            )
+        return answer
 
     def close(self) -> None:
         """Let go of the answers at once: tap and scopes refer to each other, so they would wait for collection."""
@@ -239,38 +253,20 @@ class Tap:
             value = value.view_as(value) if value.requires_grad else value.detach().requires_grad_()
             self.live[read] = value
         else:
-            answer = self._seen(read, value.detach())
-            if self._rows is None:
+            answer = self.kept(read, value.detach())
+            if self._home is not None:
+                answer = answer.to(self._home)
+            if self.rows is None:
                 self.values[read] = answer
             else:
-                self._parts.setdefault(read, []).append(answer)
+                self._parts[read].append(answer)
         return value
 
-    def _seen(self, read: Read, value: Tensor) -> Tensor:
-        """What a read keeps of a value, or of those rows of it that it is given now."""
-        rows = slice(None) if self._rows is None else self._rows
-        more = (each[rows].to(value.device) for each in read.by_row or ())
-        value = value if read.pos is None else tokens_of(read.site, value, read.pos, self.span)
-        answer = compact(value if read.via is None else read.via(value, *more))
-        if (
-            self._rows is not None
-            and answer.untyped_storage().data_ptr() == value.untyped_storage().data_ptr()
-        ):
-            answer = answer.clone()  # the next rows are written in the same place
-        if self._rows is not None and len(answer) != len(value):
-            raise ValueError(
-                f"a read by row requires an answer for each of the {len(value)} rows that its via gets, got "
-                f"{len(answer)} at {read.site!r}"
-            )
-        return answer if self._home is None else answer.to(self._home)
-
-    def parts(self, rows: int, size: int) -> Iterator[slice]:
-        """Slices of `size` rows; reads that are answered within each are joined after the last."""
-        for start in range(0, rows, size):
-            self._rows = slice(start, start + size)
-            yield self._rows
+    def join(self) -> None:
+        """End the parts: what was answered some rows at a time becomes the answer for all rows."""
         self.values |= {read: torch.cat(answers) for read, answers in self._parts.items()}
-        self._rows, self._parts = None, {}
+        self.rows = None
+        self._parts.clear()
 
 
 def at(tap: Scope | None, name: str, value: Tensor) -> Tensor:

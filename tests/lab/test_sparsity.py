@@ -8,7 +8,8 @@ from torch import Tensor
 from interp.lab import AdaptiveTemperature, BigBird, Dilated, FixedBlocks, Longformer, Strided
 from interp.lab.sparsity import drawn_blocks
 from interp.model import Alibi, ModelConfig, Read, Softmax, Tap, softmax
-from interp.model.attention import Mask, Sparsity, attend, attend_pieces, pieces, visible
+from interp.model.attention import Mask, attend
+from interp.model.sparsity import Sparsity, attend_pieces, pieces, visible
 from tests.configs import some_tokens
 from tests.loops import over
 from tests.mixers import MIXERS, build_mixed

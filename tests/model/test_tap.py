@@ -69,27 +69,22 @@ def test_patterns_that_are_read_by_row_come_in_parts_and_the_numbers_are_those_o
     assert seen == [1] * len(batch.tokens)
 
 
-@over("name", ["gpt2", "llama-gqa"])
+@over("name", ["gpt2", "llama-gqa", "gemma2", "gpt-oss"])
 @over("rows", [1, 2, 3])
-def test_patterns_made_by_heads_or_rows_are_those_of_all_at_once(name: str, rows: int) -> None:
-    """What a read keeps of them may be the pattern itself: the place that the next rows are written to is not that."""
+def test_patterns_written_over_their_scores_are_those_under_gradients(name: str, rows: int) -> None:
+    """Bit by bit, whole or some rows at a time; a read of the scores still gets the scores."""
     model, tokens = perturbed(CONFIGS[name]), some_tokens()
-    a_head, pattern = tokens.shape[1] ** 2, "blocks.0.attn.hook_pattern"
-    n_heads = model.config.n_heads
-    reads = [Read(pattern, by_row=()), Read(pattern, via=lambda x: x.sum((2, 3)), by_row=()), Read(POST)]
-    with torch.no_grad():
-        kept = Tap([Read(pattern), Read(POST)])
-        logits = model(tokens, kept)
-        for step in (a_head, n_heads * a_head):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("interp.model.attention.PART", rows * n_heads * a_head)
-                patch.setattr("interp.model.attention.STEP", step)
-                tap = Tap(reads)
-                assert_close(model(tokens, tap), logits)
-            whole = kept.values[Read(pattern)]
-            assert_close(tap.values[reads[0]], whole)
-            assert_close(tap.values[reads[1]], whole.sum((2, 3)))
-            assert_close(tap.values[reads[2]], kept.values[Read(POST)])
+    scores, pattern = "blocks.0.attn.hook_attn_scores", "blocks.0.attn.hook_pattern"
+    own = Tap([Read(scores), Read(pattern), Read(POST)])
+    logits = model(tokens, own)  # gradients: a pattern of its own, all rows at once
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("interp.model.attention.PART", rows * model.config.n_heads * tokens.shape[1] ** 2)
+        for sites in ([pattern], [scores], [scores, pattern]):
+            for by_row in (None, ()):
+                tap = Tap([Read(POST), *(Read(site, by_row=by_row) for site in sites)])
+                assert torch.equal(model(tokens, tap), logits)
+                for read, value in tap.values.items():
+                    assert torch.equal(value, own.values[Read(read.site)])
 
 
 def test_patterns_that_somebody_else_wants_whole_or_edits_come_whole() -> None:
