@@ -15,7 +15,7 @@ from torch import Tensor
 
 from interp.lab import BigBird, Dilated, FixedBlocks, Longformer, Strided
 from interp.model.attention import Mask, attend
-from interp.model.sparsity import Piece, Sparsity, attend_pieces, pieces, visible
+from interp.model.sparsity import QueryPiece, Sparsity, attend_pieces, pieces, visible
 
 KINDS: tuple[Sparsity, ...] = (
     Longformer(128), Longformer(512), Longformer(2048), BigBird(64), BigBird(64, 9, 8, 2), FixedBlocks(128, 2),

@@ -27,7 +27,7 @@ from interp.model.position import Alibi, Buckets
 from interp.model.records import ConfigRecord, Mixer, Traits, at_least_one, maps_flops, positive, requires
 from interp.model.rules import constant, halves, held, secant
 from interp.model.sites import GATE, Site
-from interp.model.sparsity import Piece, Sparsity, attend_pieces, pieces, visible
+from interp.model.sparsity import QueryPiece, Sparsity, attend_pieces, pieces, visible
 from interp.model.tap import Scope, at
 
 if TYPE_CHECKING:
@@ -409,7 +409,9 @@ class SoftmaxAttention(Attention):
         plain = plain and not self.explicit
         return self.kind.sparsity is not None and plain and not observed and n > 1 and total >= PIECES_FROM
 
-    def _pieces(self, mask: Mask, total: int, shared: PassState, device: torch.device) -> tuple[Piece, ...]:
+    def _pieces(
+        self, mask: Mask, total: int, shared: PassState, device: torch.device
+    ) -> tuple[QueryPiece, ...]:
         kind = self.kind.sparsity
         assert kind is not None
         made = ("sparse pieces", kind)

@@ -39,7 +39,7 @@ def visible(kind: Sparsity, query: Int[Tensor, "#b q"], key: Int[Tensor, "#b k"]
 
 
 @dataclass(frozen=True)
-class Piece:
+class QueryPiece:
     """A run of queries, the keys that one of them sees, and who sees which."""
 
     queries: slice
@@ -49,7 +49,7 @@ class Piece:
 
 def pieces(
     kind: Sparsity, n_query: int, n_key: int, device: torch.device, *, causal: bool, run: int = 64
-) -> tuple[Piece, ...]:
+) -> tuple[QueryPiece, ...]:
     """The pattern of the last `n_query` of `n_key` positions, one text without padding, as runs of queries.
 
     Its size follows the number of keys that runs see; a matrix `[n_query, n_key]` is never made.
@@ -64,7 +64,7 @@ def pieces(
         if causal:
             allowed &= keys <= query[:, None]
         begin = start - n_key + n_query
-        found.append(Piece(slice(begin, begin + len(query)), keys, allowed))
+        found.append(QueryPiece(slice(begin, begin + len(query)), keys, allowed))
     return tuple(found)
 
 
@@ -72,7 +72,7 @@ def attend_pieces(
     q: Float[Tensor, "b q h e"],
     k: Float[Tensor, "b k g e"],
     v: Float[Tensor, "b k g e"],
-    pieces: Iterable[Piece],
+    pieces: Iterable[QueryPiece],
     scale: float,
 ) -> Float[Tensor, "b q h e"]:
     """`attention.attend` under a sparse mask: each run of queries against the keys that one of them sees, gathered.
