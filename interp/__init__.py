@@ -206,6 +206,6 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"{what}: it is called {_EARLIER[name]}")
     if homes := [room for room in ROOMS if name in import_module(f"interp.{room}").__all__]:
         raise AttributeError(f"{what}: it is called {' or '.join(f'interp.{room}.{name}' for room in homes)}")
-    from interp.core.boundary import nearest
+    from interp.core.wording import nearest
 
     raise AttributeError(f"{what}; {nearest(name, [*HOMES, *WINGS])}")

@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families
-from interp.core.boundary import Device, Precision, as_dtype, public
+from interp.core.boundary import public
+from interp.core.kinds import Device, Precision, as_dtype
 from interp.core.viewer import Shown, fitted
 from interp.data.batch import Batch, Prompts, Side
 from interp.data.text import Text

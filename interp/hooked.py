@@ -16,10 +16,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp import families, zoo
-from interp.core.boundary import Device, Precision, as_dtype, nearest, public
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
+from interp.core.kinds import Device, Precision, as_dtype
 from interp.core.stats import narrowed
 from interp.core.viewer import Shown, fitted
+from interp.core.wording import nearest
 from interp.data.batch import Batch, Prompts, Side
 from interp.data.text import Text
 from interp.data.tokenizers import Tokenizer, UnreadTokenizer

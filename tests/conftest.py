@@ -34,7 +34,12 @@ if "INTERP_TEST_SHAPES" in os.environ:
 
     shapes.install()
     # what a function of ours says of a wrong kind cannot be heard: the shape checks refuse it before
-    collect_ignore = ["contract/test_boundary.py", "core/test_boundary.py", "fuzz/test_fuzz.py"]
+    collect_ignore = [
+        "contract/test_boundary.py",
+        "contract/test_mistakes.py",
+        "core/test_boundary.py",
+        "fuzz/test_fuzz.py",
+    ]
 
 import hypothesis
 import pytest

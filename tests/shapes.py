@@ -22,7 +22,7 @@ CHECKED = 2
 Function = Callable[..., object]
 always_checked = jaxtyping.jaxtyped
 axes_of_its_own = jaxtyping.jaxtyped("context")
-"""What keeps the axes that `interp.core.boundary` finds in a bare call from those of the call around it."""
+"""What keeps the axes that `interp.core.fitting` finds in a bare call from those of the call around it."""
 _calls: Counter[Hashable] = Counter()
 _numbers: weakref.WeakKeyDictionary[torch.nn.Module, int] = weakref.WeakKeyDictionary()
 _fresh = itertools.count(1)

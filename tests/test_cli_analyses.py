@@ -16,7 +16,7 @@ from interp import HookedTransformer, causal_trace, frame, heads, logit_differen
 from interp.circuits import Circuit  # fmt: skip
 from interp.cli import ASKED, command, main, parsed
 from interp.cli.asking import data_of, function_of, option_of
-from interp.core.boundary import hints_of
+from interp.core.hints import hints_of
 from interp.lenses import FittedJacobianLens, jacobian_lens
 from interp.passes.question import function_name
 from interp.tasks import IndirectObjects, RepeatedTokens

@@ -13,8 +13,8 @@ from experiments.board import METHODS, as_result, measured
 from experiments.board.page import LESS, board_page
 from interp.cli import ended
 from interp.cli.opening import Common
-from interp.core.boundary import nearest
 from interp.core.files import check_replaceable, write_atomically
+from interp.core.wording import nearest
 
 
 @dataclass(frozen=True)

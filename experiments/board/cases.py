@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from interp.core.boundary import nearest
+from interp.core.wording import nearest
 from interp.lab.rasp import programs
 from interp.lab.rasp.compiler import compile
 from interp.lab.rasp.interchange_training import InterchangeTraining, interchange_trained

@@ -27,7 +27,7 @@ from interp.circuits.edge_attribution import edge_attribution
 from interp.circuits.edge_circuit import connected
 from interp.circuits.edge_rankings import edge_auroc, largest, worth
 from interp.circuits.interchange import interchange
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.results import labelled
 from interp.hooked import HookedTransformer
 from interp.model.parts import Edge

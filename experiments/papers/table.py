@@ -28,8 +28,8 @@ from experiments.papers.olsson_2022 import olsson_2022
 from experiments.papers.su_2021 import su_2021
 from experiments.papers.wang_2022 import wang_2022
 from experiments.papers.ye_2024 import ye_2024
-from interp.core.boundary import nearest
 from interp.core.results import labelled
+from interp.core.wording import nearest
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -29,7 +29,7 @@ from interp.attention.shares import (
     without_pattern,
     without_shares,
 )
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.patterns import (
     SCORES,
     copy_keys,

@@ -24,10 +24,13 @@ from tqdm import tqdm
 from interp.causal.contrast import Contrast, site_names
 from interp.causal.effects import check_one_length, dims_asked, site_dims
 from interp.causal.subspace import Subspace
-from interp.core.boundary import Count, Seed, describe, nearest, public
+from interp.core.axes import describe
+from interp.core.boundary import public
+from interp.core.kinds import Count, Seed
 from interp.core.results import Score, noted, scored
 from interp.core.stats import Moments, over, wide
 from interp.core.transfers import Checks, check, checks_together, fetched, sent
+from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.pairs import paired

@@ -32,7 +32,7 @@ from interp.causal.effects import (
     site_dims,
 )
 from interp.causal.patching import PatchedCells
-from interp.core.boundary import Count
+from interp.core.kinds import Count
 from interp.core.stats import wide
 from interp.core.transfers import fetched, sent
 from interp.data.batch import Batch

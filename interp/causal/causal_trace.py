@@ -25,7 +25,8 @@ from torch import Tensor
 
 from interp.causal.effects import SIGN, cells_along, check_first_column, moments_of
 from interp.causal.spans import ROLES, SpanPlace, roles, spans, within
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.results import labelled
 from interp.core.stats import MaskedMeans, MaskedMoments, Partial, Rows, over, wide
 from interp.core.transfers import fetched, sent

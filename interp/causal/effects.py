@@ -17,7 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
-from interp.core.boundary import nearest, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import (
     ACCEPTED_MISS,
@@ -32,6 +33,7 @@ from interp.core.stats import (
     ranks,
 )
 from interp.core.transfers import check, sent
+from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.model.config import ModelConfig

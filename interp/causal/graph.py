@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.model.config import ModelConfig
 from interp.model.parts import Edge, Part
 

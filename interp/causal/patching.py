@@ -27,7 +27,8 @@ from interp.causal.effects import (
     site_coords,
     site_dims,
 )
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.data.batch import Batch, Prompts
 from interp.data.sources import Data
 from interp.model import sites

@@ -20,7 +20,7 @@ from torch import Tensor
 from interp.causal.contrast import Contrast, Direction
 from interp.causal.effects import EffectTable, MeasuredEffects, causal, cells_along, dims_asked, listed
 from interp.causal.graph import LOGITS, EdgeGraph, reads_by_qkv
-from interp.core.boundary import nearest
+from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.model.config import ModelConfig
 from interp.model.edits import Edit, PositionIndex, Set

@@ -15,7 +15,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.data.text import Text

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from interp.causal.effects import SIGN, site_coords
 from interp.causal.subspace import Subspace
-from interp.core.boundary import Count, Seed, describe
+from interp.core.axes import describe
+from interp.core.kinds import Count, Seed
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import Means, Moments, Partial, Rows, over, two_sided_p
 from interp.core.transfers import check

@@ -32,7 +32,7 @@ from interp.circuits.discovery import backwards
 from interp.circuits.edge_circuit import Circuit, connected
 from interp.circuits.edge_rankings import Rank, largest, worth
 from interp.circuits.interchange import CircuitPasses, Replacement, masks_of, reference_of
-from interp.core.boundary import Count, Seed
+from interp.core.kinds import Count, Seed
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import Moments, Partial, Rows, over
 from interp.core.viewer import Brief

@@ -23,7 +23,8 @@ from interp.circuits.edge_circuit import Circuit, CircuitProtocol, computing, co
 from interp.circuits.edge_effects import EdgeEffects
 from interp.circuits.edge_rankings import largest
 from interp.circuits.interchange import Interchange, Replacement, reference_of
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.notes import Note, note
 from interp.core.results import noted
 from interp.core.stats import FEWEST, Partial, t95

@@ -21,7 +21,7 @@ from interp.causal.contrast import Contrast, Direction
 from interp.causal.effects import MISSED, MOVED, EffectTable, MeasuredEffects, causal
 from interp.causal.graph import EdgeGraph
 from interp.circuits.edge_scores import START, Gradients, SenderChange, check_edits, edge_scores
-from interp.core.boundary import Count
+from interp.core.kinds import Count
 from interp.core.stats import wide
 from interp.core.transfers import sent
 from interp.data.batch import Batch

@@ -21,7 +21,8 @@ from interp.circuits.edge_attribution import EdgeAttribution, EdgeMethod
 from interp.circuits.edge_rankings import largest, worth
 from interp.circuits.edge_scores import SenderChange, check_edits
 from interp.circuits.interchange import inputs
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.notes import note
 from interp.core.results import noted
 from interp.core.stats import wide

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from interp.causal.effects import EDGE_DIMS
-from interp.core.boundary import Count, Seed, public
+from interp.core.boundary import public
+from interp.core.kinds import Count, Seed
 from interp.core.results import Score, check_result, labelled, scored
 from interp.model.parts import Edge
 

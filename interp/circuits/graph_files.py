@@ -22,9 +22,10 @@ from typing import TYPE_CHECKING, Any
 
 from interp.causal.graph import INPUT, LOGITS, EdgeGraph
 from interp.circuits.edge_circuit import Circuit, CircuitProtocol, graph_of, protocol_of
-from interp.core.boundary import public, shown
+from interp.core.boundary import public
 from interp.core.files import json_object, write_atomically
 from interp.core.viewer import Brief
+from interp.core.wording import shown
 from interp.model.parts import Edge, Part
 from interp.runs.folder import built
 

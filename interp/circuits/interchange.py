@@ -25,7 +25,7 @@ from interp.causal.graph import EdgeGraph
 from interp.causal.stand_ins import StandIn, StandIns
 from interp.circuits.edge_circuit import Circuit
 from interp.circuits.edge_scores import START, SenderChange, check_edits
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.results import labelled
 from interp.core.stats import Moments, Partial, Rows, over, wide
 from interp.core.transfers import check, sent

@@ -22,7 +22,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.causal.graph import EdgeGraph
-from interp.core.boundary import public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.files import json_object, regular, write_atomically
 from interp.core.viewer import Brief
 from interp.model.config import ModelConfig

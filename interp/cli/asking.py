@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, cast, get_args, 
 import tyro
 
 from interp.cli.opening import ModelCommand
-from interp.core.boundary import hints_of
+from interp.core.hints import hints_of
 from interp.model.edits import Closed, Detach, Mean, Resample, Zero
 from interp.passes import metrics
 from interp.passes.edit_text import CHANGES

@@ -80,7 +80,7 @@ def _pair(word: str, file: Path) -> tuple[str, str]:
 
 
 def _require_known(key: str, known: "dict[str, Parameter]", file: Path) -> None:
-    from interp.core.boundary import nearest
+    from interp.core.wording import nearest
 
     if key not in known:
         raise ValueError(f"{file} has no parameter {key!r}; {nearest(key, known)}; it has {', '.join(known)}")

@@ -200,7 +200,7 @@ def _records(root: Path) -> tuple[list["Record"], list[str]]:
 
 def _found(name: str, root: Path) -> Path:
     """The folder of a run, by path, by the beginning of its name, or the last one; ValueError naming the candidates."""
-    from interp.core.boundary import nearest
+    from interp.core.wording import nearest
 
     named_path(root)
     if not name:

@@ -75,7 +75,7 @@ def _has_scores(result: "xr.Dataset") -> bool:
 
 def _scores(result: "xr.Dataset", asked: Sequence[str]) -> list[str]:
     """The scores to print. KeyError for one that the result does not have."""
-    from interp.core.boundary import nearest
+    from interp.core.wording import nearest
 
     there = [str(name) for name in result.score.values]
     for name in asked:
@@ -120,8 +120,8 @@ def _by_score(result: "xr.Dataset", names: Sequence[str]) -> "pd.DataFrame":
 
 def _tidy(result: "xr.Dataset", sort: str | None) -> "pd.DataFrame":
     """The tidy table, columns without a number left out, the largest line first."""
-    from interp.core.boundary import nearest
     from interp.core.results import frame
+    from interp.core.wording import nearest
 
     table = frame(result)
     if sort is not None and sort not in table:

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from interp.compat.hooked_state import AnyTokenizer, from_hooked_transformer, read_state
-from interp.core.boundary import Device, public
+from interp.core.boundary import public
 from interp.core.files import json_object, regular
+from interp.core.kinds import Device
 from interp.hooked import HookedTransformer
 
 STATE_KEYS = ("model", "state_dict", "model_state_dict", "model_state")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from einops import rearrange
 from torch import Tensor
 
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.families.spec import Family, Settings, TensorRule, transposed
 from interp.model.config import MLP, Alibi, LayerNorm, Learned, ModelConfig, MoE, NoNorm
 

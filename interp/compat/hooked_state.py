@@ -18,7 +18,9 @@ from torch import Tensor
 
 from interp.compat import hooked_config, hooked_layout
 from interp.compat.llama2c_tokenizer import Llama2cTokenizer
-from interp.core.boundary import Device, nearest, public
+from interp.core.boundary import public
+from interp.core.kinds import Device
+from interp.core.wording import nearest
 from interp.families.convert import to_model
 from interp.families.stored import LiveTensors
 from interp.families.tokenizer import FileTokenizer, HuggingFaceTokenizer, TransformersTokenizer

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from interp.compat.llama2c_tokenizer import Llama2cTokenizer
-from interp.core.boundary import Device, public
+from interp.core.boundary import public
 from interp.core.files import regular
+from interp.core.kinds import Device
 from interp.families.convert import to_model
 from interp.families.spec import Family, Settings, TensorRule
 from interp.families.stored import LiveTensors

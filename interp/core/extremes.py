@@ -12,7 +12,7 @@ from einops import rearrange
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.named import named
 from interp.core.transfers import sent
 

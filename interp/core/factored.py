@@ -9,7 +9,7 @@ from jaxtyping import Complex, Float, Int
 from torch import Tensor
 
 from interp.core import tiles
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.stats import wide
 from interp.core.viewer import Viewable
 

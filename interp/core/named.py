@@ -7,8 +7,9 @@ from typing import TypeVar
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import nearest, shape_text
+from interp.core.axes import shape_text
 from interp.core.stats import Partial, Reduction, joined
+from interp.core.wording import nearest
 
 Value = TypeVar("Value")
 

@@ -16,7 +16,9 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Count, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.stats import signs, uniforms
 
 ENTRIES = 2**22

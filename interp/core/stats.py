@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Real
 from torch import Tensor
 
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.transfers import fetched, sent
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.stats import wide
 
 TILE = 2**24

@@ -15,9 +15,13 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import MOST, Required, public, shape_text, shown
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.core.fitting import MOST
+from interp.core.hints import Required
 from interp.core.transfers import fetched, sent
 from interp.core.viewer import Brief
+from interp.core.wording import shown
 from interp.data.ids import IDS, Encoding, check_contrast, is_id, is_row, no_ids
 from interp.model.attention import Memory
 from interp.model.layout import Layout, PerRow, Places, TextTokens, several

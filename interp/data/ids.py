@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, shown
+from interp.core.wording import nearest, shown
 
 IDS = "input_ids"
 MASK = "attention_mask"

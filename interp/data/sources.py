@@ -25,8 +25,11 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal, Protocol, runtim
 import numpy as np
 from torch import Tensor
 
-from interp.core.boundary import Required, check, nearest, public, shape_text, shown
+from interp.core.axes import shape_text
+from interp.core.boundary import check, public
 from interp.core.files import regular
+from interp.core.hints import Required
+from interp.core.wording import nearest, shown
 from interp.data.batch import Batch, Prompts, encoded, no_prompts
 from interp.data.ids import IDS
 

@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.results import labelled
 from interp.core.stats import Means, Reduction, Rows, uniforms, wide
 from interp.core.transfers import sent

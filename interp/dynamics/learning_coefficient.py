@@ -19,9 +19,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from interp.core.boundary import Count, nearest, public
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.results import labelled
 from interp.core.stats import wide
+from interp.core.wording import nearest
 from interp.model.loss import next_token_loss
 from interp.model.transformer import Transformer
 from interp.passes.observe import Model, as_network

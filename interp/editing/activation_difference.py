@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import Count
+from interp.core.kinds import Count
 from interp.core.results import Score, scored
 from interp.core.stats import POSITIVE, Means, Moments, Partial, over, wide
 from interp.data.batch import Batch

@@ -14,9 +14,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import Count
 from interp.core.contexts import ContextExamples, TopInContext, absent
 from interp.core.extremes import TopRows
+from interp.core.kinds import Count
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, scored
 from interp.core.stats import ANYWHERE, FEWEST_LOSSES, POSITIVE, Means, Partial, over, ratio, wide

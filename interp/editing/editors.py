@@ -15,8 +15,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
+from interp.core.kinds import Count
 from interp.core.stats import wide
 from interp.data.batch import Answers, Batch, Prompts
 from interp.editing.weight_edit import WeightEdit, changed

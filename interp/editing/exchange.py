@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.core.boundary import nearest
 from interp.core.transfers import fetched
+from interp.core.wording import nearest
 from interp.data.text import Text
 from interp.model import sites
 from interp.model.attention import Attention

@@ -15,7 +15,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.data.batch import Batch
 from interp.editing.edit_scores import EditCase

@@ -28,9 +28,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from interp.core.boundary import Count, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.files import write_atomically
+from interp.core.kinds import Count
 from interp.core.stats import wide
 from interp.core.transfers import sent
 from interp.core.viewer import Brief

@@ -16,9 +16,11 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import Count, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.factored import FactoredMatrix
+from interp.core.kinds import Count
 from interp.core.transfers import ended, sent
 from interp.core.viewer import Brief
 from interp.data.batch import Batch

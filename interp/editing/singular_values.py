@@ -15,9 +15,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text, shown
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import wide
+from interp.core.wording import shown
 from interp.data.batch import Prompts
 from interp.editing.editors import FineTuning
 from interp.editing.weight_edit import WeightEdit, changed

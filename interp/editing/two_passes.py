@@ -13,9 +13,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
 from interp.core.stats import wide
 from interp.core.viewer import Brief
+from interp.core.wording import nearest
 from interp.data.batch import Batch, Prompts
 from interp.editing.editors import FineTuning
 from interp.editing.singular_values import SingularValues

@@ -17,7 +17,8 @@ from einops import einsum
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.core.boundary import public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.stats import wide
 from interp.core.transfers import fetched

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from interp.core.boundary import nearest
+from interp.core.wording import nearest
 from interp.families.fill import ParameterPlan, fill, plan
 from interp.families.spec import AnyFamily, TensorRule
 from interp.families.stored import Tensors, equal

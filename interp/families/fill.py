@@ -16,7 +16,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.stats import narrowed
 from interp.families.spec import Product, TensorLayout, TensorRule, same
 from interp.families.stored import Tensors, row_slices

@@ -22,7 +22,7 @@ import torch
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
 
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.families.gguf_keys import GgufContents, rope_tensors, values_of
 from interp.families.stored import Tensors, require_contents
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interp.core.boundary import nearest, shown
+from interp.core.wording import nearest, shown
 from interp.model.config import AnyConfig, ModelConfig, Rotary
 
 if TYPE_CHECKING:

@@ -15,8 +15,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from interp.core.boundary import Device, nearest, public
+from interp.core.boundary import public
 from interp.core.files import json_object, made_folder, write_atomically
+from interp.core.kinds import Device
+from interp.core.wording import nearest
 from interp.families import (
     bamba,
     bart,

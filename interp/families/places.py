@@ -5,7 +5,7 @@ from typing import Literal
 
 import torch
 
-from interp.core.boundary import Device
+from interp.core.kinds import Device
 from interp.families.fill import check_dtype
 
 Devices = Sequence[Device] | Literal["auto"]

@@ -17,7 +17,8 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
-from interp.core.boundary import nearest, shape_text
+from interp.core.axes import shape_text
+from interp.core.wording import nearest
 from interp.families.stored import Tensors
 from interp.model.mapped import MappedFile
 

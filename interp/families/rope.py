@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from interp.core.boundary import shown
+from interp.core.wording import shown
 from interp.families.spec import LARGEST, Settings, UnsupportedError
 from interp.model.config import (
     DynamicScaling,

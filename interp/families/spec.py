@@ -6,7 +6,7 @@ from typing import Generic, TypeVar, cast
 
 from torch import Tensor
 
-from interp.core.boundary import shown
+from interp.core.wording import shown
 from interp.families.inert import read_keys, usual_values
 from interp.model.config import (
     AnyConfig,

@@ -11,7 +11,10 @@ import torch
 from einops import EinopsError, rearrange
 from torch import Tensor
 
-from interp.core.boundary import Device, nearest, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.core.kinds import Device
+from interp.core.wording import nearest
 from interp.families.convert import to_model
 from interp.families.spec import Family, Settings, TensorRule, same
 from interp.families.stored import LiveTensors

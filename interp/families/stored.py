@@ -11,8 +11,8 @@ from pickle import UnpicklingError
 import torch
 from torch import Tensor, nn
 
-from interp.core.boundary import shown
 from interp.core.files import json_object, named_path, regular
+from interp.core.wording import shown
 from interp.model.mapped import FileMap, MappedFile
 
 CHUNK = 4 * 2**20

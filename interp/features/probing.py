@@ -16,7 +16,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Count, Seed, describe, public
+from interp.core.axes import describe
+from interp.core.boundary import public
+from interp.core.kinds import Count, Seed
 from interp.core.results import Score, scored
 from interp.core.stats import Partial, Rows, upper_p, wilson
 from interp.core.transfers import sent

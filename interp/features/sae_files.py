@@ -14,9 +14,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from interp.core.boundary import Device, nearest, public
+from interp.core.boundary import public
 from interp.core.files import json_object, made_folder, regular, write_atomically
+from interp.core.kinds import Device
 from interp.core.stats import narrowed
+from interp.core.wording import nearest
 from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK
 from interp.model.config import Json
 

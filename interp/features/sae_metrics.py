@@ -15,12 +15,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public, shown
+from interp.core.boundary import public
 from interp.core.covariance import Covariance, Covariances
 from interp.core.named import Parts, Several
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST, Partial, if_at_least, t95
 from interp.core.transfers import check, sent
+from interp.core.wording import shown
 from interp.data.batch import Batch
 from interp.data.pairs import Pairs
 from interp.data.sources import Data

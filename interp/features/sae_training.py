@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from tqdm import tqdm
 
-from interp.core.boundary import Count, Device, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.core.kinds import Count, Device
 from interp.core.results import labelled
 from interp.features.sae import SAE, JumpReLU, ReLU, SaeKind, TopK, step
 

@@ -17,9 +17,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
 from interp.core.contexts import ContextExamples, TopInContext, absent
 from interp.core.extremes import TopRows
+from interp.core.kinds import Count
 from interp.core.named import Only, Parts, Several
 from interp.core.results import Score, check_result, scored
 from interp.core.sketches import Histogram, quantiles

@@ -19,8 +19,8 @@ import torch
 from jaxtyping import Float, Int, Real
 from torch import Tensor
 
-from interp.core.boundary import listed
 from interp.core.factored import FactoredMatrix
+from interp.core.kinds import listed
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, wide
 from interp.core.tiles import row_tiles

@@ -18,10 +18,11 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
 from interp.core.notes import note
 from interp.core.stats import Rows, finite, wide
 from interp.core.transfers import check
+from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch, Prompts
 from interp.data.stream import GivenBatches, by_place

@@ -19,8 +19,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Count, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.files import regular, write_atomically
+from interp.core.kinds import Count
 from interp.core.results import check_result
 from interp.core.stats import FEWEST, narrowed, wide
 from interp.core.transfers import sent

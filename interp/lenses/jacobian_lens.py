@@ -20,7 +20,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.results import labelled
 from interp.core.stats import Partial, wide
 from interp.core.transfers import sent

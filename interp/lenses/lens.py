@@ -20,7 +20,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import listed, public
+from interp.core.boundary import public
+from interp.core.kinds import listed
 from interp.core.results import Score, check_result, labelled, scored
 from interp.core.stats import POSITIVE, Moments, Partial, Rows, finite, wide
 from interp.core.transfers import check, sent

@@ -17,10 +17,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import listed, shape_text, shown
+from interp.core.axes import shape_text
+from interp.core.kinds import listed
 from interp.core.results import labelled
 from interp.core.stats import Partial, Rows, finite, share_interval
 from interp.core.transfers import check, sent
+from interp.core.wording import shown
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text

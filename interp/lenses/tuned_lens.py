@@ -18,10 +18,12 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import Count, public, shown
+from interp.core.boundary import public
 from interp.core.files import write_atomically
+from interp.core.kinds import Count
 from interp.core.stats import wide
 from interp.core.viewer import Brief
+from interp.core.wording import shown
 from interp.data.batch import Batch, is_prompts
 from interp.data.sources import Data
 from interp.data.stream import DataSource, prompt_source, windows_of

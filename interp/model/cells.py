@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.core.boundary import describe, shape_text
+from interp.core.axes import describe, shape_text
 from interp.core.transfers import sent
 from interp.model import sites
 from interp.model.edits import COLUMNS, POSITIONS, Edit, Mean, Placed, Ready, Resample, Set, own_name

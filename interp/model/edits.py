@@ -17,10 +17,12 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from interp.core.boundary import nearest, public, shape_text, shown
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.stats import wide
 from interp.core.transfers import sent
 from interp.core.viewer import Brief
+from interp.core.wording import nearest, shown
 from interp.model import sites
 from interp.model.layout import NEW, New, PerRow
 from interp.model.parts import Part

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.boundary import public, shown
+from interp.core.boundary import public
+from interp.core.wording import shown
 
 New = Literal["new"]
 NEW: New = "new"

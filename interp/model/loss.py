@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.model.transformer import Transformer
 
 IGNORED = -100

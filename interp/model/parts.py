@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, SupportsIndex, TypeGuard
 
-from interp.core.boundary import Required, nearest
+from interp.core.hints import Required
 from interp.core.results import PLACE_OF
+from interp.core.wording import nearest
 from interp.model import sites
 
 if TYPE_CHECKING:

@@ -15,7 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from interp.core import late
-from interp.core.boundary import check_fields, hints_of, nearest
+from interp.core.boundary import check_fields
+from interp.core.hints import hints_of
+from interp.core.wording import nearest
 
 if TYPE_CHECKING:
     from interp.model.attention import Attention

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from interp.core.boundary import nearest
+from interp.core.wording import nearest
 from interp.model.records import ConfigRecord, known
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.model import sites
 from interp.model.cells import Span, edited, tokens_of
 from interp.model.edits import ANSWERS, COLUMNS, Edit as Edit

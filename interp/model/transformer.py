@@ -15,9 +15,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from interp.core.boundary import public, shape_text, shown
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.tiles import wide_product
 from interp.core.transfers import sent
+from interp.core.wording import shown
 from interp.model import sites
 from interp.model.attention import Memory, PassState, View, attention_mask, picked
 from interp.model.block import ACTIVATIONS, Block

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from interp.core.boundary import Count, public, shown
+from interp.core.boundary import public
+from interp.core.kinds import Count
+from interp.core.wording import shown
 from interp.data.batch import Batch
 from interp.data.text import Text
 from interp.pages.templates import environment, own

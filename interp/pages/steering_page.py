@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from interp.core.boundary import public, shown
+from interp.core.boundary import public
+from interp.core.wording import shown
 from interp.pages.templates import environment, own
 from interp.pages.wording import number, short
 

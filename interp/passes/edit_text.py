@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.model.edits import (
     Add,
     Change,

@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Required, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.core.hints import Required
 from interp.core.stats import FEWEST, FEWEST_LOSSES, FEWEST_PROBABILITIES, wide
 from interp.core.transfers import sent
 from interp.data.answers import AnswerTokens

@@ -20,9 +20,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-from interp.core.boundary import Required, nearest, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.core.hints import Required
 from interp.core.transfers import sent
 from interp.core.viewer import Brief
+from interp.core.wording import nearest
 from interp.data.batch import Batch, Prompts
 from interp.data.text import Text
 from interp.model import sites

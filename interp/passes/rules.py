@@ -15,8 +15,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import nearest
 from interp.core.stats import wide
+from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.model import sites
 from interp.model.block import MLP

@@ -16,7 +16,8 @@ import torch
 from jaxtyping import Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import describe, public, shape_text
+from interp.core.axes import describe, shape_text
+from interp.core.boundary import public
 from interp.core.transfers import sent
 from interp.data.batch import Batch
 from interp.model import sites

@@ -8,7 +8,8 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.plot.canvas import ColourScale, axes, heat_map, name_cells, printable
 
 

@@ -8,7 +8,8 @@ import numpy as np
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.model.parts import Part, PartName
 from interp.plot.canvas import MASS, ColourScale, axes, curve, head_map, legend
 

@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 
-from interp.core.boundary import nearest, shape_text
+from interp.core.axes import shape_text
+from interp.core.wording import nearest
 
 MASS = "Blues"
 """Colour map of probabilities and attention."""

@@ -9,7 +9,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.image import AxesImage
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.plot.canvas import ColourScale, annotate, axes, curve, heat_map, legend, name_cells, printable
 
 ANNOTATED = 12

@@ -10,7 +10,8 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.plot.canvas import MASS, ColourScale, axes, heat_map, name_cells
 
 UNITS = {

@@ -7,7 +7,8 @@ import xarray as xr
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.plot.canvas import axes, curve, legend, score_of
 
 REST = "#999999"

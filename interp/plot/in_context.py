@@ -8,7 +8,8 @@ from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.ticker import StrMethodFormatter
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.model.parts import Part
 from interp.plot.canvas import ColourScale, axes, curve, legend
 

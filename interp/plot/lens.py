@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import xarray as xr
 from matplotlib.axes import Axes
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.plot.canvas import (
     ColourScale,
     annotate,

@@ -7,7 +7,8 @@ import xarray as xr
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.plot.canvas import axes, legend
 
 WORDS = {

@@ -7,8 +7,10 @@ import xarray as xr
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 
-from interp.core.boundary import nearest, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
+from interp.core.wording import nearest
 from interp.model.parts import Part
 from interp.plot.canvas import ColourScale, annotate, axes, heat_map, legend, name_cells, numbers
 

@@ -9,8 +9,9 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, shape_text
+from interp.core.axes import shape_text
 from interp.core.viewer import Shown, fitted
+from interp.core.wording import nearest
 from interp.data.ids import check_contrast
 from interp.model.parts import Part
 from interp.model.sites import full_name

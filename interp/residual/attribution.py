@@ -18,7 +18,7 @@ from einops import einsum
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import shape_text
+from interp.core.axes import shape_text
 from interp.core.results import labelled
 from interp.core.stats import WIDE, Partial, Rows, wide
 from interp.core.transfers import check, sent

@@ -27,8 +27,8 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
-from interp.core.boundary import hints_of
 from interp.core.files import regular
+from interp.core.hints import hints_of
 from interp.runs.provenance import question_of
 from interp.runs.record import Record
 

@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from interp.core.boundary import Device
+from interp.core.kinds import Device
 from interp.core.stats import Partial, Rows
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Rejected

@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch.nn.utils import get_total_norm
 
-from interp.core.boundary import Count, public, shown
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.notes import note
 from interp.core.results import with_notes
 from interp.core.stats import Bootstrap, Means
 from interp.core.viewer import Shown, notes_of
+from interp.core.wording import shown
 from interp.data.pairs import Pairs
 from interp.data.sources import Data, Rejected
 from interp.data.stream import ROWS, DataSource, GivenBatches, prompt_source

@@ -21,7 +21,9 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from interp.core.boundary import describe, nearest, public
+from interp.core.axes import describe
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.data.sources import Data, Rejected
 from interp.data.stream import DataSource, PromptBatches, prompt_source, windows_of

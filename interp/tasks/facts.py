@@ -15,7 +15,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 from interp.tasks.pairs import (
     SHOWN,

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest
+from interp.core.wording import nearest
 from interp.data.tokenizers import Tokenizer
 
 SHOWN = 12

@@ -19,11 +19,12 @@ from einops import rearrange
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Count, nearest
+from interp.core.kinds import Count
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import FEWEST, Moments, Partial, Rows, over, wide
 from interp.core.transfers import check, fetched, sent
 from interp.core.viewer import Brief
+from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.model.edits import Edit

@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.results import Score, check_result, scored
 from interp.core.stats import FEWEST_PROBABILITIES, POSITIVE, Moments, if_at_least, over
 

@@ -27,7 +27,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.stats import ACCEPTED_MISS, wide
 from interp.core.transfers import sent
 from interp.data.batch import Batch

@@ -16,8 +16,8 @@ from einops import einsum, rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest
 from interp.core.stats import wide
+from interp.core.wording import nearest
 from interp.model.config import ModelConfig
 from interp.model.edits import Detach
 from interp.model.records import require

@@ -16,10 +16,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
 from interp.core.results import labelled
 from interp.core.stats import ACCEPTED_MISS, Partial, Rows
 from interp.core.transfers import fetched, sent
+from interp.core.wording import nearest
 from interp.data.answers import AnswerTokens
 from interp.data.batch import Answers, Batch
 from interp.data.text import Text

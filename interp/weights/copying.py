@@ -25,7 +25,8 @@ from jaxtyping import Bool, Complex, Float, Int
 from torch import Tensor
 from tqdm import tqdm
 
-from interp.core.boundary import public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
 from interp.core.factored import FactoredMatrix
 from interp.core.haar import haar_frames
 from interp.core.results import Score, scored

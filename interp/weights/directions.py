@@ -21,7 +21,8 @@ import torch
 from jaxtyping import Float, Shaped
 from torch import Tensor
 
-from interp.core.boundary import listed, shape_text
+from interp.core.axes import shape_text
+from interp.core.kinds import listed
 from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.viewer import Brief

@@ -16,7 +16,7 @@ from einops import rearrange
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import listed
+from interp.core.kinds import listed
 from interp.core.results import labelled
 from interp.core.stats import wide
 from interp.core.tiles import row_tiles

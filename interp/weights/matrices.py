@@ -13,8 +13,8 @@ from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import nearest
 from interp.core.factored import FactoredMatrix
+from interp.core.wording import nearest
 from interp.model.config import MLP, Learned, ModelConfig, MoE, NoNorm
 from interp.model.sites import attention_input
 from interp.model.transformer import Transformer

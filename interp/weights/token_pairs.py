@@ -16,8 +16,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.core.boundary import listed
 from interp.core.factored import FactoredMatrix
+from interp.core.kinds import listed
 from interp.core.results import labelled
 from interp.data.batch import Answers
 from interp.data.text import Text

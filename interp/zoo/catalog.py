@@ -7,8 +7,10 @@ from pathlib import Path
 
 import torch
 
-from interp.core.boundary import Device, nearest, public
+from interp.core.boundary import public
 from interp.core.files import named_path
+from interp.core.kinds import Device
+from interp.core.wording import nearest
 from interp.families.load import from_folder
 from interp.families.tokenizer import TokenizerAdapter, tokenizer_of
 from interp.model.config import Json

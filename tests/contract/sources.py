@@ -50,7 +50,7 @@ class Source:
 
     @property
     def module(self) -> str:
-        """The dotted name from `interp` on: "core.shapes" for interp/core/boundary.py."""
+        """The dotted name from `interp` on: "core.axes" for interp/core/axes.py."""
         return self.path.removeprefix("interp/").removesuffix(".py").replace("/", ".")
 
 

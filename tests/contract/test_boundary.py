@@ -8,7 +8,6 @@ import inspect
 import pickle
 import pydoc
 import time
-from collections.abc import Callable, Mapping
 from importlib import import_module
 from pathlib import Path
 
@@ -22,7 +21,8 @@ import interp.families
 import interp.model
 import interp.plot
 import interp.zoo
-from interp.core.boundary import fits, hints_of
+from interp.core.fitting import fits
+from interp.core.hints import hints_of
 from interp.passes.question import Question
 from tests.contract.calls import (
     CALLS,
@@ -204,36 +204,6 @@ def test_an_earlier_word_for_an_argument_is_answered_with_todays(name: str, earl
         TypeError, match=rf"^{name.rpartition('.')[2]}\(\) has no argument '{earlier}': it is called {now}"
     ):
         FUNCTIONS[name](**{earlier: 1})
-
-
-KNOWN: Mapping[str, tuple[Callable[[], object], str]] = {
-    "head circuits of a word": (
-        lambda: interp.weights.HeadCircuits("gpt2"),
-        "load it with HookedTransformer.from_pretrained",
-    ),
-    "a change as a word": (lambda: interp.ablate(model(), TOKENS, change="zero"), r"write interp.edits.Zero\(\)"),
-    "a maker of metrics": (
-        lambda: interp.patch(model(), TOKENS, OTHERS, metric=interp.metrics.kl_divergence),
-        r"kl_divergence makes a metric: call it, kl_divergence\(...\)",
-    ),
-    "a function for a record": (
-        lambda: interp.run([interp.heads], model(), TOKENS), r"got the function heads: write interp.attention.Heads\(",
-    ),
-    "a record that is not called": (
-        lambda: interp.run([interp.attention.Heads], model(), TOKENS), r"got the class Heads: call it, Heads\(",
-    ),
-    "a word for dims": (lambda: interp.patch(model(), TOKENS, OTHERS, by="pos"), r"write by=\('pos',\)"),
-    "a class of changes": (lambda: interp.ablate(model(), TOKENS, change=interp.edits.Zero), r"write Zero\(...\)"),
-    "whole numbers of numpy": (lambda: interp.weights.spectra(model(), top=np.int64(2)), r"write int\(...\)"),
-}  # fmt: skip
-"""What came through as a raw error, or with the wrong explanation, in the first edition."""
-
-
-@pytest.mark.parametrize("case", KNOWN)
-def test_what_is_often_written_is_answered_with_what_was_meant(case: str) -> None:
-    call, message = KNOWN[case]
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 def test_every_way_to_bring_a_model_works_where_a_network_was_required() -> None:

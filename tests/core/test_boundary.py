@@ -10,8 +10,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.core.boundary import check_fields, public, said
-from tests.loops import over
+from interp.core.boundary import check_fields, public
+from interp.core.hints import said
 
 
 @dataclass(frozen=True)
@@ -43,34 +43,11 @@ GOOD: list[dict[str, object]] = [
     {}, {"top": 2, "share": 1, "kind": "bold"}, {"weights": torch.zeros(3)}, {"by": {"a": 1}}, {"then": abs},
     {"then": lambda x: x}, {"free": "anything"}, {"hidden": object()}, {"red": Red()}, {"share": math.inf},
 ]  # fmt: skip
-BAD: dict[str, tuple[dict[str, object], str]] = {
-    "a word for a number": ({"top": "three"}, r"painted: top must be int, got 'three' \(str\)"),
-    "a truth for a number": ({"top": True}, "top must be int, got True"),
-    "None": ({"top": None}, "top must be int, got None"),
-    "a word of no list": ({"words": 3}, r"words must be Sequence\[str\], got 3 \(int\)"),
-    "one wrong item": ({"words": ["a", 1, "b"]}, r"words must be Sequence\[str\]"),
-    "a near word": ({"kind": "bald"}, "kind must be 'plain' or 'bold', got 'bald' .*nearest: bold"),
-    "a class": ({"red": Red}, r"red must be Red or None, got the class Red: write Red\(\.\.\.\)"),
-    "another record": ({"red": 1.5}, "red must be Red or None, got 1.5"),
-    "whole numbers": ({"weights": torch.zeros(3).long()}, r"got Tensor of torch.int64 and shape \[3\]"),
-    "two axes": ({"weights": torch.zeros(3, 2)}, r"weights must be .* got Tensor of torch.float32 and shape \[3, 2\]"),
-    "values of a mapping": ({"by": {"a": "b"}}, r"by must be Mapping\[str, int\] or None"),
-    "no function": ({"then": 3}, "then must be"),
-    "a module": ({"then": math}, "got the module math"),
-    "a function for a number": ({"top": abs}, "got the function abs"),
-}  # fmt: skip
 
 
 def test_the_kinds_that_annotations_allow_pass() -> None:
     for given in GOOD:
         assert painted(["a"], **given) == 1  # type: ignore[arg-type]
-
-
-@over("case", BAD)
-def test_another_kind_is_refused_by_name(case: str) -> None:
-    given, message = BAD[case]
-    with pytest.raises(ValueError, match=message):
-        painted(**{"words": ["a"], **given})  # type: ignore[arg-type]
 
 
 def test_an_argument_that_is_not_there_is_answered_with_the_one_that_is() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from interp.core.boundary import AXES, describe, nearest, shape_text
+from interp.core.axes import AXES, describe, shape_text
+from interp.core.wording import nearest
 from interp.model.sites import MODEL_SITES, block_rows
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from interp.core.boundary import fits, hints_of
+from interp.core.fitting import fits
+from interp.core.hints import hints_of
 from tests.contract.calls import (
     CALLS,
     NOT_RUN,

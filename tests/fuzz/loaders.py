@@ -25,7 +25,7 @@ import xarray as xr
 import interp
 import interp.runs
 from interp.cli.runs import shown
-from interp.core.boundary import hints_of
+from interp.core.hints import hints_of
 from interp.families import config_of, save
 from tests.configs import build
 from tests.contract.calls import (

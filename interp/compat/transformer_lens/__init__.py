@@ -14,7 +14,7 @@ import importlib
 from typing import Any
 
 from interp.compat.transformer_lens.install import NOT_OFFERED, expose, instead
-from interp.core.boundary import nearest
+from interp.core.wording import nearest
 
 _WHERE = {
     "HookedTransformer": "hooked_transformer", "HookedTransformerConfig": "config", "HookedRootModule": "root_module",

@@ -14,7 +14,8 @@ from importlib.machinery import ModuleSpec
 from importlib.util import spec_from_loader
 from types import MappingProxyType, ModuleType
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
+from interp.core.wording import nearest
 
 THEIRS = "transformer_lens"
 OURS = "interp.compat.transformer_lens"

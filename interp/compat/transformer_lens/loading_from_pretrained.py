@@ -18,7 +18,7 @@ from interp import families, zoo
 from interp.compat.hooked_config import WIDE_QK_NORM
 from interp.compat.hooked_export import to_hooked_state
 from interp.compat.transformer_lens.config import HookedTransformerConfig
-from interp.core.boundary import nearest
+from interp.core.wording import nearest
 from interp.families.hub import located
 from interp.model.config import MLP, Learned, ModelConfig
 from interp.model.transformer import Transformer

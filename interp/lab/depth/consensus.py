@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import Count
+from interp.core.kinds import Count
 from interp.core.results import Score, scored
 from interp.core.stats import POSITIVE, SIGNED, Means, Partial, wide
 from interp.data.batch import Batch

@@ -17,7 +17,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from interp.core.boundary import Count, public, shape_text
+from interp.core.axes import shape_text
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.results import Score, scored
 
 if TYPE_CHECKING:

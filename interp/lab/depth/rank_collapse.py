@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import nearest
 from interp.core.results import labelled
 from interp.core.stats import Means, Partial, wide
+from interp.core.wording import nearest
 from interp.data.batch import Batch
 from interp.lab.depth.switched_blocks import Switch, entering, one_text_of_two_tokens, pass_through
 from interp.model.tap import Read, Trace

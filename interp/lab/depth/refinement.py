@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from interp.core.boundary import Count
+from interp.core.kinds import Count
 from interp.core.results import Score, labelled, scored
 from interp.core.stats import FEWEST_LOSSES, POSITIVE, Means, Partial, over, wide
 from interp.data.batch import Batch

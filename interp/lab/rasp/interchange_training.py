@@ -19,7 +19,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from tqdm import trange
 
-from interp.core.boundary import Count, public
+from interp.core.boundary import public
+from interp.core.kinds import Count
 from interp.core.results import labelled
 from interp.core.stats import share_interval
 from interp.lab.rasp.compiled import Compiled, begun

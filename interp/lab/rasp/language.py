@@ -27,7 +27,8 @@ from math import prod
 from types import MappingProxyType
 from typing import TypeVar
 
-from interp.core.boundary import nearest, public, shown
+from interp.core.boundary import public
+from interp.core.wording import nearest, shown
 
 Value = object
 """What a variable is at one position: anything hashable for a categorical one, a Fraction for a numeric one."""

@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
-from interp.core.boundary import nearest, public
+from interp.core.boundary import public
 from interp.core.files import json_object
+from interp.core.wording import nearest
 from interp.families.load import config_of
 from interp.lab.training.losses import TrainingData
 from interp.model.config import MLP, AnyConfig, EncoderDecoderConfig, ModelConfig, RMSNorm, Rotary, Sinusoidal

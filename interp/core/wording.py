@@ -1,0 +1,34 @@
+"""What error messages are made of: a value in a few words, and the known name that is nearest to a wrong one."""
+
+import difflib
+import inspect
+import reprlib
+from collections.abc import Iterable
+
+from interp.core.axes import shape_text
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> str:
+    """A readable hint, `"nearest: a, b"`, of the known names closest to `name`; empty if none is close."""
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.4)
+    return f"nearest: {', '.join(close)}" if close else "no name is close"
+
+
+def shown(value: object) -> str:
+    """A value in a few words."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if inspect.isroutine(value):
+        return f"the function {value.__name__}"
+    if inspect.ismodule(value):
+        return f"the module {value.__name__}"
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and (shape or hasattr(value, "dim")):
+        kind = f"{value.dtype} and " if hasattr(value, "dtype") else ""
+        kind = f"no numbers (device meta), {kind}" if getattr(value, "is_meta", False) else kind
+        return f"{type(value).__name__} of {kind}shape {shape_text(shape)}"
+    short = _SHORT.repr(value).partition("\n")[0].removesuffix("(")  # of a network, whose parts follow
+    return f"{short} ({type(value).__name__})" if type(value).__name__ not in short else short
