@@ -93,9 +93,6 @@ def public(
         @functools.wraps(function)
         def checked(*args: P.args, **kwargs: P.kwargs) -> R:
             _known_keywords(name, kwargs, signature, renamed)
-            if not looked_at:
-                with guarded():
-                    return function(*args, **kwargs)
             bound, plain = bind(args, kwargs), True
             if bound is None:
                 return function(*args, **kwargs)  # which says what is missing

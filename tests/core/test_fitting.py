@@ -54,6 +54,8 @@ NO: dict[str, tuple[object, object]] = {
     "a truth for a fraction": (True, float),
     "a truth in a mapping": ({"a": True}, Mapping[str, int]),
     "a truth in a tuple": ((True,), tuple[int, ...]),
+    "the last of a mapping": ({"a": 1, "b": "c"}, Mapping[str, int]),
+    "the last of a tuple": ((1, "c"), tuple[int, ...]),
     "a fraction for a whole number": (1.0, int),
     "a whole number of numpy": (np.int64(3), int),
     "letters": ("ab", Sequence[str]),
