@@ -97,11 +97,11 @@ def _is_any_of(value: object, _: object, members: tuple[object, ...]) -> bool:
     return any(fits(value, each) for each in sorted(members, key=_is_protocol))
 
 
-def _is_several(value: object, kind: type[Iterable[object]], args: tuple[object, ...]) -> bool:
+def _is_several(value: object, kind: type, args: tuple[object, ...]) -> bool:
     """A text is no list of letters and bytes no list of numbers; what can be read only once is let in unread."""
-    if not isinstance(value, kind) or isinstance(value, str | bytes | bytearray):
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | bytearray):
         return False
-    if getattr(value, "ndim", 1) == 0:
+    if not isinstance(value, kind) or getattr(value, "ndim", 1) == 0:
         return False
     if isinstance(value, torch.Tensor) and not value.numel():
         value = [value.new_zeros(value.shape[1:])]  # of what kind the entries would be

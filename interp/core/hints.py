@@ -41,7 +41,6 @@ def hints_of(owner: object, *, imported: bool = True) -> Mapping[str, object]:
     return found
 
 
-@functools.cache
 def options(hint: object) -> tuple[object, ...]:
     """The annotations of which a value must fit one: the members of a union, or the annotation itself."""
     return get_args(hint) if get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
