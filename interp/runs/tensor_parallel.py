@@ -304,7 +304,7 @@ class Inside(Scope):
         """Whether any of these sites is edited or differentiated."""
         return self._scope.alters(*names)
 
-    def apart(self, *names: str) -> bool:
+    def by_row(self, *names: str) -> bool:
         """No: what is gathered from all processes is visited whole."""
         return False
 

@@ -177,8 +177,6 @@ class Facts:
                 raise ValueError(
                     f"there is no fact of the relation {relation!r}; {nearest(relation, relations)}"
                 )
-            if isinstance(prompts, str):
-                raise ValueError(f"a list of phrasings of {relation!r} is required, got the text {prompts!r}")
             if open_ended := [prompt for prompt in prompts if "{subject}" not in prompt]:
                 raise ValueError(f"a phrasing requires {{subject}}, got {open_ended[0]!r}")
 

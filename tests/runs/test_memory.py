@@ -124,10 +124,10 @@ def test_a_reduction_that_needs_numbers_counts_as_its_whole_site() -> None:
     model = build("gpt2")
     asked = Questions.of([whole_pattern("pattern", model.config)], model.config)
     predicted = predicted_row_bytes(asked, model, WIDTH)
-    assert measured_row_bytes(asked, model, Batch(some_tokens(4, WIDTH))) == pytest.approx(
-        predicted, rel=0.25
-    )
-    assert predicted > model.config.n_heads * WIDTH**2 * 8
+    pattern = model.config.n_heads * WIDTH**2 * 8  # a CPU writes it over its scores, the forecast counts both
+    measured = measured_row_bytes(asked, model, Batch(some_tokens(4, WIDTH)))
+    assert measured == pytest.approx(predicted - pattern, rel=0.25) and measured <= predicted
+    assert predicted > pattern
 
 
 @pytest.mark.parametrize("name", ROUTED)
