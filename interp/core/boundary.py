@@ -219,7 +219,7 @@ def _hint(what: str, value: object, hint: object) -> str:
         if choice := words(hint):
             return f"; {nearest(value, choice)}"
         if named := [name for name in classes if name.lower() == value.lower().removesuffix("()")]:
-            return f": write {_place(classes[named[0]])}()"
+            return f": write {place_of(classes[named[0]])}()"
     if isinstance(value, type) and any(_is_one(value, each) for each in classes.values()):
         return f": write {value.__name__}(...)"
     if inspect.isfunction(value) and value.__annotations__.get("return") in classes.values():
@@ -236,9 +236,9 @@ def _is_one(kind: type, option: type) -> bool:
     return not getattr(option, "_is_protocol", False) and issubclass(kind, option)
 
 
-def _place(kind: type) -> str:
+def place_of(kind: type) -> str:
     """Where a user finds a class: at a face of the package rather than in the module that defines it."""
-    package, *inner, module = kind.__module__.split(".")
-    faces = [*(f"{package}.{name}" for name in (module, *inner)), ".".join((package, *inner))]
+    parts = kind.__module__.split(".")
+    faces = [f"{parts[0]}.{parts[-1]}", *(".".join(parts[:n]) for n in range(2, len(parts)))]
     found = (face for face in faces if getattr(sys.modules.get(face), kind.__name__, None) is kind)
     return f"{next(found, kind.__module__)}.{kind.__name__}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch.nn.utils import get_total_norm
 
-from interp.core.boundary import public
+from interp.core.boundary import place_of, public
 from interp.core.kinds import Count
 from interp.core.notes import note
 from interp.core.results import with_notes
@@ -337,7 +337,7 @@ def _record_of(given: object) -> str:
     for record in vars(module).values() if module else ():
         known = isinstance(record, type) and issubclass(record, Question) and record is not Question
         if known and function_name(record) == name:
-            return f": write {record.__module__.rpartition('.')[0]}.{record.__name__}(...)"
+            return f": write {place_of(record)}(...)"
     return ""
 
 

@@ -6,13 +6,14 @@ import json
 import pickle
 import pydoc
 import re
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
 import torch
 
 import interp
-from interp.core.boundary import SETTINGS
+from interp.core.boundary import SETTINGS, place_of
 from interp.passes.question import Question
 from tests.configs import build, some_tokens
 from tests.contract.case import discovered, face_of, function_of
@@ -102,3 +103,17 @@ def test_batches_of_pairs_are_counted_on() -> None:
         ValueError, match="as many batches of clean as of corrupted prompts are required, got 1 and 2"
     ):
         interp.patch(build("gpt2"), [interp.Batch(clean)], [interp.Batch(corrupt[:2])] * 2, "z")
+
+
+@pytest.mark.parametrize("name", ["causal.Patch", "lab.depth.Consensus"])
+def test_a_function_where_a_question_is_required_is_answered_with_its_record(name: str) -> None:
+    record = attrgetter(name)(interp)
+    with pytest.raises(ValueError, match=rf"write interp\.{name}\(\.\.\.\)"):
+        interp.run(
+            [function_of(record)], interp.HookedTransformer.from_pretrained("demo-attn-2l"), ["The cat"]
+        )
+
+
+def test_a_class_of_ones_own_has_its_place_in_the_module_that_defines_it() -> None:
+    own = type("Own", (), {"__module__": "__main__"})
+    assert place_of(own) == "__main__.Own" and place_of(interp.edits.Zero) == "interp.edits.Zero"
