@@ -172,7 +172,7 @@ class DualChunkAttention(Attention):
     def _by_chunks(
         self, q: Float[Tensor, "b p h three_e"], k: Float[Tensor, "b p g e"], v: Float[Tensor, "b p g e"]
     ) -> Float[Tensor, "b p h e"]:
-        """The same for one text from its start, a run of queries at a time: every score is computed once."""
+        """Attention over one text from its start, a run of queries at a time: every score is computed once."""
         n, size = q.shape[1], self.kind.chunk
         k, v = _per_query_head(k, q), _per_query_head(v, q)
         own, before_it, earlier = rearrange(q * self.scale, "b q h (t e) -> t b h q e", t=3)

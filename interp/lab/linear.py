@@ -195,7 +195,7 @@ class Decay:
         return torch.exp(-rates * gap.clamp_min(0)[:, None])
 
     def reversed(self) -> "Decay":
-        """That of the same text turned round."""
+        """The decay of the same text turned round."""
         positions = (self.last - self.positions).flip(1)
         return Decay(self.rates, positions, positions[:, :1], self.even)
 

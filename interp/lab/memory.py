@@ -98,7 +98,7 @@ class LongTermMemory(Mixer):
             )
 
     def sites(self, config: ModelConfig) -> tuple[Site, ...]:
-        """Those of the memory and of its attention, and the gate if there is one."""
+        """The sites of the memory and of its attention, and of the gate if there is one."""
         return self.own_sites[:-1] if self.arrangement == "layer" else self.own_sites
 
     def flops(self, config: ModelConfig, layer: int, n: int) -> int:

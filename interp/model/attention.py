@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def picked(x: Shaped[Tensor, "b p *rest"], columns: Int[Tensor, "b n"]) -> Shaped[Tensor, "b n *rest"]:
-    """These columns of each row."""
+    """The entries of `x` at some columns of each row."""
     return x[torch.arange(len(x), device=x.device)[:, None], columns]
 
 

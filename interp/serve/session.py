@@ -254,7 +254,7 @@ class Session:
         return self._donors[key]
 
     def _in_blocks(self, names: Sequence[str]) -> list[str]:
-        """These sites of every block that has them."""
+        """Full names of these sites in every block that has them."""
         there = set(sites.names(self.config))
         every = [f"blocks.{i}.{name}" for i in range(self.config.n_layers) for name in names]
         return [name for name in every if name in there]

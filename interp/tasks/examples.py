@@ -75,7 +75,7 @@ class Examples:
         )
 
     def rows(self, index: Int[Tensor, "n"]) -> Examples:
-        """These rows in this order, one several times if need be; of the same width."""
+        """Examples of the rows of these numbers, in this order, of the same width; a row may come several times."""
         determined, weight = (
             None if each is None else each[index.to(each.device)] for each in (self.determined, self.weight)
         )

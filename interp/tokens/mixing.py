@@ -102,7 +102,7 @@ class SourceSplit:
         return found._rescaled(model, layer, edited["block"]) if "block" in edited else found
 
     def after(self, norm: FrozenNorm) -> "SourceSplit":
-        """These parts after a norm of their sum at its own scale; beta joins the constant."""
+        """The split of what a norm makes of the sum, at the scale of that sum; beta joins the constant."""
         frozen = norm.of(lambda: self.output)
         return replace(
             self,
