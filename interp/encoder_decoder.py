@@ -54,8 +54,9 @@ class HookedEncoderDecoder(Shown):
     ) -> None:
         """A network with its tokenizer.
 
-        origin: what the weights came from, for `verify`; a live model is held weakly.
-        ends: ids at which what is generated ends; none = the tokenizer's end of text.
+        Args:
+            origin: what the weights came from, for `verify`; a live model is held weakly.
+            ends: ids at which what is generated ends; none = the tokenizer's end of text.
         """
         self.model, self.name = model, name
         encoder = model.config.encoder
@@ -132,8 +133,9 @@ class HookedEncoderDecoder(Shown):
     ) -> tuple[Float[Tensor, "b p v"], dict[str, ActivationCache]]:
         """Logits, and the activations of either side: `cache["decoder"]["blocks.0.cross_attn.hook_pattern"]`.
 
-        names_filter: which sites, as in `HookedTransformer.run_with_cache`; applied to both sides. The residual
-        accessors of each cache take that side apart. No gradients are kept.
+        Args:
+            names_filter: which sites, as in `HookedTransformer.run_with_cache`; applied to both sides. The residual
+                accessors of each cache take that side apart. No gradients are kept.
         """
         wanted = self._sites(names_filter)
         given, read = self.to_source(source).to(self.model.device), self.to_target(target)

@@ -78,9 +78,11 @@ class HookedTransformer(Shown):
     ) -> None:
         """A network with its tokenizer.
 
-        origin: what the weights came from, for `verify`; a live model is held weakly.
-        ends: ids at which what is generated ends; none = the tokenizer's end of text.
-        default_prepend_bos: whether texts begin with BOS where a call does not say; None = they do if there is one.
+        Args:
+            origin: what the weights came from, for `verify`; a live model is held weakly.
+            ends: ids at which what is generated ends; none = the tokenizer's end of text.
+            default_prepend_bos: whether texts begin with BOS where a call does not say; None = they do if there is
+                one.
         """
         config = transformer.config
         self._transformer = transformer.requires_grad_(False)
@@ -113,12 +115,16 @@ class HookedTransformer(Shown):
         Weights are never folded or centred. dtype: torch.bfloat16, or "bfloat16"; None keeps the checkpoint's. A bare
         transformers tokenizer is accepted too. revision: a branch, tag or training checkpoint ("step3000"), on the hub
         or as a subfolder.
-        devices: several to spread the layers over, or "auto"; inputs and what is recorded are on the first.
-        wrapped: True takes Hugging Face's own code instead of ours, watched (`interp.wrapped`), False never does; None
-        where we have none for the family.
-        default_prepend_bos: whether texts begin with BOS, in every call that does not say it itself; None: they do
-        where the tokenizer has a BOS. Token ids are taken as they are.
-        Errors: ValueError or FileNotFoundError naming what is unknown, missing or not understood.
+
+        Args:
+            devices: several to spread the layers over, or "auto"; inputs and what is recorded are on the first.
+            wrapped: True takes Hugging Face's own code instead of ours, watched (`interp.wrapped`), False never does;
+                None where we have none for the family.
+            default_prepend_bos: whether texts begin with BOS, in every call that does not say it itself; None: they
+                do where the tokenizer has a BOS. Token ids are taken as they are.
+
+        Raises:
+            ValueError, FileNotFoundError: naming what is unknown, missing or not understood.
         """
         dtype = as_dtype(dtype)
         if tokenizer is not None and not isinstance(tokenizer, Tokenizer):
@@ -176,7 +182,10 @@ class HookedTransformer(Shown):
         """This model under interventions, as another model of the same parameters: every pass of it has these edits.
 
         Any analysis may be asked of it. Means and resampled values need data: `ablate` looks them up.
-        Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for edits of some rows.
+
+        Raises:
+            KeyError, IndexError: a part or site that the model lacks.
+            ValueError: edits of some rows.
 
         Example:
             >>> without = model.edited([Edit("L1H2", interp.edits.Zero())])
@@ -225,7 +234,8 @@ class HookedTransformer(Shown):
     def to(self, target: torch.device | str | torch.dtype) -> HookedTransformer:
         """Move or cast the parameters in place; returns self.
 
-        Errors: ValueError, before any is cast, for a parameter that is too large for the dtype.
+        Raises:
+            ValueError: before any is cast, for a parameter that is too large for the dtype.
         """
         if isinstance(target, torch.dtype):
             for name, weight in self.transformer.named_parameters():
@@ -241,7 +251,8 @@ class HookedTransformer(Shown):
     ) -> Int[Tensor, "b p"]:
         """Token ids of one or several texts of one length, BOS first unless switched off.
 
-        Errors: ValueError for texts of several lengths: ids alone do not say which are padding, `to_batch` does.
+        Raises:
+            ValueError: texts of several lengths: ids alone do not say which are padding, `to_batch` does.
         """
         batch = self.to_batch(text, prepend_bos=prepend_bos, padding_side=padding_side)
         if batch.keep is not None:
@@ -265,10 +276,14 @@ class HookedTransformer(Shown):
     ) -> Int[Tensor, "1 p"]:
         """A conversation as a prompt, in the chat template of the tokenizer: token ids, BOS where the template has one.
 
-        messages: `{"role": "user", "content": "..."}` and so on, in order. add_generation_prompt: end where the
-        assistant's answer begins. The ids go wherever a prompt goes, and nothing is prepended to them.
-        Errors: ValueError for no messages, a message without role or content, a tokenizer without a chat template, or
-        messages that its template refuses.
+        Args:
+            messages: `{"role": "user", "content": "..."}` and so on, in order.
+            add_generation_prompt: end where the assistant's answer begins. The ids go wherever a prompt goes, and
+                nothing is prepended to them.
+
+        Raises:
+            ValueError: no messages, a message without role or content, a tokenizer without a chat template, or
+                messages that its template refuses.
 
         Example:
             >>> model.to_string(model.chat([{"role": "user", "content": "The cat"}]))
@@ -342,9 +357,10 @@ class HookedTransformer(Shown):
     ) -> tuple[Tensor, ActivationCache]:
         """The output and the activations of every matching site (None: all that are not on demand).
 
-        names_filter: a site name, several, a glob such as `"blocks.*.hook_resid_post"`, a compiled regular expression,
-        or a predicate. With `stop_at_layer` the output is the residual stream entering that block. `pos_slice` keeps
-        some positions of every axis that counts queries. No gradients are kept.
+        Args:
+            names_filter: a site name, several, a glob such as `"blocks.*.hook_resid_post"`, a compiled regular
+                expression, or a predicate. With `stop_at_layer` the output is the residual stream entering that
+                block. `pos_slice` keeps some positions of every axis that counts queries. No gradients are kept.
         """
         if stop_at_layer is not None and not 0 <= stop_at_layer <= self.cfg.n_layers:
             raise ValueError(

@@ -135,9 +135,11 @@ def contract(
 ) -> Contract:
     """Measure every line on random tokens.
 
-    model: with the interventions that hold here and now. reference: what to compare with, or the reason why there is
-    nothing. batch: tokens to use instead (unpadded rows;
-    a decoder with cross-attention requires one that carries its memory).
+    Args:
+        model: with the interventions that hold here and now.
+        reference: what to compare with, or the reason why there is nothing.
+        batch: tokens to use instead (unpadded rows; a decoder with cross-attention requires one that carries its
+            memory).
     """
     network = as_network(model)
     batch = (some_tokens(network) if batch is None else batch).to(network.device)

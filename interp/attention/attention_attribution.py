@@ -55,17 +55,25 @@ class AttentionAttribution(Question):
     Parts: those of `attribute`, as far as they were written before the head's layer reads: `embed`, `pos_embed`,
     `L0.attn`, `L0.mlp`; with `by="head"` heads `L0H3` and their bias `L0.attn_bias`. Last come `L1.q_bias` and
     `L1.k_bias`: what queries and keys of the layer have whatever the stream is (b_Q, and beta of norms, carried on).
-    by: "source" is "head" with `by_query_source` and `by_key_source`[prompt, layer, head, source]: what each earlier
-    head moved from each token to the query (to the key), times the whole of the other side, NaN in layers that move no
-    tokens. Over `source` they sum to the head's marginal; tokens are numbered from the prompt's first.
-    head: `L1H2`, or (1, 2). query, key: tokens of each prompt, one number or one per prompt, negative from its end;
-    BOS counts.
-    Rotary positions, shared keys (grouped-query attention), norms of queries and keys and the factor on the scores are
-    in the parts. Under a soft cap `total` is the score before the cap.
-    Caveat: the softmax compares keys. What all keys of a query have alike moves no attention: compare two keys.
-    Errors: ValueError for a part that is no head, a key that the query does not see, and mixers whose scores are not
-    one product of queries and keys; IndexError for a token that a prompt lacks; IncompleteSumError if the parts do not
-    sum, as under edits of the head's own queries, keys or scores.
+
+    Args:
+        head: `L1H2`, or (1, 2).
+        query, key: tokens of each prompt, one number or one per prompt, negative from its end; BOS counts. Rotary
+            positions, shared keys (grouped-query attention), norms of queries and keys and the factor on the scores
+            are in the parts. Under a soft cap `total` is the score before the cap.
+        by: "source" is "head" with `by_query_source` and `by_key_source`[prompt, layer, head, source]: what each
+            earlier head moved from each token to the query (to the key), times the whole of the other side, NaN in
+            layers that move no tokens. Over `source` they sum to the head's marginal; tokens are numbered from the
+            prompt's first.
+
+    Raises:
+        ValueError: a part that is no head, a key that the query does not see, and mixers whose scores are not one
+            product of queries and keys.
+        IndexError: a token that a prompt lacks.
+        IncompleteSumError: if the parts do not sum, as under edits of the head's own queries, keys or scores.
+
+    Caveat:
+        The softmax compares keys. What all keys of a query have alike moves no attention: compare two keys.
 
     Example:
         >>> found = interp.attention.attention_attribution(model, prompt, "L1H2", query=-1, key=2, by="head")
@@ -74,14 +82,10 @@ class AttentionAttribution(Question):
     """
 
     head: PartName
-    """The head whose score is split."""
     _: KW_ONLY
     key: QueryPosition
-    """Which token of each prompt is looked at, one number or one for each, negative from its end."""
     query: QueryPosition = -1
-    """Which token looks."""
     by: ScoreSplit = "part"
-    """Sublayers, heads apart, or heads apart and by the token that they moved from."""
 
     def bind(self, model: Subject) -> ByRow:
         """One pass, whose stream is read at the query and the key."""

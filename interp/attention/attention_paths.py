@@ -53,6 +53,12 @@ class AttentionPaths(Question):
     checked, whatever `top` is. It goes two steps back: what made the earlier heads look there is their own score,
     which the same question asks.
 
+    Args:
+        head: The head whose score is followed back.
+        key: Which token of each prompt is looked at, one number or one for each, negative from its end.
+        query: Which token looks.
+        top: How many pairs are listed.
+
     Example:
         >>> found = interp.attention.attention_paths(model, prompt, "L1H2", query=-1, key=2, top=3)
         >>> found.share.dims
@@ -60,14 +66,10 @@ class AttentionPaths(Question):
     """
 
     head: PartName
-    """The head whose score is followed back."""
     _: KW_ONLY
     key: QueryPosition
-    """Which token of each prompt is looked at, one number or one for each, negative from its end."""
     query: QueryPosition = -1
-    """Which token looks."""
     top: int = 10
-    """How many pairs are listed."""
 
     def bind(self, model: Subject) -> ByRow:
         """One pass, whose stream is read at the query and the key, and its earlier heads by source."""

@@ -69,16 +69,20 @@ class AttentionEntropy(Question):
     = 0; the first causal row counts, with 0); `relative`, the mean of H_i / log n_i over the queries that see n_i >= 2
     keys (i + 1 in causal rows without a window); its `null` is 1, even attention; `max_weight`, the mean of the largest
     weight.
-    train_length: m; the scores of every query are multiplied by log(n_i) / log(m) before the softmax, to show what
-    log-n scaling would make of them. The passes themselves are not scaled.
-    The coordinate `weights` says what the numbers of a layer are of: `softmax` of scores; `shares` of linear attention,
-    and `halves`, the mean of polar attention's two patterns, which compare with it; `signed` weights (differential,
-    Linformer, lightning, pooling, spatial gating), whose sizes are brought to sum 1: they compare with each other only,
-    since weights that cancel count as wide attention here; NaN under `none`.
-    Padding never counts. Attention sinks are left out: the weights are those among tokens, brought to sum 1. Attention
-    to an encoder's memory is not looked at.
-    Errors: ValueError for packed rows, texts of a single token, a model without any pattern, a train_length below 2 or
-    where a layer has no scores, and for edits of patterns that come after the scores.
+
+    Args:
+        train_length: m; the scores of every query are multiplied by log(n_i) / log(m) before the softmax, to show
+            what log-n scaling would make of them. The passes themselves are not scaled. The coordinate `weights` says
+            what the numbers of a layer are of: `softmax` of scores; `shares` of linear attention, and `halves`, the
+            mean of polar attention's two patterns, which compare with it; `signed` weights (differential, Linformer,
+            lightning, pooling, spatial gating), whose sizes are brought to sum 1: they compare with each other only,
+            since weights that cancel count as wide attention here; NaN under `none`. Padding never counts. Attention
+            sinks are left out: the weights are those among tokens, brought to sum 1. Attention to an encoder's memory
+            is not looked at.
+
+    Raises:
+        ValueError: packed rows, texts of a single token, a model without any pattern, a train_length below 2 or where
+            a layer has no scores, and for edits of patterns that come after the scores.
 
     Example:
         >>> attention_entropy(model, prompt).value.sel(layer=0, head=1, score="relative").dims
@@ -87,7 +91,6 @@ class AttentionEntropy(Question):
 
     _: KW_ONLY
     train_length: int | None = None
-    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
 
     def bind(self, model: Subject) -> ByRow:
         """Four numbers of every query, and their means by head."""
@@ -109,8 +112,14 @@ class Dispersion(Question):
     `null` is even attention: log n for the entropy, no gap, 1 / n for the others. Source: Veličković et al. 2024, the
     lemma on bounded logits (temperature 1 here: it is in the scores); log n - H <= delta follows from it.
     train_length, padding, sinks: as in `attention_entropy`.
-    Caveat: in causal models n is also the position; what changes with it may be the text. Encoders see their whole
-    text, so there n is its length. Errors: as in `attention_entropy`.
+
+    Args:
+        train_length: m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they
+            are.
+
+    Caveat:
+        In causal models n is also the position; what changes with it may be the text. Encoders see their whole text,
+        so there n is its length. Errors: as in `attention_entropy`.
 
     Example:
         >>> dispersion(model, prompt).value.sel(layer=0, head=0, n_keys=1, score="max_weight").item()
@@ -119,7 +128,6 @@ class Dispersion(Question):
 
     _: KW_ONLY
     train_length: int | None = None
-    """m: every query's scores are multiplied by log(n) / log(m) before the softmax; None = as they are."""
 
     def bind(self, model: Subject) -> ByRow:
         """Four numbers of every query, and their means by head and number of keys."""

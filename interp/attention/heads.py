@@ -109,22 +109,33 @@ class Heads(Question):
     Layers that mix positions without attention (a state, a convolution) are NaN in all that says where heads look, and
     attrs `no_pattern` names them.
     Scores that the model does not allow are absent, and attrs `no_copying`, `no_sentences`, `no_successor` say why.
-    random: so many models whose heads are random (`interp.weights.random_heads`: turned weights on this model's own
-    streams) are asked the same, and `p` is how often a random head of the same layer is as far out, among n = `random`
-    times its heads: at least 2 / (n + 1), and calibrated on models that nobody trained (`docs/intervals.md`). The null
-    is a head without purpose, not even attention, from which every head departs. Each costs what the heads' own scores
-    cost. NaN for `peak_distance`, and without `random`, but for `copying_weights`, which has its p always.
-    data: prompts of your own instead of repeated random tokens, data of any size. `duplicate_token` and `induction` are
-    then means over the tokens that repeat an earlier one, as `copies` of the batch says `[b q k]` (keys before the
-    query; None: the same id); rows without any do not count, and there is no `copying` and no `peak_distance`.
-    `interp.run([Heads()], model, texts, out=...)` asks of a corpus, journalled and resumable.
-    repeats: what rows of repeated random tokens are asked about; None: `RepeatedTokens()`, where there are no data.
-    edits: everything is measured in the edited model. What is read off weights (`copying`, `copying_weights`,
-    `successor`) is NaN for a head whose values or output are edited, and the last two are absent where embeddings or
-    the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all that writes the stream.
-    Caveat: attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
-    Errors: ValueError if the rows do not fit the context, the model is not causal or no layer has a pattern; with
-    `random`, under edits and for heads that read the stream otherwise than by queries, keys and values.
+
+    Args:
+        data: prompts of your own instead of repeated random tokens, data of any size. `duplicate_token` and
+            `induction` are then means over the tokens that repeat an earlier one, as `copies` of the batch says `[b q
+            k]` (keys before the query; None: the same id); rows without any do not count, and there is no `copying`
+            and no `peak_distance`. `interp.run([Heads()], model, texts, out=...)` asks of a corpus, journalled and
+            resumable.
+        repeats: what rows of repeated random tokens are asked about; None: `RepeatedTokens()`, where there are no
+            data. edits: everything is measured in the edited model. What is read off weights (`copying`,
+            `copying_weights`, `successor`) is NaN for a head whose values or output are edited, and the last two are
+            absent where embeddings or the MLP of block 0 are; `name_mover` is absent where heads and MLPs are not all
+            that writes the stream.
+        sentences: The sentences about names; None = none.
+        copies: Of rows of data: which earlier tokens each token repeats; None = those with the same id.
+        random: so many models whose heads are random (`interp.weights.random_heads`: turned weights on this model's
+            own streams) are asked the same, and `p` is how often a random head of the same layer is as far out, among
+            n = `random` times its heads: at least 2 / (n + 1), and calibrated on models that nobody trained
+            (`docs/intervals.md`). The null is a head without purpose, not even attention, from which every head
+            departs. Each costs what the heads' own scores cost. NaN for `peak_distance`, and without `random`, but
+            for `copying_weights`, which has its p always.
+
+    Raises:
+        ValueError: if the rows do not fit the context, the model is not causal or no layer has a pattern; with
+            `random`, under edits and for heads that read the stream otherwise than by queries, keys and values.
+
+    Caveat:
+        Attention says where a head looks, not what it does; direct effects leave out what goes through later parts.
 
     Example:
         >>> table = interp.heads(model)
@@ -134,13 +145,9 @@ class Heads(Question):
 
     _: KW_ONLY
     repeats: RepeatedTokens | None = None
-    """The rows of repeated random tokens that heads are asked about; None = the data of the run, or `REPEATS`."""
     sentences: IndirectObjects | None = SHORT_SENTENCES
-    """The sentences about names; None = none."""
     copies: Callable[[Batch], Bool[Tensor, "b q k"]] | None = None
-    """Of rows of data: which earlier tokens each token repeats; None = those with the same id."""
     random: int = 0
-    """How many random heads stand beside each head, for `p`; every one is another pass over everything."""
 
     def bind(self, model: Subject) -> Staged:
         """Passes over the rows and the sentences, again for every random head, and the weights."""
@@ -165,14 +172,18 @@ class AttentionKernel(Question):
     Returns Dataset[layer, head, distance]: `value`, the mean attention to the token `distance` before the query, over
     the queries that have one besides BOS, with `low` and `high` (95 % over rows), `n`, and `null`, that of attention
     spread evenly over what the layer may see. Distances end 2 short of the period.
-    Errors: as in `heads`.
+
+    Args:
+        repeats: The rows of repeated random tokens.
+
+    Raises:
+        ValueError: as in `heads`.
 
     Example:
         >>> interp.attention.attention_kernel(model).value.sel(layer=0, head=1, distance=1)
     """
 
     repeats: RepeatedTokens = REPEATS
-    """The rows of repeated random tokens."""
 
     def bind(self, model: Subject) -> Staged:
         """A pass over rows of its own making."""
@@ -535,7 +546,8 @@ def _names(
 ) -> Stages[tuple[dict[str, Score], dict[str, str | int]]]:
     """The scores on indirect-object sentences, and how many those are; or why there are none.
 
-    longest: how long the other rows are: as many sentences share a pass as have as many tokens.
+    Args:
+        longest: how long the other rows are: as many sentences share a pass as have as many tokens.
     """
     if asked.sentences is None:
         return {}, {"no_sentences": "not asked for"}

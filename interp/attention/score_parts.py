@@ -61,8 +61,10 @@ _SIDES: tuple[Literal["q", "k"], ...] = ("q", "k")
 def as_head(given: PartName, config: ModelConfig) -> tuple[int, int]:
     """Layer and index of the head that is meant, one whose scores are sums over pairs of parts.
 
-    Errors: KeyError or IndexError for a part that the model lacks; ValueError for one that is no head of
-    self-attention, and for a mixer whose scores are not one product of queries and keys.
+    Raises:
+        KeyError, IndexError: a part that the model lacks.
+        ValueError: one that is no head of self-attention, and for a mixer whose scores are not one product of queries
+            and keys.
     """
     part = as_part(given, config)
     if part.kind != "head" or part.layer is None or part.index is None:
@@ -195,8 +197,11 @@ def score_parts(
 ) -> Steps[ScoreParts]:
     """One score of each row taken apart; rows must end in the last column.
 
-    Errors: IndexError for a position that a row lacks; ValueError for a key that the query does not see;
-    IncompleteSumError where the parts do not sum to the score, as under edits of the head's own queries or scores.
+    Raises:
+        IndexError: a position that a row lacks.
+        ValueError: a key that the query does not see.
+        IncompleteSumError: where the parts do not sum to the score, as under edits of the head's own queries or
+            scores.
     """
     places = torch.stack([places_of(batch, pos) for pos in (query, key)], 1)
     columns = places + batch.tokens.shape[1] - batch.lengths[:, None]

@@ -69,7 +69,8 @@ def name_attention(config: ModelConfig, *, last_only: bool = False) -> ByRow:
 def mention_masks(batch: Batch) -> Bool[Tensor, "b 3 p"]:
     """Where each row of a batch mentions the names, in the order of `MENTIONS`.
 
-    Errors: ValueError for rows that do not end in the last column, or do not contain both names.
+    Raises:
+        ValueError: rows that do not end in the last column, or do not contain both names.
     """
     if batch.answer is None or batch.wrong is None or batch.documents is not None:
         raise ValueError("name scores require batches of one text per row with both names as answers")
@@ -92,8 +93,11 @@ def sentence_scores(
     name_mover is the direct effect on logit(receiver) - logit(giver) at frozen final norm, in logits; null 0, for roles
     and names are balanced. s_inhibition = to_giver * (1 - |direct effect| / the largest of any head), per sentence; its
     null is that of to_giver. Both are left out where logits are not linear in the stream, and with `direct=False`.
-    rows: of one pass. summed: with all other parts, what heads write must sum to the logits; it does not for
-    `random_heads`. Weights that are no shares (differential attention) count as `signed_shares`.
+
+    Args:
+        rows: of one pass.
+        summed: with all other parts, what heads write must sum to the logits; it does not for `random_heads`. Weights
+            that are no shares (differential attention) count as `signed_shares`.
     """
     said, unsaid = sentences
     config = model.transformer.config

@@ -59,29 +59,39 @@ class Ablate(Question):
 
     Each part in turn is silenced (or given other values) and the model run again: what falls is what rested on it.
 
-    Variables: `value`, metric(ablated) - metric(base), negative where the part holds the metric up: the mean over
-    prompts, with the ends `low` and `high` of its 95 % interval and `n`; `each` [prompt, ...]; `base` [prompt], the
-    metric of the whole model; `changed`, whether the part's value changes in any prompt and can reach the metric (where
-    not, the effect is 0 because nothing was done). `attrs["change"]` says what stood in for the parts, as JSON.
+    Args:
+        parts: every "head" (its z; the bias of the layer's output stays), "mlp", "attn" (what the whole sublayer
+            adds, biases and norm included), "neuron" (after the non-linearity) or "resid" (the stream that enters a
+            layer); of the MLP before attention, which Macaron blocks have besides the other, "mlp_before" and
+            "neuron_before"; or parts by name, `["L0H1", "L2.mlp", ["L0H1", "L1H2"]]`, those of an inner list ablated
+            together: dim `part`.
+        change: what stands in for the part, `Zero()`, `Mean(...)` or `Resample(...)`.
+        metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One
+            that compares (KL divergence) compares with the run without ablation.
+        by: which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); along dims that are
+            not named everything is ablated at once. None: all but `pos`.
+        layers: the layers concerned; None = all. Not for named parts.
+        freeze_patterns: whether all attention patterns stay those of the run without the ablation.
+        reference: the prompts that means are taken over (None: the prompts themselves), or the corrupted prompt of
+            each prompt for `Resample` (None: each takes another prompt of its group).
+        groups: the template of each prompt.
+        each: False keeps only the moments.
 
-    parts: every "head" (its z; the bias of the layer's output stays), "mlp", "attn" (what the whole sublayer adds,
-    biases and norm included), "neuron" (after the non-linearity) or "resid" (the stream that enters a layer); of the
-    MLP before attention, which Macaron blocks have besides the other, "mlp_before" and "neuron_before"; or parts by
-    name, `["L0H1", "L2.mlp", ["L0H1", "L1H2"]]`, those of an inner list ablated together: dim `part`.
-    change: what stands in for the part, `Zero()`, `Mean(...)` or `Resample(...)`.
-    freeze_patterns: whether all attention patterns stay those of the run without the ablation.
-    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One that
-    compares (KL divergence) compares with the run without ablation.
-    by: which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); along dims that are not
-    named everything is ablated at once. None: all but `pos`.
-    layers: the layers concerned; None = all. Not for named parts.
-    reference: the prompts that means are taken over (None: the prompts themselves), or the corrupted prompt of each
-    prompt for `Resample` (None: each takes another prompt of its group). groups: the template of each prompt.
-    each=False keeps only the moments.
-    Caveat: an effect near 0 does not show that a part is unused: another may stand in.
-    Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
-    Errors: ValueError for an unknown kind of part, or a change without the data it requires; KeyError for an unknown
-    part or dim; IndexError for a layer, head or neuron that does not exist.
+    Returns:
+        Dataset. `value`, metric(ablated) - metric(base), negative where the part holds the metric up: the mean over
+        prompts, with the ends `low` and `high` of its 95 % interval and `n`; `each` [prompt, ...]; `base` [prompt],
+        the metric of the whole model; `changed`, whether the part's value changes in any prompt and can reach the
+        metric (where not, the effect is 0 because nothing was done). `attrs["change"]` says what stood in for the
+        parts, as JSON.
+
+    Raises:
+        ValueError: an unknown kind of part, or a change without the data it requires.
+        KeyError: an unknown part or dim.
+        IndexError: a layer, head or neuron that does not exist.
+
+    Caveat:
+        An effect near 0 does not show that a part is unused: another may stand in. Positions are each prompt's own
+        tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
 
     Example:
         >>> found = ablate(model, prompt, "head", change=Zero(), metric=interp.logit_difference(" Mary", " John"))
@@ -90,24 +100,15 @@ class Ablate(Question):
     """
 
     parts: AblatedKind | Sequence[PartName | Sequence[PartName]] = "head"
-    """Every part of a kind, or parts by name; those of an inner list are ablated together."""
     _: KW_ONLY
     change: StandIn
-    """What stands in for a part. `Resample` takes its values from each prompt's corrupted one."""
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     by: Sequence[str] | None = None
-    """Which cells: of `layer`, `pos` and `head` or `neuron` (named parts: `part`, `pos`); None = all but `pos`."""
     layers: Sequence[int] | None = None
-    """The layers concerned; None = all."""
     freeze_patterns: bool = False
-    """Whether all attention patterns stay those of the run without the ablation."""
     reference: Prompts | None = None
-    """The prompts that means are taken over."""
     groups: Sequence[str] | None = None
-    """The template of each prompt, for means by template."""
     each: bool = True
-    """Whether every prompt's effects are kept."""
 
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
@@ -299,7 +300,8 @@ def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
 def chosen(given: Sequence[int], count: int, what: str, end: int | None = None) -> list[int]:
     """Indices counted from the front. IndexError for one outside, ValueError for none or one that comes twice.
 
-    end: from where negative ones are counted back; None = the count.
+    Args:
+        end: from where negative ones are counted back; None = the count.
     """
     end = count if end is None else end
     if bad := [i for i in given if not -end <= i < count]:

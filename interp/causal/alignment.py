@@ -124,15 +124,21 @@ def align(
     found with the answers permuted over the training pairs; "re-initialised model", found and scored where the numbers
     of each parameter are in random order. `directions`: R, for `Subspace.of_result(result, layer=, pos=)`.
 
-    answer, wrong: with and without the exchange, two tokens for every pair; None = those of the source prompts.
-    site: any with a vector at each cell. by: what tells cells apart; along other dims all is exchanged at once, by one
-    R. layers, pos: only these.
-    method: "das" descends -log p(answer) (`descent`); "class means" takes the first `rank` directions of the means'
-    differences from their mean (classes: `labels` of base and source, or wrong and answer), "pca" of all states.
-    subspace: directions to score as they are on every pair, an SAE's decoder rows for one. held_out: a share, or
-    whether each pair is; pairs that share prompts with training pairs flatter the score. nulls: None = all that the
-    method has. batch_size changes no number; the same seed gives the same bits on the same machine.
-    Errors: ValueError, KeyError or IndexError for pairs, cells, ranks, splits and nulls that cannot be, each by name.
+    Args:
+        answer, wrong: with and without the exchange, two tokens for every pair; None = those of the source prompts.
+        site: any with a vector at each cell.
+        by: what tells cells apart; along other dims all is exchanged at once, by one R.
+        layers, pos: only these.
+        method: "das" descends -log p(answer) (`descent`); "class means" takes the first `rank` directions of the
+            means' differences from their mean (classes: `labels` of base and source, or wrong and answer), "pca" of
+            all states.
+        subspace: directions to score as they are on every pair, an SAE's decoder rows for one.
+        held_out: a share, or whether each pair is; pairs that share prompts with training pairs flatter the score.
+        nulls: None = all that the method has. batch_size changes no number; the same seed gives the same bits on the
+            same machine.
+
+    Raises:
+        ValueError, KeyError, IndexError: pairs, cells, ranks, splits and nulls that cannot be, each by name.
 
     Example:
         >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])
@@ -227,7 +233,9 @@ class AlignedCells:
     ) -> tuple[Tensor | slice, ...]:
         """What indexes one of these cells in each of as many groups of rows: `[g b *axes]` -> `[g b .. d]`.
 
-        device: where the rows are. first: the first column that is there.
+        Args:
+            device: where the rows are.
+            first: the first column that is there.
         """
         index = torch.tensor(places, dtype=torch.long).reshape(len(places), 1, -1)
         group, row = torch.arange(len(places))[:, None], torch.arange(rows)

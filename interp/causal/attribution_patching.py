@@ -62,28 +62,40 @@ class AttributionPatch(Question):
     `high` and `n`, `normalised`, `each`, `changed` (where the estimate is not 0), `clean` and `corrupt`. Dims follow
     the site's axes: `layer`, `pos`, `head` (`kv_head` for keys and values), `query`, `key`, `neuron`, `expert`,
     `source`; vectors (d_model, d_head) are summed over. Sites outside the blocks have no `layer`.
-    site: any site before the final norm, full or short: "z", "resid_pre", "attn_out", "pattern", "mlp.hook_post".
-    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
-    the clean prompts bring; the reference of one that compares (KL divergence) is the clean run.
-    by: the dims to keep; None keeps all. The sum over a dim estimates the joint patch.
-    each=False keeps only the moments over prompts, for data of any size.
-    rules: backward rules under which the gradient is taken (docs/analyses/backward_rules.md says which), or
-    a preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and pattern the
-    relevances (value . gradient) of embeddings and biases sum to that of the final stream; `completeness_error` in
-    attrs says how nearly, relative to the sum of their sizes. Rules are no improvement as such: compare with `patch`.
-    agreement: so many cells are patched as well, in each of the first `agreement_prompts` prompts (None: in all): half
-    of them those of the largest estimates, the others drawn at random from what differs between the two runs. The
-    result says how well the estimates agree: `agreement`[coefficient, estimate], the correlation (pearson, spearman)
-    of estimates and effects over these cells of a prompt, averaged over prompts as Fisher's z, and the ends low and
-    high of its 95 % interval (NaN for fewer than 16 prompts). All of it is NaN, with a note, where no prompt has two
-    cells that differ in estimate and effect; a correlation below .5 has a note too. This costs about half a forward
-    pass a cell and prompt; agreement=0 leaves it out.
-    Memory: three times the site's values in the layers, plus what a backward pass keeps.
-    Caveats: exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
-    Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a cell.
-    Errors: ValueError for pairs that do not align, a metric that compares with
-    the very run it is differentiated at, one without any gradient, and rules that a model has no use for; KeyError for
-    an unknown site or dim.
+
+    Args:
+        site: any site before the final norm, full or short: "z", "resid_pre", "attn_out", "pattern", "mlp.hook_post".
+        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
+            that the clean prompts bring; the reference of one that compares (KL divergence) is the clean run.
+        by: the dims to keep; None keeps all. The sum over a dim estimates the joint patch.
+        direction: denoise: clean values into the corrupted run; noise: the other way round.
+        each: False keeps only the moments over prompts, for data of any size.
+        rules: backward rules under which the gradient is taken (docs/analyses/backward_rules.md says which), or a
+            preset of them: "relp" is relevance patching (Jafari et al. 2025). Under norm, activation, gate and
+            pattern the relevances (value . gradient) of embeddings and biases sum to that of the final stream;
+            `completeness_error` in attrs says how nearly, relative to the sum of their sizes. Rules are no
+            improvement as such: compare with `patch`.
+        agreement: so many cells are patched as well, in each of the first `agreement_prompts` prompts (None: in all):
+            half of them those of the largest estimates, the others drawn at random from what differs between the two
+            runs. The result says how well the estimates agree: `agreement`[coefficient, estimate], the correlation
+            (pearson, spearman) of estimates and effects over these cells of a prompt, averaged over prompts as
+            Fisher's z, and the ends low and high of its 95 % interval (NaN for fewer than 16 prompts). All of it is
+            NaN, with a note, where no prompt has two cells that differ in estimate and effect; a correlation below .5
+            has a note too. This costs about half a forward pass a cell and prompt; agreement=0 leaves it out.
+        agreement_prompts: In how many prompts, the first ones; None = in all.
+
+    Raises:
+        ValueError: pairs that do not align, a metric that compares with the very run it is differentiated at, one
+            without any gradient, and rules that a model has no use for.
+        KeyError: an unknown site or dim.
+
+    Memory:
+        Three times the site's values in the layers, plus what a backward pass keeps.
+
+    Caveats:
+        Exact only where the metric is linear in the site; an estimate says nothing about saturated softmaxes.
+        Positions are each prompt's own tokens; beyond a prompt's end `each` is NaN, and `n` counts the prompts of a
+        cell.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -92,22 +104,14 @@ class AttributionPatch(Question):
     """
 
     site: str = "z"
-    """Any site before the final norm, full or short."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     by: Sequence[str] | None = None
-    """The dims to keep; None = all. The sum over a dim estimates the joint patch."""
     direction: Direction = "denoise"
-    """denoise: clean values into the corrupted run; noise: the other way round."""
     each: bool = True
-    """Whether every prompt's effects are kept."""
     rules: Rules = ()
-    """Backward rules, or the name of a preset; none = the gradient as it is."""
     agreement: Count = 16
-    """How many cells of a prompt are patched too, to say how well the estimates agree with that; 0 for none."""
     agreement_prompts: Count | None = 4
-    """In how many prompts, the first ones; None = in all."""
 
     def bind(self, model: Subject) -> ByRow:
         """Two forward passes and one backward pass per batch of pairs."""

@@ -79,18 +79,32 @@ class CausalTrace(Question):
     coordinate `part` names what was restored. `each`, `each_spread`, `each_changed` [prompt, layer, pos]: the same
     per prompt, NaN at padding. `total` [estimate]: the total effect, its `low` and `high`; `clean`, `corrupt`
     [prompt], the metric of the two runs; `subject` [prompt, pos], which tokens are corrupted.
-    subject: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts); one for all
-    prompts, or one for each. A token that holds any part of the word belongs to it.
-    answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts them,
-    and `prompt` numbers those that are left. None: the answers of the data.
-    kind: "state" restores the output of layer l; "mlp" and "attn" the outputs, as added to the stream, of the layers
-    max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token, for a window w; None: a fifth of the layers, at least 1.
-    sigma: None = taken from the data, which are then gone through twice. each=False keeps only the moments, for data of
-    any size.
-    severed: later MLPs (attention) that are not restored keep their corrupted outputs there; what is gone used them.
-    metric: one that compares (KL divergence) compares with the clean run. Memory grows with samples.
-    Caveats: noise is unlike anything the model has seen. ROME's files hold restored values as `scores`, see above.
-    Errors: ValueError for a subject not found or ambiguous, and if no fact is known; KeyError for parts it has not.
+
+    Args:
+        subject: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens (BOS counts); one for
+            all prompts, or one for each. A token that holds any part of the word belongs to it.
+        answer: facts whose answer is not the model's most probable next token are dropped; `attrs["dropped"]` counts
+            them, and `prompt` numbers those that are left. None: the answers of the data.
+        kind: "state" restores the output of layer l; "mlp" and "attn" the outputs, as added to the stream, of the
+            layers max(0, l - w/2) .. min(L, l + w/2) - 1, all at that token, for a window w; None: a fifth of the
+            layers, at least 1.
+        window: How many MLPs or attentions are restored at once; None = a fifth of the layers, at least one.
+        noise: Standard deviation of the noise, in units of `sigma`.
+        samples: Draws of the noise per prompt.
+        seed: Of the draws.
+        sigma: None = taken from the data, which are then gone through twice. each=False keeps only the moments, for
+            data of any size.
+        severed: later MLPs (attention) that are not restored keep their corrupted outputs there; what is gone used
+            them.
+        metric: one that compares (KL divergence) compares with the clean run. Memory grows with samples.
+        each: Whether every prompt's effects are kept.
+
+    Raises:
+        ValueError: a subject not found or ambiguous, and if no fact is known.
+        KeyError: parts it has not.
+
+    Caveats:
+        Noise is unlike anything the model has seen. ROME's files hold restored values as `scores`, see above.
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
@@ -101,28 +115,17 @@ class CausalTrace(Question):
     rows_together: ClassVar[int] = 8
 
     subject: SpanPlace | Sequence[SpanPlace]
-    """The words whose embeddings are corrupted, one for all prompts or one for each."""
     answer: Answers | None = None
-    """The fact's object; None = the answers that the data bring."""
     _: KW_ONLY
     kind: TracedKind = "state"
-    """What is restored: the output of a layer, its MLP or its attention."""
     window: int | None = None
-    """How many MLPs or attentions are restored at once; None = a fifth of the layers, at least one."""
     noise: float = 3.0
-    """Standard deviation of the noise, in units of `sigma`."""
     samples: Count = 10
-    """Draws of the noise per prompt."""
     seed: int = 0
-    """Of the draws."""
     sigma: float | None = None
-    """The standard deviation of the subjects' embeddings; None = that of the data, in a stage of its own."""
     severed: Severed | None = None
-    """The sublayers that keep their corrupted outputs after the restored one."""
     metric: Metric | LogitFunction | None = None
-    """None = the probability of the answer."""
     each: bool = True
-    """Whether every prompt's effects are kept."""
 
     def bind(self, model: Subject) -> ByRow | Staged:
         """The clean, the corrupted and all restored runs, batch by batch; before them sigma, unless it is given."""
@@ -231,7 +234,8 @@ def subject_spread(
 ) -> float:
     """The standard deviation over all entries of the token embeddings of the subjects: the sigma of `causal_trace`.
 
-    Errors: ValueError for a subject that is not found or ambiguous.
+    Raises:
+        ValueError: a subject that is not found or ambiguous.
 
     Example:
         >>> subject_spread(model, prompt, "Mary") > 0
@@ -288,7 +292,8 @@ def _of_rows(subject: SpanPlace | Sequence[SpanPlace], batch: Batch) -> SpanPlac
 def _answers(text: Text, answer: Answers | None, metric: Metric) -> AnswerTokens | None:
     """The answers of the question, else of its metric; wrong ones that the data bring stay where there are no others.
 
-    Errors: ValueError if the two differ.
+    Raises:
+        ValueError: if the two differ.
     """
     own, asked = AnswerTokens.of(text, metric.answer, metric.wrong), AnswerTokens.of(text, answer)
     if own is None or asked is None:

@@ -154,7 +154,9 @@ class EffectTable:
     ) -> EffectTable:
         """The table of the edges of a graph, whose effects are 0 where there is no edge; exact, or by a gradient.
 
-        attrs: how they were measured, `method` and `direction` among it. known: which edges were, None = all.
+        Args:
+            attrs: how they were measured, `method` and `direction` among it.
+            known: which edges were, None = all.
         """
         coords = {"sender": graph.senders, "receiver": graph.receivers}
         known = graph.exists if known is None else known
@@ -194,7 +196,8 @@ def causal(
 ) -> ByRow:
     """The analysis of a causal question: sweeps per batch, and the one table of effects.
 
-    each: keep every prompt's effects; otherwise only their moments, for data of any size.
+    Args:
+        each: keep every prompt's effects; otherwise only their moments, for data of any size.
     """
     return ByRow(
         table.name,
@@ -406,7 +409,8 @@ def _normalised(
 ) -> Float[Tensor, "..."]:
     """(patched - corrupt) / (clean - corrupt) of the mean metrics: 0 = like the corrupted run, 1 = like the clean.
 
-    each: how far the runs differ in the prompts that have a cell, where some lack cells.
+    Args:
+        each: how far the runs differ in the prompts that have a cell, where some lack cells.
     """
     if each is not None and bool((each.count() < runs["clean"].count()).any()):
         share = (effect / each.mean).masked_fill(each.mean == 0, torch.nan)
@@ -467,7 +471,8 @@ def site_coords(names: Sequence[str], dims: Sequence[str], config: ModelConfig) 
 def part_names(names: Sequence[str], dims: Sequence[str], config: ModelConfig) -> dict[str, object]:
     """The coordinate `part` of results by layer: the whole site of each, or its heads, neurons, ... one by one.
 
-    names: the site in each layer. Nothing where a cell is no part with a name of its own.
+    Args:
+        names: the site in each layer. Nothing where a cell is no part with a name of its own.
 
     Example:
         >>> part_names(["blocks.0.attn.hook_z"], ("layer", "pos", "head"), model.cfg)["part"][1][0][:2]
@@ -514,7 +519,8 @@ class RankAgreement:
 def agreement(estimate: Float[Tensor, "..."], exact: Float[Tensor, "..."], *, top: int) -> RankAgreement:
     """How well two tensors of effects agree in rank and in their largest; cells that are NaN in both do not count.
 
-    Errors: ValueError for other shapes, for cells that only one of them has, or for a `top` outside 1 to n.
+    Raises:
+        ValueError: other shapes, for cells that only one of them has, or for a `top` outside 1 to n.
 
     Example:
         >>> agreement(torch.tensor([3.0, -2.0, 0.1]), torch.tensor([30.0, -20.0, 0.2]), top=2).overlap

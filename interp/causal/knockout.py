@@ -52,16 +52,22 @@ class KnockOut(Question):
     score[q, k] = -inf before the softmax, for every q of `queries` and k of `keys`, so that each row still sums to 1.
     Variables as in `ablate`, in the metric's unit: `value` with its interval and `n`, `each`, `base`, and `changed`
     (False where no such edge exists, as in a causal model from an earlier query to a later key).
-    queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of each
-    prompt's own columns, such as the spans of `interp.tasks`.
-    by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are alike
-    in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
-    layers, heads: those concerned; None = all. window: with `layer`, how many layers are cut at once, those around the
-    layer that labels the cell (from layer - window // 2, as many as there are).
-    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers.
-    each=False keeps only the moments over prompts, for data of any size.
-    Errors: ValueError for a query that would be left without any key, padding, or masks with `query` or `key` in `by`;
-    IndexError for a token, layer or head that does not exist; KeyError for an unknown dim.
+
+    Args:
+        queries, keys: which of each prompt's tokens, negative from its end (BOS counts), or masks `[prompt, pos]` of
+            each prompt's own columns, such as the spans of `interp.tasks`.
+        metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers.
+        by: which cuts are made one at a time, of `layer`, `head`, `query` and `key` (the last two for tokens that are
+            alike in all prompts, labelled as they were asked for); along dims that are not named all are cut at once.
+        layers, heads: those concerned; None = all.
+        window: with `layer`, how many layers are cut at once, those around the layer that labels the cell (from layer
+            - window // 2, as many as there are).
+        each: False keeps only the moments over prompts, for data of any size.
+
+    Raises:
+        ValueError: a query that would be left without any key, padding, or masks with `query` or `key` in `by`.
+        IndexError: a token, layer or head that does not exist.
+        KeyError: an unknown dim.
 
     Example:
         >>> answer = interp.logit_difference(" Mary", " John")
@@ -70,22 +76,14 @@ class KnockOut(Question):
     """
 
     queries: ColumnChoice
-    """The tokens that read: of every prompt alike, or a mask `[prompt, pos]`."""
     keys: ColumnChoice
-    """The tokens that they cannot attend to."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     by: Sequence[str] = ("layer",)
-    """Which cuts are made one at a time: of `layer`, `head`, `query` and `key`."""
     layers: Sequence[int] | None = None
-    """The layers concerned; None = all."""
     heads: Sequence[int] | None = None
-    """The heads concerned, in every layer; None = all."""
     window: int = 1
-    """With `layer`, how many layers are cut at once."""
     each: bool = True
-    """Whether every prompt's effects are kept."""
 
     def bind(self, model: Subject) -> ByRow:
         """A planned sweep for the prompts of each layout in a batch."""

@@ -55,28 +55,49 @@ _USUAL = {"b p d": ("layer", "pos"), "b p m": ("layer", "pos"), "b p x": ("layer
 
 @dataclass(frozen=True, eq=False)
 class Patch(Question):
-    """What patching each cell of a site does to the metric: Dataset over the dims `by`.
+    """Effect of patching each cell of a site: how far the metric moves when its values come from the other prompt.
 
-    A value of one prompt is put into the run of the other: where the answer follows, that place carries it.
+    A cell is a layer, head, position or any combination that `by` names. Its values, as one prompt of a pair has them,
+    are put into the run of the other prompt; where the answer follows, that cell carries it. Denoising puts clean
+    values into the corrupted run (which cells suffice to bring the answer back?), noising corrupted values into the
+    clean run (which cells does the answer need?).
 
-    denoise: clean values into the corrupted run; noise: corrupted ones into the clean run (Heimersheim & Nanda 2024).
-    Variables: `value`, the metric of the patched run minus that of the same run unpatched, mean over prompts with the
-    ends `low` and `high` of its 95 % interval and `n`; `normalised`, (patched - corrupt) / (clean - corrupt) of the
-    mean metrics, 0 = like the corrupted run and 1 = like the clean one in both directions; `each` [prompt, ...], the
-    effect in every prompt; `changed`, whether the cell's values differ in any prompt and can reach the metric (where
-    not, the effect is 0 because nothing was done); `clean` and `corrupt` [prompt], the metric of the two runs.
+    Args:
+        clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
+            paired row by row.
+        site: which activation: a site up to the last block, in full or short: "resid_pre", "z", "k", "attn_out",
+            "mlp.hook_post", "pattern".
+        metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
+            answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
+            the clean run.
+        by: dims that tell cells apart: any of `layer` and the site's own (`pos`, `head`, `kv_head`, `query`, `key`,
+            `neuron`, ...). Along the other dims everything is patched at once. None: layer and position for streams,
+            layer and head for what is inside attention. Positions count the tokens of each prompt without padding.
+        direction: "denoise" patches clean values into the corrupted run, "noise" the other way round.
+        each: False keeps no values of single prompts, which data of any size requires.
 
-    clean, corrupt: prompts, each pair of one length and aligned token for token; or files and the like, row by row.
-    site: any site up to the last block, full or short: "resid_pre", "z", "k", "attn_out", "mlp.hook_post", "pattern".
-    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
-    the clean prompts bring. One that compares (KL divergence) compares with the clean run.
-    by: which cells: any of `layer` and the site's own dims (`pos`, `head`, `kv_head`, `query`, `key`, `neuron`, ...);
-    along dims that are not named everything is patched at once. None: layer and position for streams, layer and head
-    for the insides of attention. Positions are each prompt's own tokens: where prompts differ in length, a cell beyond
-    one's end is NaN in `each`, and `n` counts the prompts that have it.
-    each=False keeps only the moments over prompts, for data of any size.
-    Errors: ValueError for pairs that do not align, or a metric that is the same for clean and corrupted runs in every
-    prompt; KeyError for an unknown site or dim.
+    Returns:
+        Dataset over the dims `by`, in the metric's unit:
+
+        - `value`: metric of the patched run minus that of the same run unpatched, mean over prompts, with the ends
+          `low` and `high` of its 95 % interval and the number of prompts `n`.
+        - `normalised`: (patched - corrupt) / (clean - corrupt) of the mean metrics; in both directions 0 is the
+          corrupted and 1 the clean run.
+        - `each` [prompt, ...]: effect in every prompt; NaN at positions beyond a prompt's end.
+        - `changed`: whether the patched values differ in any prompt and can reach the metric. Where they do not, the
+          effect is 0 because nothing was done.
+        - `clean`, `corrupt` [prompt]: metric of the two runs.
+
+    Raises:
+        ValueError: pairs that do not align, or a metric with the same value on clean and corrupted runs everywhere.
+        KeyError: an unknown site or dim.
+
+    Source:
+        Heimersheim & Nanda 2024, "How to use and interpret activation patching".
+
+    See also:
+        `attribution_patch`: an estimate of the same map from two forward passes and one backward pass.
+        `path_patch`: the effect along one path. `ablate`: replaces values without a second prompt.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -85,16 +106,11 @@ class Patch(Question):
     """
 
     site: str = "resid_pre"
-    """Any site up to the last block, full or short."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     by: Sequence[str] | None = None
-    """Which cells: any of `layer` and the site's own dims; along dims that are not named everything is patched."""
     direction: Direction = "denoise"
-    """denoise: clean values into the corrupted run; noise: the other way round."""
     each: bool = True
-    """Whether every prompt's effects are kept."""
 
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch of pairs."""
@@ -213,7 +229,9 @@ def patch_preset(
 
     Keys and values are patched per key/value head (dim `kv_head`), which heads may share. "block_every" of Macaron
     blocks has `mlp_before_out` too.
-    Errors: KeyError for an unknown preset, and those of `patch`.
+
+    Raises:
+        KeyError: an unknown preset, and those of `patch`.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])

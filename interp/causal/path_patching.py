@@ -64,15 +64,25 @@ class PathPatch(Question):
     `normalised`; `each` [prompt, part]; `changed`, whether the sender differs between the runs in any prompt, and the
     receivers with it (where not, the effect is 0 because nothing was done); `clean` and `corrupt` [prompt]. The
     coordinates `layer` and `kind` ("head", "mlp", "resid") tell senders apart.
-    by: ("part", "pos") replaces the sender at one position at a time. Effects of positions do not sum.
-    freeze_mlps: hold MLPs too: the effect of the sender's own vector in the receiver's input, nothing in between.
-    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
-    the clean prompts bring; one that compares (KL divergence) compares with the clean run.
-    each=False keeps only the moments over prompts, for data of any size.
-    Memory: the receivers' sites (all heads of their layer) once per sender and prompt of a batch.
-    Errors: KeyError or IndexError for a part that the model lacks, or that neither sends nor receives; ValueError for
-    pairs that do not align, a sender after all receivers, `logits` beside other receivers, cross-attention, positions
-    of prompts of several lengths, or a metric that is the same for both runs in every prompt.
+
+    Args:
+        receivers: Inputs of heads and MLPs, or the logits.
+        senders: Heads, MLPs and the stream that enters layer 0; None = all that come before a receiver.
+        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
+            that the clean prompts bring; one that compares (KL divergence) compares with the clean run.
+        direction: denoise: clean values into the corrupted run; noise: the other way round.
+        by: ("part", "pos") replaces the sender at one position at a time. Effects of positions do not sum.
+        freeze_mlps: hold MLPs too: the effect of the sender's own vector in the receiver's input, nothing in between.
+        each: False keeps only the moments over prompts, for data of any size.
+
+    Raises:
+        KeyError, IndexError: a part that the model lacks, or that neither sends nor receives.
+        ValueError: pairs that do not align, a sender after all receivers, `logits` beside other receivers,
+            cross-attention, positions of prompts of several lengths, or a metric that is the same for both runs in
+            every prompt.
+
+    Memory:
+        The receivers' sites (all heads of their layer) once per sender and prompt of a batch.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -82,20 +92,13 @@ class PathPatch(Question):
     """
 
     receivers: PartName | Sequence[PartName] = LOGITS
-    """Inputs of heads and MLPs, or the logits."""
     _: KW_ONLY
     senders: Sequence[PartName] | None = None
-    """Heads, MLPs and the stream that enters layer 0; None = all that come before a receiver."""
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     direction: Direction = "denoise"
-    """denoise: clean values into the corrupted run; noise: the other way round."""
     by: Sequence[str] = ("part",)
-    """Which cells: `part`, or `part` and `pos` for one position at a time."""
     freeze_mlps: bool = False
-    """Whether MLPs are held as well."""
     each: bool = True
-    """Whether every prompt's effects are kept."""
 
     def bind(self, model: Subject) -> ByRow:
         """Two planned sweeps per batch of pairs."""

@@ -56,10 +56,16 @@ class Recall(Question):
         entropy         the mean entropy of the distributions that predict its tokens, nats
 
     The model reads the true continuation (teacher forcing); greedy decoding writes it exactly if `exact_match` is 1.
-    data: prompts with their continuations. span: `[prompt, pos]`, True at the continuation; `continuations` makes both.
-    layers: as in `short_circuit`. each=False keeps only the moments over prompts, for data of any size.
-    Errors: ValueError for a span of another shape, without a token in some prompt, in the first column or at padding;
-    and those of `short_circuit`.
+
+    Args:
+        data: prompts with their continuations.
+        span: `[prompt, pos]`, True at the continuation; `continuations` makes both.
+        layers: as in `short_circuit`. each=False keeps only the moments over prompts, for data of any size.
+        each: Whether every prompt's numbers are kept.
+
+    Raises:
+        ValueError: a span of another shape, without a token in some prompt, in the first column or at padding; and
+            those of `short_circuit`.
 
     Example:
         >>> found = recall(model, *continuations(model, [("The cat sat", " on the mat")]), layers=[0, range(1, 3)])
@@ -68,12 +74,9 @@ class Recall(Question):
     """
 
     span: Bool[Tensor, "prompt p"]
-    """True at the continuation in each prompt."""
     layers: Layers | None = None
-    """One entry per variant: a layer, or a range of layers short-circuited together; None = each layer alone."""
     _: KW_ONLY
     each: bool = True
-    """Whether every prompt's numbers are kept."""
 
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch and measure."""

@@ -63,14 +63,21 @@ class ShortCircuit(Question):
     Variables as in `ablate`: `value`, metric(short-circuited) - metric(base), with its interval and `n`, `each`
     [prompt, part], `base` and `changed`. With all layers short-circuited the logits at a position depend on its token
     and place alone; the first token of a causal model never changes.
-    layers: one entry per variant, a layer or a range of layers short-circuited together; None: each layer alone. Parts
-    are the attention of these layers, `L2.attn`, or `L2.attn+L3.attn` together.
-    metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One that
-    compares compares with the whole model. For memorised continuations see `recall`.
-    each=False keeps only the moments over prompts, for data of any size.
-    In a pass of your own, a layer is short-circuited by `Edit("L2.pattern", identity)`.
-    Caveats: a model with attention sinks loses what the sink took, at the first token too.
-    Errors: IndexError for a layer that does not exist; ValueError for an empty range, or a variant given twice.
+
+    Args:
+        layers: one entry per variant, a layer or a range of layers short-circuited together; None: each layer alone.
+            Parts are the attention of these layers, `L2.attn`, or `L2.attn+L3.attn` together.
+        metric: a `Metric` or a function of the last logits; None is the logit difference of the data's answers. One
+            that compares compares with the whole model. For memorised continuations see `recall`.
+        each: False keeps only the moments over prompts, for data of any size. In a pass of your own, a layer is
+            short-circuited by `Edit("L2.pattern", identity)`.
+
+    Raises:
+        IndexError: a layer that does not exist.
+        ValueError: an empty range, or a variant given twice.
+
+    Caveats:
+        A model with attention sinks loses what the sink took, at the first token too.
 
     Example:
         >>> short_circuit(model, prompt, [0, range(1, 3)], metric=interp.metrics.kl_divergence()).part.values.tolist()
@@ -78,12 +85,9 @@ class ShortCircuit(Question):
     """
 
     layers: Layers | None = None
-    """One entry per variant: a layer, or a range of layers short-circuited together; None = each layer alone."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     each: bool = True
-    """Whether every prompt's effects are kept."""
 
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per batch."""

@@ -48,9 +48,13 @@ SpanPlace = str | Mention | range
 def spans(text: Text, batch: Batch, where: SpanPlace | Sequence[SpanPlace]) -> Int[Tensor, "b 2"]:
     """The columns of each row's words: the first, and one past the last.
 
-    where: one for all rows, or one for each. Words are found anywhere in the text, inside longer words too.
-    Errors: ValueError for a word that the text does not hold, or holds several times, and for another number of words
-    than rows; IndexError for a mention or a token that it does not have.
+    Args:
+        where: one for all rows, or one for each. Words are found anywhere in the text, inside longer words too.
+
+    Raises:
+        ValueError: a word that the text does not hold, or holds several times, and for another number of words than
+            rows.
+        IndexError: a mention or a token that it does not have.
 
     Example:
         >>> spans(model.text, model.text.batch("The cat sat on the mat"), "mat").tolist()
@@ -76,7 +80,8 @@ def within(batch: Batch, span: Int[Tensor, "b 2"]) -> Bool[Tensor, "b p"]:
 def rows_of_mask(mask: Bool[Tensor, "prompt n"], batch: Batch, what: str) -> Bool[Tensor, "b p"]:
     """The rows of a mask over all prompts that belong to a batch of them, on the CPU.
 
-    Errors: ValueError for a prompt that the mask has no row for, too few columns, or padding in the mask.
+    Raises:
+        ValueError: a prompt that the mask has no row for, too few columns, or padding in the mask.
     """
     rows = torch.arange(len(batch)) if batch.row is None else batch.row.cpu()
     columns = batch.tokens.shape[1]

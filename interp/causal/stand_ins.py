@@ -45,10 +45,13 @@ def completed(
 ) -> tuple[Batch, Batch | None]:
     """Prompts in memory with what stands in for their parts: values of another prompt, or prompts to take means of.
 
-    Returns the prompts, with a corrupted prompt each for `Resample`, and the reference of `Mean` (the prompts
-    themselves where none is given).
-    Errors: ValueError, by the change's name, for reference prompts or groups that it requires and did not get, or got
-    and has no use for, and for rows that cannot stand in for each other.
+    Returns:
+        The prompts, with a corrupted prompt each for `Resample`, and the reference of `Mean` (the prompts themselves
+        where none is given).
+
+    Raises:
+        ValueError: by the change's name, for reference prompts or groups that it requires and did not get, or got and
+            has no use for, and for rows that cannot stand in for each other.
     """
     if groups is not None and len(groups) != len(batch):
         raise ValueError(f"one group per prompt is required, got {len(groups)} for {len(batch)}")
@@ -147,8 +150,9 @@ class StandIns:
         """The means that stand in on these prompts, by name; None where nothing does. What a corrupted prompt says is a
         pass that the question needs.
 
-        Errors: ValueError for prompts that have tokens where the reference has none, or that are not as wide and have
-        padding on the left.
+        Raises:
+            ValueError: prompts that have tokens where the reference has none, or that are not as wide and have
+                padding on the left.
         """
         if isinstance(self.change, Zero):
             return None

@@ -76,15 +76,29 @@ class Steering(Brief, Question):
                          attrs `feature` names it
 
     so that adding 1 times the direction moves a negative state to where positive ones are, along u. positive,
-    negative: prompts, which need be neither aligned nor equally many. pos: the token whose state stands for a prompt,
-    or "mean", over its tokens but BOS. test_share: of each kind, not used for the direction; 0 takes all prompts for
-    the direction and leaves no score (NaN). shuffles: `shuffled` [layer, draw, d_model] are directions that the method
-    finds in the same prompts where which is which is shuffled: they know the prompts, and nothing of what is to be
-    steered. As `beside` of `steering_curve` they are a harder null than random directions. Not so of "pca": kinds
-    decide little but the sign of a component, whose shuffles are nearly the direction itself.
-    Caveat: prompts that differ in something else too, such as their last token, are told apart by that.
-    Errors: ValueError for a site without one vector of the stream's width per position, too few prompts to set some
-    aside, an unknown method, or a method without its autoencoder; KeyError for an unknown site.
+
+    Args:
+        positive: Prompts that have what is to be steered towards.
+        negative: prompts, which need be neither aligned nor equally many.
+        site: The site in every layer, or one by its full name.
+        method: How the direction is found.
+        pos: the token whose state stands for a prompt, or "mean", over its tokens but BOS.
+        sae: The autoencoder of the site, for the method "sae".
+        test_share: of each kind, not used for the direction; 0 takes all prompts for the direction and leaves no
+            score (NaN).
+        shuffles: `shuffled` [layer, draw, d_model] are directions that the method finds in the same prompts where
+            which is which is shuffled: they know the prompts, and nothing of what is to be steered. As `beside` of
+            `steering_curve` they are a harder null than random directions. Not so of "pca": kinds decide little but
+            the sign of a component, whose shuffles are nearly the direction itself.
+        seed: Of the split and the shuffles.
+
+    Raises:
+        ValueError: a site without one vector of the stream's width per position, too few prompts to set some aside,
+            an unknown method, or a method without its autoencoder.
+        KeyError: an unknown site.
+
+    Caveat:
+        Prompts that differ in something else too, such as their last token, are told apart by that.
 
     Example:
         >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.25)
@@ -94,24 +108,15 @@ class Steering(Brief, Question):
     """
 
     positive: Data
-    """Prompts that have what is to be steered towards."""
     negative: Data
-    """Prompts that do not."""
     _: KW_ONLY
     site: str = "resid_post"
-    """The site in every layer, or one by its full name."""
     method: SteeringMethod = "mean difference"
-    """How the direction is found."""
     pos: ProbePosition = -1
-    """What stands for a prompt: one token, negative from the end, or the mean over its tokens."""
     sae: SAE | None = None
-    """The autoencoder of the site, for the method "sae"."""
     test_share: float = 0.3
-    """The share of each kind of prompts that is set aside for the score; 0 = none, and no score."""
     shuffles: Count = 0
-    """How many directions are made of the same prompts with their kinds shuffled, for the null of a curve."""
     seed: Seed = 0
-    """Of the split and the shuffles."""
 
     def bind(self, model: Subject) -> Staged:
         """A pass over the prompts of each kind, which stops at the deepest of the sites."""
@@ -342,14 +347,24 @@ class SteeringCurve(Question):
     not which is which (a permutation test). The band ends at the draws' 0.025 (R + 1)-th smallest and largest, so that
     with 39 it holds all of them and another of their kind lies outside 2 times in 40; fewer draws give a narrower one,
     1 - 2 / (R + 1). p is at least 2 / (R + 1).
-    directions: one per layer, as `Subspace.of_result` gives them: `[Subspace.of_result(found, layer=i) for i in ...]`.
-    They are added at the cells that they name, else at every position, BOS included. strengths: multiples of each
-    direction, 0 among them if you want the origin. loss_on: texts that have nothing to do with it. metric: as in
-    `ablate`; `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
-    Caveats: prompts from which the direction was made flatter it; a direction with an effect need not be what the model
-    uses, and 1 of 20 that know nothing lies outside of the band: by layer and strength there are many cells.
-    Errors: ValueError for several directions at one place or layer, outside the blocks, of length 0 in all layers, or
-    at one position of prompts of several lengths.
+
+    Args:
+        directions: one per layer, as `Subspace.of_result` gives them: `[Subspace.of_result(found, layer=i) for i in
+            ...]`. They are added at the cells that they name, else at every position, BOS included.
+        strengths: multiples of each direction, 0 among them if you want the origin.
+        metric: as in `ablate`; `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.
+        loss_on: texts that have nothing to do with it.
+        random: How many random directions of the same length stand beside each.
+        beside: Directions that stand there instead, for each; they get its length.
+        seed: Of the random directions.
+
+    Raises:
+        ValueError: several directions at one place or layer, outside the blocks, of length 0 in all layers, or at one
+            position of prompts of several lengths.
+
+    Caveats:
+        Prompts from which the direction was made flatter it; a direction with an effect need not be what the model
+        uses, and 1 of 20 that know nothing lies outside of the band: by layer and strength there are many cells.
 
     Example:
         >>> found = steering(model, ["The cat sat"] * 4, ["The dog ran"] * 4, test_share=0.0)
@@ -360,20 +375,13 @@ class SteeringCurve(Question):
     """
 
     directions: Sequence[Subspace]
-    """One direction per layer."""
     _: KW_ONLY
     strengths: Sequence[float] = STRENGTHS
-    """How much of it is added."""
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     loss_on: Prompts | None = None
-    """Other texts, whose next-token loss is asked too; None = none."""
     random: Count = RANDOM
-    """How many random directions of the same length stand beside each."""
     beside: Sequence[Float[Tensor, "_ d"]] | None = None
-    """Directions that stand there instead, for each; they get its length."""
     seed: Seed = 0
-    """Of the random directions."""
 
     def bind(self, model: Subject) -> ByRow | Staged:
         """One planned sweep per batch and measure; the loss on the other texts is a stage before."""

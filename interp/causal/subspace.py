@@ -33,10 +33,11 @@ FORMAT = "interp subspace 1"
 class Subspace(Brief):
     """Directions at one site, as a method found them: to add, to remove, to swap between two runs.
 
-    site: the full name of the site, whose last axis is as wide as the directions.
-    directions: one per row, `[k, d]`; they need not be orthogonal nor of length 1 (`add` adds them as they are).
-    at: which cells of the site, as in `Edit`: `{"pos": -1}`; all, where nothing is named.
-    about: how it was found, by word.
+    Args:
+        site: the full name of the site, whose last axis is as wide as the directions.
+        directions: one per row, `[k, d]`; they need not be orthogonal nor of length 1 (`add` adds them as they are).
+        at: which cells of the site, as in `Edit`: `{"pos": -1}`; all, where nothing is named.
+        about: how it was found, by word.
 
     Example:
         >>> found = Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1], {"pos": -1})
@@ -57,8 +58,11 @@ class Subspace(Brief):
     def of_result(cls, result: xr.Dataset, **cell: int | str) -> Subspace:
         """The subspace of one cell of a result that holds `directions` and the coordinate `site`.
 
-        cell: the label of the cell along each dim that tells cells apart: `layer=2, pos=5`.
-        Errors: ValueError for a result without directions, or a cell that is not named in full.
+        Args:
+            cell: the label of the cell along each dim that tells cells apart: `layer=2, pos=5`.
+
+        Raises:
+            ValueError: a result without directions, or a cell that is not named in full.
         """
         if "directions" not in result or "site" not in result.coords:
             raise ValueError(

@@ -73,14 +73,25 @@ class CircuitCurve(Brief, Question):
     model and of no edge.
     The best int(fraction * all) edges are taken, as there. rank: MIB takes "helpful" for CPR (what helps first, what
     hinders last) and "magnitude" for CMD. greedy: grown from the logits backwards instead (`find_circuit`).
-    scores: of `edge_attribution` or `edge_effects`, better on other prompts than these. The controls are means over
-    `draws` random circuits (0: no controls) with as many edges as the pruned one, not pruned themselves.
-    metric, replacement, reference: see `interchange`.
-    Caveats: on a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the
-    chance of the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`).
-    Fewer than three prompts have no interval: NaN.
-    Errors: ValueError for scores of another graph, fractions that do not rise within (0, 1], or a metric that is the
-    same in the whole model and without any edge.
+
+    Args:
+        scores: of `edge_attribution` or `edge_effects`, better on other prompts than these. The controls are means
+            over `draws` random circuits (0: no controls) with as many edges as the pruned one, not pruned themselves.
+        metric, replacement, reference: see `interchange`.
+        rank: By what the best edges are the best: the absolute score, or what helps first.
+        greedy: Whether circuits are grown from the logits backwards.
+        fractions: The shares of all edges that are kept, rising within (0, 1].
+        draws: Random circuits of either kind for each share; 0 = none.
+        seed: Of the random circuits.
+
+    Raises:
+        ValueError: scores of another graph, fractions that do not rise within (0, 1], or a metric that is the same in
+            the whole model and without any edge.
+
+    Caveats:
+        On a small graph the smallest fractions are no edge at all, and f is 0 there. The interval knows the chance of
+        the prompts, not that of the search (`edge_stability`) nor of the few random circuits (more `draws`). Fewer
+        than three prompts have no interval: NaN.
 
     Example:
         >>> from interp.circuits import edge_effects
@@ -91,24 +102,15 @@ class CircuitCurve(Brief, Question):
     """
 
     scores: xr.Dataset
-    """Of `edge_attribution` or `edge_effects`, better on other prompts than those asked about."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     rank: Rank = "magnitude"
-    """By what the best edges are the best: the absolute score, or what helps first."""
     greedy: bool = False
-    """Whether circuits are grown from the logits backwards."""
     fractions: Sequence[float] = FRACTIONS
-    """The shares of all edges that are kept, rising within (0, 1]."""
     draws: Count = 1
-    """Random circuits of either kind for each share; 0 = none."""
     replacement: Replacement = "resample"
-    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
     reference: Prompts | None = None
-    """The prompts that means are taken over."""
     seed: Seed = 0
-    """Of the random circuits."""
 
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
@@ -156,12 +158,28 @@ class EvaluateCircuit(Brief, Question):
     ones have most); `each` [prompt, circuit], `full` and `empty` [prompt], the metric itself, of the whole model and of
     no edge.
     Nodes are knocked out by dropping every edge out of them. metric, replacement, reference: see `interchange`.
-    Cost: about a forward pass of the pairs for each of 3 + 2 draws + nodes + 2 subsets circuits, 23 by default, and
-    with `deeper` nodes x subsets more; the estimate is a pass and its gradient.
-    Caveats: Wang et al. search for the worst K; random ones find a lower bound of the incompleteness. A first-order
-    estimate misses what saturates.
-    Errors: ValueError for a circuit of another graph, or a metric that is the same in the whole model and without any
-    edge.
+
+    Args:
+        circuit: The circuit, of the model's own graph.
+        metric: None = the logit difference of the answers that the data bring.
+        replacement: What the edges outside carry: values of the corrupted run, means over `reference`, or nothing.
+        reference: The prompts that means are taken over.
+        subsets: Random subsets of the circuit's nodes.
+        draws: Random circuits of either kind; 0 = none.
+        nodes: How many nodes are taken out one by one; the others' part is estimated to first order. None = all.
+        deeper: Whether these nodes are also taken out of what is left without each subset, for `needed`.
+        seed: Of the subsets and the random circuits.
+
+    Raises:
+        ValueError: a circuit of another graph, or a metric that is the same in the whole model and without any edge.
+
+    Cost:
+        About a forward pass of the pairs for each of 3 + 2 draws + nodes + 2 subsets circuits, 23 by default, and
+        with `deeper` nodes x subsets more; the estimate is a pass and its gradient.
+
+    Caveats:
+        Wang et al. search for the worst K; random ones find a lower bound of the incompleteness. A first-order
+        estimate misses what saturates.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -172,24 +190,15 @@ class EvaluateCircuit(Brief, Question):
     """
 
     circuit: Circuit
-    """The circuit, of the model's own graph."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     replacement: Replacement = "resample"
-    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
     reference: Prompts | None = None
-    """The prompts that means are taken over."""
     subsets: Count = 3
-    """Random subsets of the circuit's nodes."""
     draws: Count = 2
-    """Random circuits of either kind; 0 = none."""
     nodes: Count | None = 10
-    """How many nodes are taken out one by one; the others' part is estimated to first order. None = all."""
     deeper: bool = False
-    """Whether these nodes are also taken out of what is left without each subset, for `needed`."""
     seed: Seed = 0
-    """Of the subsets and the random circuits."""
 
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
@@ -420,7 +429,8 @@ def _needed(
 def effect_shares(values: Float[Tensor, "b all"]) -> Float[Tensor, "b c"]:
     """The pseudo-values of f for every circuit, one per prompt: their mean is f, their mean's interval is f's.
 
-    values: every prompt's metric of the whole model, without edges, and of each circuit.
+    Args:
+        values: every prompt's metric of the whole model, without edges, and of each circuit.
     """
     full, empty, each = values.cpu().double().split([1, 1, values.shape[1] - 2], 1)
     effect = (full - empty).mean()

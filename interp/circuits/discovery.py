@@ -73,26 +73,30 @@ class FindCircuit(Question):
     Its answer is that of `EdgeAttribution` (or `EdgeEffects`) with `kept` [sender, receiver]; `Circuit.of_result` makes
     a circuit of it, as `find_circuit` does. The searches by score are one pass over the data of any size; the iterative
     one asks the same data again in every round, so only `find_circuit` has it.
+
+    Args:
+        metric: None = the logit difference of the answers that the data bring.
+        method: What scores the edges: a method of edge attribution, or "exact".
+        edges: How many are kept, before loose ends are pruned.
+        threshold: The least absolute score that is kept, in the metric's unit.
+        search: How edges are picked by their scores: top_n, threshold or greedy.
+        replacement: What the edges outside carry, as a note for whoever evaluates the circuit: these searches run
+            none.
+        direction: What a score is the effect of: denoise, clean edges in the corrupted run; noise, the other way
+            round.
+        task: The task, noted in the record.
+        seed: The seed of the prompts, noted in the record.
     """
 
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     method: Scoring = "eap-ig-inputs"
-    """What scores the edges: a method of edge attribution, or "exact"."""
     edges: int | None = None
-    """How many are kept, before loose ends are pruned."""
     threshold: float | None = None
-    """The least absolute score that is kept, in the metric's unit."""
     search: SearchMethod = "top_n"
-    """How edges are picked by their scores: top_n, threshold or greedy."""
     replacement: Replacement = "resample"
-    """What the edges outside carry, as a note for whoever evaluates the circuit: these searches run none."""
     direction: Direction = "denoise"
-    """What a score is the effect of: denoise, clean edges in the corrupted run; noise, the other way round."""
     task: str = ""
-    """The task, noted in the record."""
     seed: int | None = None
-    """The seed of the prompts, noted in the record."""
 
     def bind(self, model: Subject) -> ByRow:
         """The question of the edges' scores; the search comes last."""
@@ -172,16 +176,25 @@ def find_circuit(
     what that changed, which edges have effects that cancel over the prompts, and, where the circuit keeps less than
     half, whether the other direction would do better: parts all of which are needed (AND) show under "noise", parts
     each of which is enough (backups) under "denoise".
-    direction: what a score is the effect of. denoise: positive where the clean edge raises the metric (found
-    iteratively: in the circuit without it); noise: positive where the corrupted edge does.
-    replacement, reference: see `interchange`; only the iterative search runs circuits. task, seed: noted in the record.
-    `interp.run([FindCircuit(...)], model, Pairs(...))` finds one on data of any size, but for the iterative search.
-    Caveats: scores of single edges cannot see two parts of which either suffices; the iterative search keeps one.
-    Cost: that of the scores, and about a forward pass of the pairs for each circuit that is run, 4, or 20 where their
-    size is looked for.
-    Errors: ValueError for pairs that do not align, a number of edges outside 1 to all, more than one limit, the
-    iterative search or one by threshold without theirs, and, where the size is looked for, a metric that is the same
-    in the whole model and without any edge.
+
+    Args:
+        direction: what a score is the effect of. denoise: positive where the clean edge raises the metric (found
+            iteratively: in the circuit without it); noise: positive where the corrupted edge does.
+        replacement, reference: see `interchange`; only the iterative search runs circuits.
+        task, seed: noted in the record. `interp.run([FindCircuit(...)], model, Pairs(...))` finds one on data of any
+            size, but for the iterative search.
+
+    Raises:
+        ValueError: pairs that do not align, a number of edges outside 1 to all, more than one limit, the iterative
+            search or one by threshold without theirs, and, where the size is looked for, a metric that is the same in
+            the whole model and without any edge.
+
+    Caveats:
+        Scores of single edges cannot see two parts of which either suffices; the iterative search keeps one.
+
+    Cost:
+        That of the scores, and about a forward pass of the pairs for each circuit that is run, 4, or 20 where their
+        size is looked for.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])

@@ -117,17 +117,28 @@ class EdgeAttribution(Question):
     the released code in both directions, a = k/m (`GradientLine`).
     (That code averages the gradients of all sublayers' lines for every edge instead, which sums to nothing in
     particular.)
-    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
-    the clean prompts bring; one that compares (KL divergence) compares with the clean run.
-    rules: backward rules under which gradients are taken, or a preset of them, as in `attribution_patch`; "relp" gives
-    EAP-RelP, under which edges into queries and keys score 0.
-    Cost: one forward pass of the other prompts, and a forward and a backward pass of the own ones; the integrated
-    methods take `steps` such passes, over activations that many for every sublayer and the input. Every point of a line
-    is a row, and no pass has more rows than the batch (or 32). Memory: what a backward pass keeps, and the activations
-    of heads, d_head wide; no `[batch, pos, head, d_model]`.
-    Heads after a norm of their sum (sandwich and output norms): see `edge_scores.Change`.
-    Errors: ValueError for pairs that do not align, models (or edits) whose stream is not a sum (`EdgeGraph.of`), a
-    metric that compares with the very run it is differentiated at, and a metric without any gradient.
+
+    Args:
+        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
+            that the clean prompts bring; one that compares (KL divergence) compares with the clean run.
+        method: Where on the line between the two runs the gradient is taken (`GradientLine`).
+        steps: Points of the integrated methods.
+        rule: How these points lie: as in the released code, or by a quadrature rule.
+        direction: denoise: clean values into the corrupted run; noise: the other way round.
+        each: Whether every prompt's scores are kept.
+        rules: backward rules under which gradients are taken, or a preset of them, as in `attribution_patch`; "relp"
+            gives EAP-RelP, under which edges into queries and keys score 0.
+
+    Raises:
+        ValueError: pairs that do not align, models (or edits) whose stream is not a sum (`EdgeGraph.of`), a metric
+            that compares with the very run it is differentiated at, and a metric without any gradient.
+
+    Cost:
+        One forward pass of the other prompts, and a forward and a backward pass of the own ones; the integrated
+        methods take `steps` such passes, over activations that many for every sublayer and the input. Every point of
+        a line is a row, and no pass has more rows than the batch (or 32). Memory: what a backward pass keeps, and the
+        activations of heads, d_head wide; no `[batch, pos, head, d_model]`. Heads after a norm of their sum (sandwich
+        and output norms): see `edge_scores.Change`.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -138,19 +149,12 @@ class EdgeAttribution(Question):
 
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     method: EdgeMethod = "eap"
-    """Where on the line between the two runs the gradient is taken (`GradientLine`)."""
     steps: Count = 5
-    """Points of the integrated methods."""
     rule: LineRule = "released"
-    """How these points lie: as in the released code, or by a quadrature rule."""
     direction: Direction = "denoise"
-    """denoise: clean values into the corrupted run; noise: the other way round."""
     each: bool = False
-    """Whether every prompt's scores are kept."""
     rules: Rules = ()
-    """Backward rules, or the name of a preset; none = the gradient as it is."""
 
     def bind(self, model: Subject) -> ByRow:
         """Two forward passes and a backward pass per batch of pairs, or one for every point of a line."""

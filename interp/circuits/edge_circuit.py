@@ -62,8 +62,9 @@ class CircuitProtocol:
 class Circuit(Viewable):
     """Edges of a model with their scores, in the order of the graph, by name in any spelling.
 
-    Errors: KeyError for an edge that the graph does not have; ValueError for a score that is no number, or an edge that
-    comes twice.
+    Raises:
+        KeyError: an edge that the graph does not have.
+        ValueError: a score that is no number, or an edge that comes twice.
 
     Example:
         >>> graph = EdgeGraph.of(model.cfg)
@@ -196,8 +197,9 @@ class Circuit(Viewable):
     def load(cls, path: str | Path) -> Circuit:
         """Read it from a JSON file, one of the first edition (format 1) too.
 
-        Errors: ValueError for a file that holds something else, or another version; KeyError for edges that its own
-        graph does not have.
+        Raises:
+            ValueError: a file that holds something else, or another version.
+            KeyError: edges that its own graph does not have.
         """
         try:
             held = json_object(path)

@@ -52,16 +52,19 @@ PRESELECTING: EdgeMethod = "eap-ig-inputs"
 
 @dataclass(frozen=True, eq=False)
 class EdgeEffects(Question):
-    """The exact effect of edges; `edge_effects` describes the result. Asked of pairs of prompts."""
+    """The exact effect of edges; `edge_effects` describes the result. Asked of pairs of prompts.
+
+    Args:
+        metric: None = the logit difference of the answers that the data bring.
+        direction: denoise: clean values into the corrupted run; noise: the other way round.
+        each: Whether every prompt's effects are kept.
+        edges: The edges that are changed, by name; None = all.
+    """
 
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     direction: Direction = "denoise"
-    """denoise: clean values into the corrupted run; noise: the other way round."""
     each: bool = False
-    """Whether every prompt's effects are kept."""
     edges: Sequence[str] | None = None
-    """The edges that are changed, by name; None = all."""
 
     def bind(self, model: Subject) -> ByRow:
         """One planned sweep per input site and batch of pairs."""
@@ -90,19 +93,29 @@ def edge_effects(
     Edge u -> v: v reads u's output of the other run, all else as in the own run, and everything after v is recomputed
     (path patching of a single edge: Goldowsky-Dill et al. 2023, arXiv:2304.05969). denoise: the clean run's values into
     the corrupted run, positive where the clean edge raises the metric; noise: the other way round.
-    Returns what `edge_attribution` returns, which estimates it: Dataset[sender, receiver] with `value`, `low`, `high`
-    (NaN where there is no edge, or none that was asked for) and `n`, `normalised`, `changed` (whether the edge carries
-    anything else in any prompt), `clean` and `corrupt`, the coordinate `edge`; with `each`, every prompt's effects.
-    edges: which edges are changed: by name ("L0.mlp->L3H1.q"), or how many, those of the largest estimates by
-    `edge_attribution` (method "eap-ig-inputs") on the same pairs; None = all. An edge that the estimate takes for small
-    is then not looked at, and a note says how many were not.
-    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
-    the clean prompts bring; one that compares (KL divergence) compares with the clean run.
-    Cost: one planned sweep per input site; an edge is a pass from its receiver's block on, half a pass on the average.
-    All 32 491 of GPT-2 small are for patient people; a note says so, and a bar how long it will be. Memory: what every
-    sender says in d_model.
-    Errors: ValueError for pairs that do not align, models (or edits) whose stream is no sum (`EdgeGraph.of`), and a
-    number of edges outside 1 to all; KeyError for an edge that the model does not have.
+
+    Args:
+        edges: which edges are changed: by name ("L0.mlp->L3H1.q"), or how many, those of the largest estimates by
+            `edge_attribution` (method "eap-ig-inputs") on the same pairs; None = all. An edge that the estimate takes
+            for small is then not looked at, and a note says how many were not.
+        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
+            that the clean prompts bring; one that compares (KL divergence) compares with the clean run.
+
+    Returns:
+        What `edge_attribution` returns, which estimates it: Dataset[sender, receiver] with `value`, `low`, `high`
+        (NaN where there is no edge, or none that was asked for) and `n`, `normalised`, `changed` (whether the edge
+        carries anything else in any prompt), `clean` and `corrupt`, the coordinate `edge`; with `each`, every
+        prompt's effects.
+
+    Raises:
+        ValueError: pairs that do not align, models (or edits) whose stream is no sum (`EdgeGraph.of`), and a number
+            of edges outside 1 to all.
+        KeyError: an edge that the model does not have.
+
+    Cost:
+        One planned sweep per input site; an edge is a pass from its receiver's block on, half a pass on the average.
+        All 32 491 of GPT-2 small are for patient people; a note says so, and a bar how long it will be. Memory: what
+        every sender says in d_model.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])

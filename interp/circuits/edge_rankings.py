@@ -29,12 +29,17 @@ def edge_stability(
 ) -> xr.Dataset:
     """How much the best edges depend on the prompts that scored them.
 
-    Returns Dataset with `value`, the mean over all pairs of bootstrap resamples of |A and B| / |A or B| of their best
-    `top` edges (the Jaccard index; 1: always the same ones), `null`, that of two random sets (of their expected
-    overlap), and `kept` [sender, receiver], the share of resamples in which an edge is among the best; NaN where there
-    is no edge. `interp.frame(result, "kept")` has a row for each edge.
-    scores: with every prompt's, `edge_attribution(..., each=True)`.
-    Errors: ValueError for scores without `each`, a number of edges outside 1 to all, or fewer than 2 resamples.
+    Args:
+        scores: with every prompt's, `edge_attribution(..., each=True)`.
+
+    Returns:
+        Dataset with `value`, the mean over all pairs of bootstrap resamples of |A and B| / |A or B| of their best
+        `top` edges (the Jaccard index; 1: always the same ones), `null`, that of two random sets (of their expected
+        overlap), and `kept` [sender, receiver], the share of resamples in which an edge is among the best; NaN where
+        there is no edge. `interp.frame(result, "kept")` has a row for each edge.
+
+    Raises:
+        ValueError: scores without `each`, a number of edges outside 1 to all, or fewer than 2 resamples.
 
     Example:
         >>> from interp.circuits import edge_effects
@@ -83,7 +88,10 @@ def edge_auroc(scores: xr.Dataset, planted: Collection[str]) -> float:
 
     U / (n m), U the statistic of Mann and Whitney (1947) of the n planted edges and the m others: the area under the
     curve of true against false positives.
-    Errors: ValueError unless some edges are planted and some are not; KeyError for one that the table does not have.
+
+    Raises:
+        ValueError: unless some edges are planted and some are not.
+        KeyError: one that the table does not have.
     """
     return _mann_whitney(scores, planted)[0]
 
@@ -109,14 +117,17 @@ def _mann_whitney(scores: xr.Dataset, planted: Collection[str]) -> tuple[float, 
 def recovery(tables: Sequence[xr.Dataset], planted: Collection[str]) -> xr.Dataset:
     """How well each table of scores knows a planted circuit.
 
-    Returns Dataset[attribution, score]: `value` with its `null`, what random scores have, and `p`, one-sided, how often
-    as many edges drawn at random are known as well. They are no means over prompts: `low` and `high` are the value
-    itself, n = 0. `auroc`: the chance that a planted edge has a larger absolute score than another one (`edge_auroc`;
-    p: Mann and Whitney). `recall`: the share of the planted edges among as many largest absolute scores (p: the
-    hypergeometric law, exact; a whole number of edges, so at most a twentieth of random circuits have p <= .05).
-    `attribution` is the method of each table. (A dim called `method` could not be selected from: xarray's `sel` has an
-    option of that name.)
-    planted: the edges, in any spelling.
+    Args:
+        planted: the edges, in any spelling.
+
+    Returns:
+        Dataset[attribution, score]: `value` with its `null`, what random scores have, and `p`, one-sided, how often
+        as many edges drawn at random are known as well. They are no means over prompts: `low` and `high` are the
+        value itself, n = 0. `auroc`: the chance that a planted edge has a larger absolute score than another one
+        (`edge_auroc`; p: Mann and Whitney). `recall`: the share of the planted edges among as many largest absolute
+        scores (p: the hypergeometric law, exact; a whole number of edges, so at most a twentieth of random circuits
+        have p <= .05). `attribution` is the method of each table. (A dim called `method` could not be selected from:
+        xarray's `sel` has an option of that name.)
 
     Example:
         >>> from interp.circuits import edge_effects

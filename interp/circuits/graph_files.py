@@ -104,8 +104,9 @@ class AttributionGraph(Brief):
     def circuit(self) -> Circuit:
         """The circuit that `write_attribution_graph` wrote, bit for bit.
 
-        Errors: ValueError for a graph of others: transcoder features, errors and tokens are no nodes of an edge graph,
-        and their weights no changes of a metric.
+        Raises:
+            ValueError: a graph of others: transcoder features, errors and tokens are no nodes of an edge graph, and
+                their weights no changes of a metric.
         """
         if self.ours is None:
             kinds = Counter(node.kind for node in self.nodes)
@@ -134,9 +135,13 @@ def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Pa
     into a head's query, key and value are one link, whose weight is their sum, as first-order estimates add up (each is
     kept in `parts`). Keys and values that heads share enter a node of their own (`L1G0`), from which no link goes on.
     The node `logits` stands for the metric.
-    Caveats: weights are changes of the metric, not, as theirs, direct effects on the node they enter. Their viewer
-    requires a layer above 0, so a model of one layer cannot be shown there.
-    Errors: ValueError for a circuit that was scored on more than one pair of prompts, or a prompt without tokens.
+
+    Raises:
+        ValueError: a circuit that was scored on more than one pair of prompts, or a prompt without tokens.
+
+    Caveats:
+        Weights are changes of the metric, not, as theirs, direct effects on the node they enter. Their viewer
+        requires a layer above 0, so a model of one layer cannot be shown there.
 
     Example:
         >>> scores = {"L0.resid->L0.mlp": 1.5, "L0.mlp->L1H0.q": -0.25, "L0.mlp->logits": 2.0}
@@ -172,8 +177,9 @@ def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Pa
 def read_attribution_graph(path: str | Path) -> AttributionGraph:
     """The graph in a JSON file of Neuronpedia, circuit-tracer or `write_attribution_graph`; nothing is left out.
 
-    Errors: ValueError for a file that is no such graph: a required key missing, two nodes of one name, a link to a node
-    that is not there or without a finite weight, parts that do not sum to their link, another version of ours.
+    Raises:
+        ValueError: a file that is no such graph: a required key missing, two nodes of one name, a link to a node that
+            is not there or without a finite weight, parts that do not sum to their link, another version of ours.
     """
     required = f"an attribution graph in JSON is required, {path} is"
     try:

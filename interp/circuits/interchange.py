@@ -143,14 +143,22 @@ class Interchange(Brief, Question):
     Returns Dataset[circuit] in the metric's unit: `value`, the mean over prompts, with the ends `low` and `high` of its
     95 % interval and `n`; `each` [prompt, circuit]. With all edges it is the clean run, with none, resampled, the
     corrupted one. Cells of a mask that are no edge do not count.
-    metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers that
-    the clean prompts bring. One that compares (KL divergence) compares with the clean run.
-    replacement: what the edges outside carry: "resample", their sender's value in the corrupted run of the same pair;
-    "mean", its mean over the `reference` prompts (None: the corrupted ones), position by position; "zero", nothing.
-    Circuits and pairs are rows of common passes, as many as memory allows: a row holds, per position, about 8 [head,
-    d_model] (the heads' own copies of the stream) and every sender's change [sender, d_model], projected once a pass.
-    Errors: ValueError for pairs that do not align, models (or edits) whose stream is no sum, an unknown replacement,
-    circuits of another graph, a reference without a mean, or one that lacks positions of the prompts.
+
+    Args:
+        circuits: A circuit, several, or masks [circuit, sender, receiver] over the edge graph, True at the edges
+            kept.
+        metric: a `Metric` or a function of the logits at the last token; None is the logit difference of the answers
+            that the clean prompts bring. One that compares (KL divergence) compares with the clean run.
+        replacement: what the edges outside carry: "resample", their sender's value in the corrupted run of the same
+            pair; "mean", its mean over the `reference` prompts (None: the corrupted ones), position by position;
+            "zero", nothing. Circuits and pairs are rows of common passes, as many as memory allows: a row holds, per
+            position, about 8 [head, d_model] (the heads' own copies of the stream) and every sender's change [sender,
+            d_model], projected once a pass.
+        reference: The prompts that means are taken over.
+
+    Raises:
+        ValueError: pairs that do not align, models (or edits) whose stream is no sum, an unknown replacement,
+            circuits of another graph, a reference without a mean, or one that lacks positions of the prompts.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])
@@ -161,14 +169,10 @@ class Interchange(Brief, Question):
     """
 
     circuits: Chosen
-    """A circuit, several, or masks [circuit, sender, receiver] over the edge graph, True at the edges kept."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = None
-    """None = the logit difference of the answers that the data bring."""
     replacement: Replacement = "resample"
-    """What the edges outside carry: values of the corrupted run, means over `reference`, or nothing."""
     reference: Prompts | None = None
-    """The prompts that means are taken over."""
 
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
@@ -244,8 +248,9 @@ class CircuitPasses:
     ) -> CircuitPasses:
         """Checked against the model, with the means looked up.
 
-        Errors: ValueError for models or edits whose stream is no sum, a mean without reference
-        prompts, or reference prompts without a mean.
+        Raises:
+            ValueError: models or edits whose stream is no sum, a mean without reference prompts, or reference prompts
+                without a mean.
         """
         network = model.transformer
         graph = EdgeGraph.of(network.config)
@@ -266,8 +271,9 @@ class CircuitPasses:
     ) -> ByRow:
         """The question of every pair's metric under every circuit, as rows `value` [circuit].
 
-        estimated: a circuit and some senders of it, for rows `estimate` [sender]: what taking each out of the circuit
-        changes the metric by, to first order.
+        Args:
+            estimated: a circuit and some senders of it, for rows `estimate` [sender]: what taking each out of the
+                circuit changes the metric by, to first order.
         """
         return ByRow(
             name,

@@ -56,10 +56,13 @@ def write_mib(
 ) -> None:
     """Write scores of edges as MIB and the EAP-IG library read them: to `.json`, or to `.pt`.
 
-    scores: a table as `score_edges` gives it, or a matrix in the order of `EdgeGraph`. kept: the edges of a circuit,
-    such as `Circuit.mask()`; None: all. The score of an edge into keys or values that heads share is split evenly over
-    them, as their graph has one edge per head.
-    Errors: ValueError for another suffix, another shape or a score that is not finite; OSError.
+    Args:
+        scores: a table as `score_edges` gives it, or a matrix in the order of `EdgeGraph`.
+        kept: the edges of a circuit, such as `Circuit.mask()`; None: all. The score of an edge into keys or values
+            that heads share is split evenly over them, as their graph has one edge per head.
+
+    Raises:
+        ValueError: another suffix, another shape or a score that is not finite; OSError.
 
     Example:
         >>> metric = interp.logit_difference(" Mary", " John")
@@ -102,8 +105,10 @@ def read_mib(path: Path | str, model: Model) -> MibScores:
     """The scores in a file of MIB or the EAP-IG library (`.json` or `.pt`), as they stand in this model's `EdgeGraph`.
 
     The scores of heads that share keys or values are added up. A torch file is read without running what it may hold.
-    Errors: ValueError for a file of another format or another shape of model, an edge that this model lacks, a score
-    that is no finite number, or a circuit that has only some heads of a group; OSError.
+
+    Raises:
+        ValueError: a file of another format or another shape of model, an edge that this model lacks, a score that is
+            no finite number, or a circuit that has only some heads of a group; OSError.
     """
     kind, config = _suffix(path), as_network(model).config
     layout = _Layout(EdgeGraph.of(config))

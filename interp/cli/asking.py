@@ -149,8 +149,10 @@ def asking(
 ) -> type[Asking]:
     """The command that asks a question.
 
-    base: what the command has besides the fields. says: its help; None = the first line of the record or of the base.
-    usual: other defaults than those of the record and the base.
+    Args:
+        base: what the command has besides the fields.
+        says: its help; None = the first line of the record or of the base.
+        usual: other defaults than those of the record and the base.
     """
     docs, positional = field_docs(kind), data_of(kind) if base is Asking else []
     every: list[tuple[str, object, object]] = []

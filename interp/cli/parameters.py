@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 def filled(experiment: "Experiment", given: Sequence[str]) -> object:
     """The parameters of an experiment from `key=value` words; `a.b=1` reaches into a record, a sequence adds up.
 
-    Errors: ValueError for a word that is no `key=value`, an unknown key (naming the nearest), a key given twice, a
-    missing one, or a value of another type.
+    Raises:
+        ValueError: a word that is no `key=value`, an unknown key (naming the nearest), a key given twice, a missing
+            one, or a value of another type.
     """
     known = _known(experiment)
     pairs = [_pair(word, experiment.file) for word in given]

@@ -20,7 +20,8 @@ def lines(
 ) -> Iterator[str]:
     """The largest lines of a result's table, and what they are.
 
-    Errors: KeyError for scores or a column that there is not.
+    Raises:
+        KeyError: scores or a column that there is not.
     """
     one = _alone(result)
     table = _by_score(one, _scores(one, scores)) if _has_scores(one) else _tidy(one, sort)

@@ -36,10 +36,12 @@ def from_bridge(bridge: nn.Module) -> HookedTransformer:
     A bridge that still has its checkpoint's weights is read through the Hugging Face model inside it. One whose
     weights were processed (`enable_compatibility_mode()`: folded norms, centred weights) is read as it now is, and our
     logits on a few tokens are compared with its own.
-    Errors: ValueError for what is no bridge, a family we do not support, or processed weights that we cannot take over;
-    ImportError for processed weights where transformer-lens is older than 4, whose bridges do not name them all.
 
     Example: `from_bridge(TransformerBridge.boot_transformers("gpt2"))`
+
+    Raises:
+        ValueError: what is no bridge, a family we do not support, or processed weights that we cannot take over.
+        ImportError: processed weights where transformer-lens is older than 4, whose bridges do not name them all.
     """
     _require_bridge(bridge)
     hf_model = bridge.original_model

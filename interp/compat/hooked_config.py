@@ -56,7 +56,8 @@ NOT_ARITHMETIC = (
 def values_of(config: object) -> dict[str, object]:
     """The fields of a config given as a mapping, or as an object with `to_dict` or attributes.
 
-    Errors: ValueError for anything else.
+    Raises:
+        ValueError: anything else.
     """
     if isinstance(config, Mapping):
         return {str(key): value for key, value in config.items()}
@@ -82,7 +83,8 @@ def normalization(values: Mapping[str, object]) -> str | None:
 def to_config(values: Mapping[str, object]) -> ModelConfig:
     """Our config of a HookedTransformerConfig's fields; a field that is missing has TransformerLens' default.
 
-    Errors: ValueError naming a field that asks for something else than we do, or that nobody knows.
+    Raises:
+        ValueError: naming a field that asks for something else than we do, or that nobody knows.
     """
     settings = Settings(values, "TransformerLens")
     _refuse(settings)

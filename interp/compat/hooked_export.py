@@ -43,7 +43,9 @@ def to_hooked_state(model: HookedTransformer | Transformer) -> tuple[dict[str, T
     `HookedTransformer(HookedTransformerConfig(**config)).load_state_dict(state, strict=False)` there computes the same
     logits; what strict loading would miss are its masks and tables. Both share no memory with the model. The scale of
     the embedding goes into W_E, a tied unembedding is written out, biases that we lack are zeros.
-    Errors: ValueError naming what TransformerLens cannot express.
+
+    Raises:
+        ValueError: naming what TransformerLens cannot express.
     """
     transformer = model.transformer if isinstance(model, HookedTransformer) else model
     config = transformer.config

@@ -58,8 +58,10 @@ def load_hooked(
     under `config` or `cfg`; what else is in such a dict (losses, optimiser) is not read. config: the
     HookedTransformerConfig or its dict, or the path of a JSON file with it; required for a bare state dict, and
     instead of the file's own where both are there.
-    Errors: FileNotFoundError; ValueError for a file with anything that would have to run (it says how to save it
-    again), without a config, or that `from_hooked_transformer` refuses.
+
+    Raises:
+        FileNotFoundError, ValueError: a file with anything that would have to run (it says how to save it again),
+            without a config, or that `from_hooked_transformer` refuses.
     """
     state, chosen = read_hooked(path, config)
     try:
@@ -71,7 +73,8 @@ def load_hooked(
 def read_hooked(path: Path | str, config: object = None) -> tuple[dict[str, Tensor], object]:
     """State dict and config of such a file; the config as it is there, or the one that is given.
 
-    Errors: those of `load_hooked` for the file itself.
+    Raises:
+        ValueError: as `load_hooked` for the file itself.
     """
     file = Path(path)
     state, found = _parts(file, _unpickled(file))

@@ -42,14 +42,17 @@ def from_hooked_transformer(
 ) -> HookedTransformer:
     """Our model of a HookedTransformer: `from_hooked_transformer(theirs.state_dict(), theirs.cfg)`.
 
-    config: a HookedTransformerConfig, or its dict; missing fields have TransformerLens' defaults. dtype None keeps the
-    state dict's. The result shares no memory with it. Folded and centred weights are taken as they are; a bias that no
-    layer has is none.
-    Errors: ValueError naming a field that asks for something else than we do, or a tensor that is missing, left over,
-    of another shape or not finite.
-
     Example: `from_hooked_transformer(torch.load("weights.pt"), {"n_layers": 2, "d_model": 512, "n_ctx": 1024,
     "d_head": 64, "d_vocab": 50278, "attn_only": True})`
+
+    Args:
+        config: a HookedTransformerConfig, or its dict; missing fields have TransformerLens' defaults. dtype None
+            keeps the state dict's. The result shares no memory with it. Folded and centred weights are taken as they
+            are; a bias that no layer has is none.
+
+    Raises:
+        ValueError: naming a field that asks for something else than we do, or a tensor that is missing, left over, of
+            another shape or not finite.
     """
     values = hooked_config.values_of(config)
     ours = hooked_config.to_config(values)

@@ -52,8 +52,9 @@ def load_llama2c(
 ) -> HookedTransformer:
     """The model of a llama2.c `.bin` file; `tokenizer` is its `tokenizer.bin`.
 
-    Errors: FileNotFoundError; ValueError naming the file and the number, for a header that cannot be, a file that is
-    too short or too long, quantised weights (version 2), or a tokenizer of another vocabulary.
+    Raises:
+        FileNotFoundError, ValueError: naming the file and the number, for a header that cannot be, a file that is too
+            short or too long, quantised weights (version 2), or a tokenizer of another vocabulary.
     """
     file = Path(path)
     header = read_header(file)

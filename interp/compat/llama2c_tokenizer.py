@@ -31,7 +31,8 @@ class Llama2cTokenizer:
     def read(cls, file: Path) -> "Llama2cTokenizer":
         """The tokenizer of a `tokenizer.bin`: an int32 (the longest piece), then score, length and bytes of each.
 
-        Errors: FileNotFoundError; ValueError naming the file and the piece that is cut off or longer than said.
+        Raises:
+            FileNotFoundError, ValueError: naming the file and the piece that is cut off or longer than said.
         """
         if not file.is_file():
             raise FileNotFoundError(f"{file} does not exist")

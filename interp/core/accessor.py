@@ -75,7 +75,8 @@ class Result:
 
         The function takes the options, `ax` among them.
 
-        Errors: ValueError for a Dataset of others, or a result that has no picture; it lists what has one.
+        Raises:
+            ValueError: a Dataset of others, or a result that has no picture; it lists what has one.
         """
         return viewer.drawn(self._dataset, *args, **options)
 

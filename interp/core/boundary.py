@@ -64,13 +64,15 @@ def public(
 ) -> _Public:
     """A decorator of public functions: arguments of the wrong kind are refused by name, before anything runs.
 
-    renamed: what arguments were once called, so that the old word is answered with the new one (`EARLIER` is known
-    everywhere). unchecked: arguments that the function itself looks at more closely. Of a class, what makes its objects
-    is looked at. plain_pass: whether the function runs under the user's own settings of torch, such as autocast; others
-    run under those that torch begins with (`torch_state`).
-    A dtype may be given by its name, "bfloat16", wherever one is asked for.
-    Errors of the decorated function: ValueError for a value that its annotation does not allow; TypeError for an
-    argument that it does not have.
+    Args:
+        renamed: what arguments were once called, so that the old word is answered with the new one (`EARLIER` is
+            known everywhere).
+        unchecked: arguments that the function itself looks at more closely. Of a class, what makes its objects is
+            looked at.
+        plain_pass: whether the function runs under the user's own settings of torch, such as autocast; others run
+            under those that torch begins with (`torch_state`). A dtype may be given by its name, "bfloat16", wherever
+            one is asked for. Errors of the decorated function: ValueError for a value that its annotation does not
+            allow; TypeError for an argument that it does not have.
 
     Example:
         >>> @public(renamed={"k": "top"})

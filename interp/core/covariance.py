@@ -83,7 +83,9 @@ class Covariances:
     """A reduction: how the last axis of `value` varies with that of `other`, or with itself.
 
     Observations are all other axes: rows, and positions if there are any. NaN on either side: not an observation.
-    Errors: ValueError for a value that is missing or has no last axis besides its rows, unequal observations.
+
+    Raises:
+        ValueError: a value that is missing or has no last axis besides its rows, unequal observations.
 
     Example:
         >>> Covariances("x").of({"x": torch.randn(9, 4, 3)}).correlation().shape

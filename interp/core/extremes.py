@@ -25,7 +25,9 @@ class TopRows:
     maximum-activating examples. Ties go to the smaller row, then to the smaller position. Absent: NaN, and the infinity
     that can never be on the list. Positions are columns: let texts begin in column 0, or they depend on the batch.
     Memory of the list: 24 bytes per cell and entry, and 8 per token of context.
-    Errors: ValueError without row identities, for k < 1, a value that is missing or has another number of axes.
+
+    Raises:
+        ValueError: without row identities, for k < 1, a value that is missing or has another number of axes.
 
     Example:
         >>> top = TopRows(2, "neuron")

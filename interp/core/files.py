@@ -27,9 +27,13 @@ def write_atomically(path: Path, write: Callable[[Path], object], *, new: bool =
     """Let `write` fill a temporary file beside `path`, then rename it: nothing half-written ever bears the name.
 
     A file that is there keeps its permissions, a new one has those that the process gives to new files.
-    new: of several processes that write it at once the first succeeds; FileExistsError if it is there already.
-    Errors: ValueError for what is no regular file (a device, a pipe, a symbolic link), which a rename would replace;
-    OSError, with the file and what to do, where the disk is full or may not be written to.
+
+    Args:
+        new: of several processes that write it at once the first succeeds; FileExistsError if it is there already.
+
+    Raises:
+        ValueError: what is no regular file (a device, a pipe, a symbolic link), which a rename would replace.
+        OSError: with the file and what to do, where the disk is full or may not be written to.
     """
     path = Path(path)
     check_replaceable(path)

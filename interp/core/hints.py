@@ -27,7 +27,8 @@ class Required:
 def hints_of(owner: object, *, imported: bool = True) -> Mapping[str, object]:
     """The annotations of a function's parameters or of a class, without those that name what nobody has.
 
-    imported: with those of packages that a module imports for type checkers alone, which are then loaded.
+    Args:
+        imported: with those of packages that a module imports for type checkers alone, which are then loaded.
     """
     found: dict[str, object] = {}
     for source in reversed(owner.__mro__) if isinstance(owner, type) else [owner]:

@@ -18,7 +18,8 @@ Value = TypeVar("Value")
 class Several:
     """A reduction: several at once, each under its own name, of the same values.
 
-    Errors: ValueError for none, or a name that is empty or holds "/".
+    Raises:
+        ValueError: none, or a name that is empty or holds "/".
 
     Example:
         >>> from interp.core.extremes import TopRows
@@ -94,7 +95,8 @@ def named(values: Mapping[str, Value], name: str) -> Value:
 def pooled(values: Mapping[str, Tensor], name: str, cells: int) -> Shaped[Tensor, "n *cells"]:
     """One named value with every axis but the last `cells` made one axis of observations.
 
-    Errors: ValueError if there is no such value, or if it has no axis besides its cells.
+    Raises:
+        ValueError: if there is no such value, or if it has no axis besides its cells.
     """
     value = named(values, name)
     if not 0 <= cells < value.ndim:

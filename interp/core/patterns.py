@@ -26,10 +26,11 @@ def pattern_scores(
 ) -> Float[Tensor, "b h s"]:
     """Every score of each row and head, in the order of `SCORES`; all are means over queries i >= 1.
 
-    kernel: `distance_kernel` to a distance that is far enough, where somebody has it.
-
     The first three are those of `repeat_scores`. current_token: A[i, i]. first_token: A[i, 0]. local: attention to the
     last `NEAR` tokens (fewer where the period is short), BOS left out. entropy: H_i / log(i + 1), 1 for even attention.
+
+    Args:
+        kernel: `distance_kernel` to a distance that is far enough, where somebody has it.
     """
     queries = pattern_bhqk.shape[-1] - 1
     nearest = min(NEAR - 1, period - 2)
@@ -47,8 +48,10 @@ def pattern_scores(
 def copy_keys(copies: Bool[Tensor, "b q k"], place: Int[Tensor, "#b q"]) -> Float[Tensor, "b s q k"]:
     """1 at the queries and keys that each score of `copy_scores` but the entropy sums over, else 0.
 
-    copies: which earlier tokens each token repeats. place: how many tokens of its row stand before each, -1 at padding;
-    one row of them where all rows have the same.
+    Args:
+        copies: which earlier tokens each token repeats.
+        place: how many tokens of its row stand before each, -1 at padding; one row of them where all rows have the
+            same.
     """
     later, back = place > 0, place[:, :, None] - place[:, None, :]
     followed = F.pad(copies, (1, 0))[..., :-1]
@@ -130,7 +133,8 @@ def induction_score(pattern_bhqk: Float[Tensor, "b h q k"], period: int) -> Floa
 def distance_kernel(pattern_bhqk: Float[Tensor, "b h q k"], farthest: int) -> Float[Tensor, "b h n"]:
     """Mean attention to the token 0, 1, ..., `farthest` before the query, over the queries that have one besides BOS.
 
-    Errors: ValueError for a distance that no query has.
+    Raises:
+        ValueError: a distance that no query has.
     """
     n = pattern_bhqk.shape[-1]
     if not 0 <= farthest < n - 1:

@@ -114,11 +114,13 @@ def labelled(
 ) -> xr.Dataset:
     """A Dataset from `{name: (dims, tensor)}`; half precision is widened to float32, tensors move to the host.
 
-    analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot, `result.view.plot()`.
-    coords: labels by dim; a dim without any is counted from 0 (prompts are numbered by the run).
-    units: of every variable of real numbers, or of those by name; a number without one is a share or a count of its
-    own kind, unit "1".
-    notes: as for `noted`.
+    Args:
+        analysis: what gave it, kept as `attrs["interp_analysis"]`: by it a result finds its plot,
+            `result.view.plot()`.
+        coords: labels by dim; a dim without any is counted from 0 (prompts are numbered by the run).
+        units: of every variable of real numbers, or of those by name; a number without one is a share or a count of
+            its own kind, unit "1".
+        notes: as for `noted`.
     """
     import xarray as xr
 
@@ -234,8 +236,10 @@ def scored(
 ) -> xr.Dataset:
     """A Dataset of several quantities: `value`, `low`, `high`, `null`, `n` over the dims and `score`, and their `unit`.
 
-    others: further variables, such as labels or indices. units: of those that are not over `score`. notes: as for
-    `noted`.
+    Args:
+        others: further variables, such as labels or indices.
+        units: of those that are not over `score`.
+        notes: as for `noted`.
     """
     where = (*dims, "score")
     parts = ("value", "low", "high", "null", "n")

@@ -38,7 +38,8 @@ class Histogram:
     def of(cls, values: Shaped[Tensor, "n *cells"], edges: Float[Tensor, "e"]) -> "Histogram":
         """The histogram of each cell over the first axis; numbers of any type, compared in float64.
 
-        Errors: ValueError unless there are two finite edges at least, strictly increasing.
+        Raises:
+            ValueError: unless there are two finite edges at least, strictly increasing.
         """
         edges, slots = sent(_checked(edges), values.device), len(edges) + 2
         wide = rearrange(values.double(), "n ... -> n (...)")
@@ -87,7 +88,9 @@ class Histogram:
         That observation lies in a known bin [a, b]; the answer is 2ab / (a + b), whose relative error is at most
         (b - a) / |a + b|, and (a + b) / 2 in a bin that touches or contains 0, with an absolute error of at most half
         its width. Below the first edge -inf, above the last inf: no more is known. NaN without observations.
-        Errors: ValueError unless 0 <= q <= 1.
+
+        Raises:
+            ValueError: unless 0 <= q <= 1.
         """
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile between 0 and 1 is required, got {q}")
@@ -112,7 +115,9 @@ class Histograms:
     """A reduction: the histogram of one named value `[n ... *cells]`.
 
     The last `cells` axes are kept apart; observations are pooled over all others: rows, and positions if there are any.
-    Memory: 8 bytes per cell and edge. Errors: ValueError for bad edges, a value that is missing or has too few axes.
+
+    Memory:
+        8 bytes per cell and edge. Errors: ValueError for bad edges, a value that is missing or has too few axes.
 
     Example:
         >>> Histograms("loss", edges=(0.0, 1.0, 2.0)).of({"loss": torch.rand(3, 7)}).n.item()
@@ -146,7 +151,9 @@ def quantiles(
     `.of(...).quantile(q)` is within `relative_error` of the true quantile (the smallest observation that reaches q) if
     low <= |quantile| <= high; smaller ones are reported as 0, larger ones as infinite. value, cells: `Histograms`.
     Masson, Rim and Lee 2019, "DDSketch", section 2, with bins that are fixed once instead of collapsed on the way.
-    Memory: about 8 log(high / low) / relative_error bytes per cell, 22 kB by default; for many cells raise the error.
+
+    Memory:
+        About 8 log(high / low) / relative_error bytes per cell, 22 kB by default; for many cells raise the error.
 
     Example:
         >>> sketch = quantiles("norm").of({"norm": torch.arange(1, 1001)})
@@ -159,7 +166,8 @@ def quantiles(
 def logarithmic_edges(relative_error: float, low: float, high: float) -> Float[Tensor, "e"]:
     """Edges +-low g^i that reach +-high, g = (1 + error) / (1 - error): each bin's centre is that close to all of it.
 
-    Errors: ValueError unless 1e-5 <= relative_error < 1 and 1e-300 <= low < high <= 1e300.
+    Raises:
+        ValueError: unless 1e-5 <= relative_error < 1 and 1e-300 <= low < high <= 1e300.
     """
     if not (1e-5 <= relative_error < 1 and 1e-300 <= low < high <= 1e300):
         raise ValueError(

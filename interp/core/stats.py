@@ -226,7 +226,9 @@ def uniforms(rows: Int[Tensor, "n"], draws: int, seed: int, *, start: int = 0) -
     """Draws `start` to `start + draws - 1` of each row: float64 multiples of 2^-53, uniform in [0, 1).
 
     `rows` are the rows' numbers in their source, `seed` any integer. Rows that repeat repeat their draws.
-    Errors: ValueError for a negative number of draws.
+
+    Raises:
+        ValueError: a negative number of draws.
 
     Example:
         >>> bool((uniforms(torch.arange(5), 3, seed=0)[:, 2:] == uniforms(torch.arange(2, 5), 3, seed=0)).all())
@@ -421,10 +423,11 @@ class Moments:
     ) -> tuple[Float[Tensor, "..."], Float[Tensor, "..."]]:
         """A 95 % interval of the mean by Student's t over rows, or over clusters with replicates.
 
-        fewest: NaN for fewer rows; more than `FEWEST` for skewed numbers, whose mean a few rows do not hold.
-        share: the rows are between 0 and 1: `share_interval`, from one row on, which holds the mean of skewed ones too.
-        Means that no shares can have (an edited pattern may hold anything) keep Student's t.
-        within: the range of other rows, at which the interval is cut off.
+        Args:
+            fewest: NaN for fewer rows; more than `FEWEST` for skewed numbers, whose mean a few rows do not hold.
+            share: the rows are between 0 and 1: `share_interval`, from one row on, which holds the mean of skewed
+                ones too. Means that no shares can have (an edited pattern may hold anything) keep Student's t.
+            within: the range of other rows, at which the interval is cut off.
         """
         mean, (error, rows) = self.mean, self._error()
         if share:  # on the host, where its quantiles are

@@ -26,7 +26,8 @@ LOOK = 8
 def sent(values: Tensor | Whole, device: torch.device) -> Tensor:
     """A tensor on a device, queued after the device's work; the host's copy may change at once.
 
-    values: a tensor, or whole numbers, which become int64.
+    Args:
+        values: a tensor, or whole numbers, which become int64.
 
     Example:
         >>> sent([[1, 2], [3, 4]], torch.device("cpu")).shape

@@ -41,10 +41,12 @@ class AnswerTokens:
     ) -> AnswerTokens | None:
         """The answers as ids; None where a question brings none, so that the data must.
 
-        several: whether they may be of several tokens.
+        Args:
+            several: whether they may be of several tokens.
 
-        Errors: ValueError for texts of several tokens where one is required, ids outside the vocabulary, answers and
-        wrong ones of different numbers, or two of which one is the other's beginning.
+        Raises:
+            ValueError: texts of several tokens where one is required, ids outside the vocabulary, answers and wrong
+                ones of different numbers, or two of which one is the other's beginning.
         """
         if answer is None:
             if wrong is not None:
@@ -92,7 +94,8 @@ class AnswerTokens:
     def on(self, batch: Batch) -> Batch:
         """The batch with the answers of its rows, which are looked up by their numbers.
 
-        Errors: ValueError for a row that has none; for packed rows, where answers are of several tokens.
+        Raises:
+            ValueError: a row that has none; for packed rows, where answers are of several tokens.
         """
         answer, wrong, forced = (
             None if x is None else _of_rows(x, batch) for x in (self.answer, self.wrong, self.forced)
@@ -117,7 +120,8 @@ def _tokens_of_each(text: Text, answers: Answers, *, several: bool) -> list[list
 def _apart(text: Text, answer: list[int], wrong: list[int]) -> tuple[list[int], list[int]]:
     """The tokens that two answers share, and the first of each after them.
 
-    Errors: ValueError where one is the other, or its beginning.
+    Raises:
+        ValueError: where one is the other, or its beginning.
     """
     shared = _shared(answer, wrong)
     if shared == min(len(answer), len(wrong)):

@@ -112,9 +112,10 @@ class Batch(Brief):
     ) -> Batch:
         """Texts side by side in rows of `width` columns, each seeing only itself; `documents` holds their numbers.
 
-        row: the identity of each text.
-        Longest first, each into the first row with room (first fit decreasing). Every number of a packed text equals
-        that of the text alone. Errors: ValueError for an empty text, or one longer than `width`.
+        Args:
+            row: the identity of each text. Longest first, each into the first row with room (first fit decreasing).
+                Every number of a packed text equals that of the text alone. Errors: ValueError for an empty text, or
+                one longer than `width`.
         """
         lengths = [len(text) for text in texts]
         if not texts or min(lengths) == 0 or max(lengths) > width:
@@ -214,7 +215,8 @@ class Batch(Brief):
     def answer_tokens(self) -> tuple[Int[Tensor, "b k"], Bool[Tensor, "b k"]]:
         """The tokens of each row's answer, one for each of `answer_columns`, and which of them there are.
 
-        Errors: ValueError for rows without answers.
+        Raises:
+            ValueError: rows without answers.
         """
         if self.answer is None:
             raise ValueError("answers are required, got rows without")
@@ -294,7 +296,8 @@ class Batch(Brief):
     def pinned(self) -> Batch:
         """This batch in pinned memory, from which it can be copied to a GPU while that computes; itself on a device.
 
-        Errors: RuntimeError without an accelerator.
+        Raises:
+            RuntimeError: without an accelerator.
         """
         pinned = partial(self._each, lambda x: x.pin_memory() if x.is_cpu else x, lambda row: row)
         return pinned() if self.tokens.is_cpu else self
@@ -342,7 +345,8 @@ class Batch(Brief):
     def pair(self) -> tuple[Batch, Batch]:
         """The rows and their corrupted prompts, each as a batch of its own, both with the answers.
 
-        Errors: ValueError for a batch without corrupted prompts.
+        Raises:
+            ValueError: a batch without corrupted prompts.
         """
         if self.corrupt is None:
             raise ValueError("this question compares two prompts: corrupted prompts are required, got none")
@@ -393,7 +397,9 @@ class Batch(Brief):
         """The tokens of every row (in packed rows: of every text) at one position, at several, or at one of its own.
 
         One for each row (`PerRow`) is one for each prompt, by the numbers of the rows. What is returned is on the host.
-        Errors: PositionError (an IndexError and ValueError) for a row that is too short, naming it.
+
+        Raises:
+            PositionError: (an IndexError and ValueError) for a row that is too short, naming it.
         """
         here, asked = self.host(), several(pos)
         numbers = here.identities()

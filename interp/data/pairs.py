@@ -20,10 +20,11 @@ from interp.data.text import Text
 class Pairs:
     """Clean and corrupted prompts for questions that compare two runs, over data of any size.
 
-    clean, corrupt: anything `open_source` takes, with as many rows; a pair must be equally long, token for token.
-    answer, wrong: the right next token of each clean prompt and the one it is contrasted with, as texts of a single
-    token or as ids; None = the metric says them.
-    prepend_bos: whether texts begin with BOS; None = as the model's default says.
+    Args:
+        clean, corrupt: anything `open_source` takes, with as many rows; a pair must be equally long, token for token.
+        answer, wrong: the right next token of each clean prompt and the one it is contrasted with, as texts of a
+            single token or as ids; None = the metric says them.
+        prepend_bos: whether texts begin with BOS; None = as the model's default says.
 
     Example:
         >>> data = Pairs(["The cat sat", "A cat sat"], ["The dog sat", "A dog sat"])
@@ -51,8 +52,9 @@ class Pairs:
 def paired(text: Text, clean: Prompts | Data, corrupt: Prompts | Data) -> Batch | list[Batch] | Pairs:
     """Clean and corrupted prompts as data: one batch that holds both, or several, or `Pairs` of files and the like.
 
-    Errors: ValueError for another number of prompts, prompts of different lengths or padding, or a pair whose two
-    prompts are the same, so that no intervention could change anything.
+    Raises:
+        ValueError: another number of prompts, prompts of different lengths or padding, or a pair whose two prompts
+            are the same, so that no intervention could change anything.
     """
     if is_prompts(clean) and is_prompts(corrupt):
         return _together(text, clean, corrupt)

@@ -188,8 +188,10 @@ class TextFile:
     def open(cls, path: Path, reading: FileReading) -> TextFile:
         """The file after one scan.
 
-        Errors: ValueError naming the file for one without rows, a mark of another encoding, or NUL bytes (binary, or
-        UTF-16 without a mark); OSError if it cannot be read.
+        Raises:
+            ValueError: naming the file for one without rows, a mark of another encoding, or NUL bytes (binary, or
+                UTF-16 without a mark).
+            OSError: if it cannot be read.
         """
         records = path.suffix.lower() == ".jsonl"
         unit: Unit = "line" if records else reading.rows
@@ -324,7 +326,8 @@ class TableFile:
     def open(cls, path: Path, reading: FileReading) -> TableFile:
         """The file after a look at its footer.
 
-        Errors: ValueError naming the file for one that is not Parquet, has no rows, or lacks the column.
+        Raises:
+            ValueError: naming the file for one that is not Parquet, has no rows, or lacks the column.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -453,8 +456,8 @@ class Files:
 def open_files(path: Path, reading: FileReading) -> list[TextOrTable]:
     """The file, or every file of a folder and its folders, by relative name; hidden ones are left out.
 
-    Errors: FileNotFoundError; ValueError for a folder without files, or a file that is neither text, JSON lines nor
-    Parquet.
+    Raises:
+        FileNotFoundError, ValueError: a folder without files, or a file that is neither text, JSON lines nor Parquet.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist")
@@ -543,13 +546,17 @@ def open_source(data: Data, *, field: str = "text", rows: Unit = "line", encodin
       a list of `str` is of paths if all its elements are; every other `str` is a text.
     - A Hugging Face dataset (one split), or any other iterable of texts, ids, batches or records.
 
-    field: of records (`.jsonl`, `.parquet`, data sets, mappings), the one that holds the text or the list of ids.
-    rows: what a row of a `.txt` file is. Lines without text are no rows, blank lines separate paragraphs; all other
-    rows count, and a bad one is `Rejected`. encoding: of `.txt` and `.jsonl`; a mark of UTF-8 is skipped.
-    Everything but an iterator can be read again, in any order, by any process; an iterator gives each row once.
-    A file is scanned once (hashed and counted) and never loaded; a single row is.
-    Errors: ValueError for no rows, a field that no record has, files that are not what they seem (the message names
-    the file), a batch with more than tokens; FileNotFoundError.
+    Args:
+        field: of records (`.jsonl`, `.parquet`, data sets, mappings), the one that holds the text or the list of ids.
+        rows: what a row of a `.txt` file is. Lines without text are no rows, blank lines separate paragraphs; all
+            other rows count, and a bad one is `Rejected`.
+        encoding: of `.txt` and `.jsonl`; a mark of UTF-8 is skipped. Everything but an iterator can be read again, in
+            any order, by any process; an iterator gives each row once. A file is scanned once (hashed and counted)
+            and never loaded; a single row is.
+
+    Raises:
+        ValueError: no rows, a field that no record has, files that are not what they seem (the message names the
+            file), a batch with more than tokens; FileNotFoundError.
 
     Example:
         >>> list(open_source(["one text", "", "another"]).rows(0, 3))
@@ -718,7 +725,8 @@ class Arriving:
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
         """Rows start to stop - 1, as far as there are any; those before are passed over.
 
-        Errors: ValueError if a row is asked for that has already been given or passed over.
+        Raises:
+            ValueError: if a row is asked for that has already been given or passed over.
         """
         if start < self._next:
             raise ValueError(

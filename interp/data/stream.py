@@ -84,7 +84,9 @@ class Stream:
     Padded: longest first (equal ones in the order of the source), as many rows as fit; padding on the right, and `keep`
     is None where all are equally long. Packed: `Batch.packed`, texts numbered in the order in which they stand.
     Texts are tokenised by `Text.ids`. Token ids stay as they are: no BOS is added, and `Batch.bos` is False.
-    Errors: ValueError for an option that is not one.
+
+    Raises:
+        ValueError: an option that is not one.
 
     Example:
         >>> from interp.data.sources import open_source
@@ -129,7 +131,8 @@ class Stream:
     def window(self, w: int) -> Window:
         """Window w, of rows w * rows_per_window and on; beyond the end of an iterator one of no rows.
 
-        Errors: ValueError for a number that is no window's, and for an iterator asked for a window it has passed.
+        Raises:
+            ValueError: a number that is no window's, and for an iterator asked for a window it has passed.
         """
         if w < 0 or (self.windows is not None and w >= self.windows):
             raise ValueError(f"windows are numbered from 0, and there are {self.windows or 'some'}: got {w}")
@@ -424,7 +427,8 @@ class PromptBatches(GivenBatches):
 def data_source(data: DataSource | Data | Pairs, text: Text, tokens_per_batch: int) -> DataSource:
     """Any data as batches by window: batches as they are, everything else as a padded stream with the usual options.
 
-    Errors: ValueError for texts where there is no tokenizer, and what `open_source` refuses.
+    Raises:
+        ValueError: texts where there is no tokenizer, and what `open_source` refuses.
     """
     if isinstance(data, Stream | GivenBatches):
         return data
@@ -455,9 +459,11 @@ def prompt_source(
 ) -> DataSource:
     """Prompts in batches of about the same length, of at most `batch_size` rows; other data as a stream.
 
-    prepend_bos: None = as the model's default, or `Pairs`, say.
+    Args:
+        prepend_bos: None = as the model's default, or `Pairs`, say.
 
-    Errors: ValueError for prompts that do not fit the model, or a batch size below 1.
+    Raises:
+        ValueError: prompts that do not fit the model, or a batch size below 1.
     """
     if batch_size < 1:
         raise ValueError(f"batch_size must be a number of rows, at least 1, got {batch_size!r}")
@@ -490,7 +496,8 @@ def _has_pieces(batch: Batch) -> bool:
 def about(source: DataSource) -> Json:
     """What decides the rows and batches of a data source: two that agree in it give the same numbers.
 
-    Errors: ValueError for an iterator, which nobody can compare with another.
+    Raises:
+        ValueError: an iterator, which nobody can compare with another.
     """
     known: Json
     if isinstance(source, Stream):
@@ -533,9 +540,11 @@ def windows_of(
 ) -> Iterator[tuple[int, Window]]:
     """Windows with their numbers, up to `ahead` of them prepared in a thread while the model works on another.
 
-    numbers: which windows, in this order; None = all. Of an iterator, whose windows nobody can count, the first one
-    without rows ends it. pin: put the batches into pinned memory, from which they can be copied to a GPU while it
-    computes. What a window raises is raised here, at its turn; the thread ends with the generator.
+    Args:
+        numbers: which windows, in this order; None = all. Of an iterator, whose windows nobody can count, the first
+            one without rows ends it.
+        pin: put the batches into pinned memory, from which they can be copied to a GPU while it computes. What a
+            window raises is raised here, at its turn; the thread ends with the generator.
     """
     if numbers is None:
         numbers = itertools.count() if source.windows is None else range(source.windows)

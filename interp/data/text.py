@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 class Text:
     """Tokenisation for one model: prompts in, batches out.
 
-    tokenizer: one that is still in its files is read when it is first needed (`UnreadTokenizer`).
-    special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
-    d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
-    ends: the ids at which the model's own generation ends; none = the tokenizer's end of text.
-    prepend_bos: whether texts begin with BOS, where nobody says otherwise and there is one.
+    Args:
+        tokenizer: one that is still in its files is read when it is first needed (`UnreadTokenizer`).
+        special: texts get all special tokens that their tokenizer adds itself (encoders), instead of BOS alone.
+        d_vocab_out: how many outputs the model has, where they are not its tokens; answers are then their numbers.
+        ends: the ids at which the model's own generation ends; none = the tokenizer's end of text.
+        prepend_bos: whether texts begin with BOS, where nobody says otherwise and there is one.
     """
 
     _why: str | None = None  # the tokenizer cannot be read
@@ -143,11 +144,13 @@ class Text:
     def batch(self, prompts: Prompts, *, prepend_bos: bool | None = None, side: Side = "right") -> Batch:
         """Any prompts as one batch; BOS is prepended to texts unless they already begin with it, never to ids.
 
-        prepend_bos: None = as the model's own default says (`from_pretrained(..., default_prepend_bos=)`).
-        A `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other special
-        tokens.
+        Args:
+            prepend_bos: None = as the model's own default says (`from_pretrained(..., default_prepend_bos=)`). A
+                `Note` says it, once, where the model's own tokenizer would not prepend BOS, or would add other
+                special tokens.
 
-        Errors: ValueError for an empty prompt, an over-long one, or ids outside the vocabulary.
+        Raises:
+            ValueError: an empty prompt, an over-long one, or ids outside the vocabulary.
         """
         if isinstance(prompts, Batch):
             return self._checked(prompts)
@@ -176,8 +179,10 @@ class Text:
         """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
 
         For encoders: with all special tokens, or none with `prepend_bos=False`.
-        Errors: ValueError for an empty text. No call takes one for BOS alone, which is a prompt as ids: a text that was
-        left empty by mistake would have an answer too.
+
+        Raises:
+            ValueError: an empty text. No call takes one for BOS alone, which is a prompt as ids: a text that was left
+                empty by mistake would have an answer too.
         """
         if not text:
             alone = "" if self.bos_id is None else f"; BOS alone is a prompt as ids, [[{self.bos_id}]]"
@@ -291,7 +296,8 @@ class Text:
     def outputs(self, answers: Answers) -> Int[Tensor, "n"]:
         """Answers as numbers of the model's outputs: token ids, or where those are not the tokens, what is given.
 
-        Errors: as `tokens`, and ValueError for a text where the outputs are not the tokens.
+        Raises:
+            ValueError: as `tokens`; a text where the outputs are not the tokens.
         """
         if self._d_vocab_out is None:
             return self.tokens(answers)
@@ -306,7 +312,8 @@ class Text:
     def continuations(self, answers: Answers) -> list[list[int]]:
         """The tokens of each answer: one for a number, one or several for a text or a list of ids.
 
-        Errors: as `tokens`, but for answers of several tokens; ValueError for an empty one.
+        Raises:
+            ValueError: as `tokens`, but for answers of several tokens; an empty one.
         """
         listed = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
         given = listed if isinstance(listed, list | tuple) else [listed]
@@ -328,7 +335,8 @@ class Text:
     def tokens(self, answers: Answers) -> Int[Tensor, "n"]:
         """Tokens as ids; texts must be single tokens.
 
-        Errors: ValueError for a text of several tokens, an id outside the vocabulary, no answer, or anything else.
+        Raises:
+            ValueError: a text of several tokens, an id outside the vocabulary, no answer, or anything else.
         """
         given = answers.tolist() if isinstance(answers, Tensor | np.ndarray) else answers
         every: list[object] = list(given) if isinstance(given, list | tuple) else [given]

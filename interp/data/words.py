@@ -6,7 +6,8 @@ from interp.data.text import Text
 def single_token(text: Text, word: str) -> int | None:
     """The one token that a word is in running text, with or without a leading space; None if several or unknown.
 
-    Errors: ValueError without a tokenizer.
+    Raises:
+        ValueError: without a tokenizer.
     """
     tokenizer = text.tokenizer
     for form in (f" {word}", word):

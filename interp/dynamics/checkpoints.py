@@ -39,12 +39,16 @@ def over_checkpoints(
 ) -> xr.Dataset:
     """The results of one question at every checkpoint, with the new first dim `step`, ascending.
 
-    load: from a revision ("step2850") to its model. question: a record such as `Heads()`, asked as `interp.run` asks it
-    about `data` (None: one that needs none); or any function from a model to a Dataset, for what is made of several
-    results. Every variable gets the dim. Attributes that all results share stay attributes; one that differs (say a
-    completeness error) becomes a variable over `step`, so nothing is dropped.
-    Errors: ValueError for no or repeated revisions, a name without a step, an iterator as data, data beside a function,
-    and results whose coordinates differ; everything `load` and the question refuse.
+    Args:
+        load: from a revision ("step2850") to its model.
+        question: a record such as `Heads()`, asked as `interp.run` asks it about `data` (None: one that needs none);
+            or any function from a model to a Dataset, for what is made of several results. Every variable gets the
+            dim. Attributes that all results share stay attributes; one that differs (say a completeness error)
+            becomes a variable over `step`, so nothing is dropped.
+
+    Raises:
+        ValueError: no or repeated revisions, a name without a step, an iterator as data, data beside a function, and
+            results whose coordinates differ; everything `load` and the question refuse.
 
     Example:
         >>> from interp.attention import Heads
@@ -83,8 +87,9 @@ def _loaded(load: Callable[[str], Model], revision: str) -> Model:
 def step_of(revision: str) -> int:
     """The training step that a revision names: "step2850", "checkpoint-3000", "step1000-tokens4B"; else ValueError.
 
-    >>> step_of("step2850")
-    2850
+    Example:
+        >>> step_of("step2850")
+        2850
     """
     found = _STEP.search(revision)
     if found is None:
@@ -96,11 +101,15 @@ def step_of(revision: str) -> int:
 def phase_change(series: xr.DataArray) -> xr.Dataset:
     """Between which neighbouring checkpoints a number rises fastest, for every cell (head, ...) on its own.
 
-    series: any result with a dim `step`, such as `table.value.sel(score="induction")`; pass `-series` to find the
-    steepest fall. Returns Dataset[the other dims]: `before` and `after` (steps), `rise` (in the series' unit) and
-    `rate` (rise per training step), the largest over the gaps; the earliest of equal ones. Caveat: checkpoints far
-    apart hide how steep a rise is inside the gap, and a series that never rises gets its slowest fall (`rise` <= 0).
-    Errors: ValueError without a `step` dim, for fewer than two checkpoints, descending steps, or a missing value.
+    Args:
+        series: any result with a dim `step`, such as `table.value.sel(score="induction")`; pass `-series` to find the
+            steepest fall. Returns Dataset[the other dims]: `before` and `after` (steps), `rise` (in the series' unit)
+            and `rate` (rise per training step), the largest over the gaps; the earliest of equal ones. Caveat:
+            checkpoints far apart hide how steep a rise is inside the gap, and a series that never rises gets its
+            slowest fall (`rise` <= 0).
+
+    Raises:
+        ValueError: without a `step` dim, for fewer than two checkpoints, descending steps, or a missing value.
 
     Example:
         >>> load = {"step10": model, "step20": model}.__getitem__
@@ -140,13 +149,14 @@ def _scalar(series: xr.DataArray, name: str) -> str | None:
 def per_token_loss_pca(losses: xr.DataArray, *, components: int = 2) -> xr.Dataset:
     """Where training moves in the space of per-token losses: the main components of all snapshots jointly.
 
-    losses: dims (..., prompt), the `value` of `one_token_losses` at several checkpoints; all other dims (`step`, or
-    `model` and `step`) count snapshots, and one PCA is fitted to all of them (Olsson et al. 2022: one token of each of
-    10 000 texts; trajectories turn at the phase change).
-    With X = losses - mean over snapshots = U S V^T: `projection[..., component]` = U S in nats, `direction[component,
-    prompt]` = V^T (unit length), `explained[component]` = S^2 / sum S^2, `mean[prompt]`.
-    Signs: the entry of largest magnitude of every direction is positive. Components of equal variance are an arbitrary
-    basis of their space. Errors: ValueError for more components than snapshots - 1 or prompts, or missing losses.
+    Args:
+        losses: dims (..., prompt), the `value` of `one_token_losses` at several checkpoints; all other dims (`step`,
+            or `model` and `step`) count snapshots, and one PCA is fitted to all of them (Olsson et al. 2022: one
+            token of each of 10 000 texts; trajectories turn at the phase change). With X = losses - mean over
+            snapshots = U S V^T: `projection[..., component]` = U S in nats, `direction[component, prompt]` = V^T
+            (unit length), `explained[component]` = S^2 / sum S^2, `mean[prompt]`. Signs: the entry of largest
+            magnitude of every direction is positive. Components of equal variance are an arbitrary basis of their
+            space. Errors: ValueError for more components than snapshots - 1 or prompts, or missing losses.
 
     Example:
         >>> import xarray as xr

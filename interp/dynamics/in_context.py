@@ -65,12 +65,18 @@ class InContext(Question):
     2022, there of 500 and 50 of 512): `found.value.sel(score="in_context", index=found.attrs["late"])`.
     index = how many tokens stand before it: with BOS in front it is the k-th token of the text, and BOS is index 0,
     which has no loss. Padded and packed rows count where they have a token; every packed text is one.
-    early, late: None = n / 8 and n - n / 8 (at least 1 from either end), where n is the model's context or its half,
-    quarter, eighth, ..., the longest whose late index at least half of the texts reach. Given one of them, the other
-    follows in the same way. attrs["early"] and attrs["late"] say which they are.
-    Caveats: what makes late tokens easier counts, be it induction, topic or layout; compare the same texts only, at the
-    same indices.
-    Errors: ValueError if no text reaches `late`, for a model that is not causal or has no unembedding, NaN losses.
+
+    Args:
+        early, late: None = n / 8 and n - n / 8 (at least 1 from either end), where n is the model's context or its
+            half, quarter, eighth, ..., the longest whose late index at least half of the texts reach. Given one of
+            them, the other follows in the same way. attrs["early"] and attrs["late"] say which they are.
+
+    Raises:
+        ValueError: if no text reaches `late`, for a model that is not causal or has no unembedding, NaN losses.
+
+    Caveats:
+        What makes late tokens easier counts, be it induction, topic or layout; compare the same texts only, at the
+        same indices.
 
     Example:
         >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
@@ -83,10 +89,7 @@ class InContext(Question):
 
     _: KW_ONLY
     early: int | None = None
-    """The token index that the others are compared with; None = n / 8."""
     late: int | None = None
-    """The token index of the in-context-learning score; None = n - n / 8. n is the context or its half, quarter, ...,
-    the longest whose late index half of the texts reach."""
 
     def bind(self, model: Subject) -> ByRow:
         """The losses of every text by index, read off the final stream."""
@@ -108,7 +111,12 @@ class OneTokenLosses(Question):
     Returns Dataset[prompt]: `value`, the loss in nats, and `index` of the token. Which token depends on the text and
     the seed alone, so that all checkpoints are asked about the same ones. Feed the values of several checkpoints
     (`over_checkpoints`) to `per_token_loss_pca`.
-    Errors: ValueError for packed rows and texts of a single token, and as in `in_context`.
+
+    Args:
+        seed: Of the choice of tokens.
+
+    Raises:
+        ValueError: packed rows and texts of a single token, and as in `in_context`.
 
     Example:
         >>> one_token_losses(model, ["When Mary went", "The cat sat on"]).value.dims
@@ -119,7 +127,6 @@ class OneTokenLosses(Question):
 
     _: KW_ONLY
     seed: int = 0
-    """Of the choice of tokens."""
 
     def bind(self, model: Subject) -> ByRow:
         """The losses of every text, of which one is kept."""
@@ -150,9 +157,10 @@ def loss_map(
 ) -> xr.Dataset:
     """The loss by token index and training step, and how fast it falls with the logarithm of the index.
 
-    Returns Dataset[step, index, score]: all of `in_context` at each checkpoint, and `slope`[step, index] = d loss /
-    d log(index) in nats per e-fold (Olsson et al. 2022), the least-squares slope over the indices from index / span to
-    index * span; a wider span smooths more. load, revisions: as in `over_checkpoints`.
+    Returns:
+        Dataset[step, index, score]: all of `in_context` at each checkpoint, and `slope`[step, index] = d loss / d
+        log(index) in nats per e-fold (Olsson et al. 2022), the least-squares slope over the indices from index / span
+        to index * span; a wider span smooths more. load, revisions: as in `over_checkpoints`.
 
     Example:
         >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
@@ -181,7 +189,8 @@ one_token_losses = of_data(OneTokenLosses)
 def compared_indices(n_ctx: int, early: int | None, late: int | None) -> list[tuple[int, int]]:
     """The pairs of indices that may be compared, those of the longest texts first; one pair if both are given.
 
-    Errors: ValueError for indices that no text of the context has.
+    Raises:
+        ValueError: indices that no text of the context has.
 
     Example:
         >>> compared_indices(32, None, None)

@@ -62,21 +62,29 @@ def influence(
 ) -> xr.Dataset:
     """The predicted change of each query's measure if a training row were left out, from gradients alone.
 
-    rows: what the model was trained on; queries: what is measured, as in `interp.lab.training.leave_out`
-    (`Examples.measured`), whose sign this has: without the row minus with it. With s_i the summed nats of row i and T
-    the tokens of all rows, method "kfac" and "ekfac" give grad m_j . (H + damping)^-1 grad s_i / T in the unit of m_j:
-    first-order predictions for a model at the minimum of its mean loss. "dot" gives grad m_j . grad s_i / T, the same
-    for one step of gradient descent of length 1: its sign and order mean something, its scale does not.
-    H: the Fisher matrix of the mean loss, each matrix on its own, labels drawn from the model (`samples` per token,
-    `seed`). "kfac": T_real / T * E[x^T x] (kron) E[delta^T delta] over real tokens; "ekfac": in its eigenbasis the mean
-    squares of the rows' gradients. damping: share of each matrix' mean eigenvalue that is added to all of them.
-    matrices, layers: as in `interp.lenses.gradient_factors`; None = all. determined_only: whether the loss that the
-    model was trained on, and the queries' measure, count determined tokens alone. Returns Dataset[row, query] `value`.
-    Caveats: embeddings, unembedding, biases and gains are held fixed; no optimiser's statistics; a model in the middle
-    of training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each, and under
-    "ekfac" a few float64 copies of all matrices: name `layers` of a large model.
-    Errors: ValueError for packed or weighted rows, damping that is not above 0, fewer than one sample, and those of
-    `interp.lenses.gradient_factors`.
+    Args:
+        rows: what the model was trained on;
+        queries: what is measured, as in `interp.lab.training.leave_out` (`Examples.measured`), whose sign this has:
+            without the row minus with it. With s_i the summed nats of row i and T the tokens of all rows, method
+            "kfac" and "ekfac" give grad m_j . (H + damping)^-1 grad s_i / T in the unit of m_j: first-order
+            predictions for a model at the minimum of its mean loss. "dot" gives grad m_j . grad s_i / T, the same for
+            one step of gradient descent of length 1: its sign and order mean something, its scale does not. H: the
+            Fisher matrix of the mean loss, each matrix on its own, labels drawn from the model (`samples` per token,
+            `seed`). "kfac": T_real / T * E[x^T x] (kron) E[delta^T delta] over real tokens; "ekfac": in its
+            eigenbasis the mean squares of the rows' gradients.
+        damping: share of each matrix' mean eigenvalue that is added to all of them.
+        matrices, layers: as in `interp.lenses.gradient_factors`; None = all.
+        determined_only: whether the loss that the model was trained on, and the queries' measure, count determined
+            tokens alone. Returns Dataset[row, query] `value`.
+
+    Raises:
+        ValueError: packed or weighted rows, damping that is not above 0, fewer than one sample, and those of
+            `interp.lenses.gradient_factors`.
+
+    Caveats:
+        Embeddings, unembedding, biases and gains are held fixed; no optimiser's statistics; a model in the middle of
+        training is no minimum. Score it: `lds`. Memory: the solved gradients of all queries, one matrix each, and
+        under "ekfac" a few float64 copies of all matrices: name `layers` of a large model.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)
@@ -209,7 +217,8 @@ def fisher(
 ) -> dict[str, Kronecker]:
     """The Fisher matrix of the mean loss at every matrix, as a Kronecker product or corrected in its eigenbasis.
 
-    most: of how many rows in one pass, each of which has squared matrices of its own.
+    Args:
+        most: of how many rows in one pass, each of which has squared matrices of its own.
     """
     moments = asked.over(rows, partial(_moments, asked=asked, examples=rows), Means, most)
     assert isinstance(moments, Means)

@@ -23,15 +23,22 @@ def lds(exact: xr.Dataset, estimate: xr.Dataset) -> xr.Dataset:
     The predicted effect of a group is the sum of its rows' estimates; per query, Spearman's correlation of predicted
     and exact effects over the groups; then the mean over queries. 1: the estimate orders the groups as training
     without them does; 0: no relation.
-    exact: what `interp.lab.training.leave_out` gave, some groups of it if you like; estimate: what `influence` gave for
-    the same rows and queries. Returns Dataset: `value` with its 95 % interval `low` to `high` and `n`, the number of
-    queries; `each`[query]; and `predicted` and `exact`[group, query], which `plot.influence` draws.
-    The interval is for other queries and other groups of the same kind, without end: the variances of a jackknife over
-    each are added (their common part counts twice, so it is a little wide), around the jackknife's estimate (ranks of
-    few groups correlate less), with Student's t of the fewer of both; NaN below 3 of either.
-    Caveat: it knows nothing of other seeds of training. A score of ranks does not see the scale of an estimate.
-    Errors: ValueError for results of other functions, other rows or queries, fewer than 3 groups; a query whose
-    exact or predicted effects are all equal has no correlation and is an error.
+
+    Args:
+        exact: what `interp.lab.training.leave_out` gave, some groups of it if you like;
+        estimate: what `influence` gave for the same rows and queries. Returns Dataset: `value` with its 95 % interval
+            `low` to `high` and `n`, the number of queries; `each`[query]; and `predicted` and `exact`[group, query],
+            which `plot.influence` draws. The interval is for other queries and other groups of the same kind, without
+            end: the variances of a jackknife over each are added (their common part counts twice, so it is a little
+            wide), around the jackknife's estimate (ranks of few groups correlate less), with Student's t of the fewer
+            of both; NaN below 3 of either.
+
+    Raises:
+        ValueError: results of other functions, other rows or queries, fewer than 3 groups; a query whose exact or
+            predicted effects are all equal has no correlation and is an error.
+
+    Caveat:
+        It knows nothing of other seeds of training. A score of ranks does not see the scale of an estimate.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)

@@ -97,14 +97,21 @@ def learning_coefficient(
 
     A model in half precision is sampled as a copy in float32. The loss of a row is the sum of its tokens' nats (of
     determined tokens alone, if so asked), L_n their mean over the n rows: rows are independent draws, tokens are not.
-    parameters: names of those that move, such as "blocks.0.mlp.out.weight", the others held (Wang et al. 2024); None
-    = all. rows_per_step: rows drawn for each step instead of all; differences of losses are then those of the same
-    rows. Returns what `learning_coefficient_of` does, whose caveats hold: compare models under one sampler, and do
-    not read one number as a dimension.
-    Errors: those of `learning_coefficient_of`; ValueError for unknown parameters, packed rows, rows_per_step out of
-    range, an encoder-decoder.
-    Memory: three times the parameters that move, so name few of a large model; each step is a forward and a backward
-    pass of its rows.
+
+    Args:
+        parameters: names of those that move, such as "blocks.0.mlp.out.weight", the others held (Wang et al. 2024);
+            None = all.
+        rows_per_step: rows drawn for each step instead of all; differences of losses are then those of the same rows.
+            Returns what `learning_coefficient_of` does, whose caveats hold: compare models under one sampler, and do
+            not read one number as a dimension.
+
+    Raises:
+        ValueError: as `learning_coefficient_of`; unknown parameters, packed rows, rows_per_step out of range, an
+            encoder-decoder.
+
+    Memory:
+        Three times the parameters that move, so name few of a large model; each step is a forward and a backward pass
+        of its rows.
 
     Example:
         >>> rows = interp.tasks.RepeatedSequences(8, 12, 3, 4).batch(interp.tasks.Place(0, 0), 8)
@@ -145,8 +152,10 @@ def learning_coefficient_of(loss: PointLoss, at: ParameterPoint, rows: int, samp
     The spread is no interval of lambda: all chains have the same bias, from localisation (too small), finite steps (too
     large), n that is finite (under multiplicity m, by about -(m - 1) / log(n beta)) and slow mixing along flat valleys;
     the manual has a table of it for losses whose coefficient is known. Negative: w* was no minimum.
-    Errors: NotFiniteError, naming the chain, if one runs away; ValueError below 2 rows, for no parameters, a loss that
-    is no number.
+
+    Raises:
+        NotFiniteError: naming the chain, if one runs away; ValueError below 2 rows, for no parameters, a loss that is
+            no number.
 
     Example:
         >>> bowl = lambda point: point["w"].square().sum() / 2

@@ -49,12 +49,20 @@ class ActivationDifference(Question):
     the difference by that of the stream of `model`, mean over prompts, with its 95 % interval from 16 on; and of
     `common`, the length of the mean difference by the mean length: 1 = the same vector in every prompt. Its `null` is
     what as many prompts would leave of vectors of these lengths in directions that have nothing to do with each other.
-    pos: "last": at the last token of each prompt; "all": the mean over its tokens, BOS included.
-    Both models stand under their own edits, so that a model may be compared with itself, edited.
-    Caveats: what is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late
-    layers read what is written to be read by them; only at the last depth is `logits` what happens to the logits (but
-    for the scale of the final norm).
-    Errors: ValueError for models of another config or tokenizer, which names what differs.
+
+    Args:
+        tuned: The other model, of the same config and tokenizer; taken in the dtype of this one.
+        pos: "last": at the last token of each prompt; "all": the mean over its tokens, BOS included. Both models
+            stand under their own edits, so that a model may be compared with itself, edited.
+        top: How many tokens are listed at each end.
+
+    Raises:
+        ValueError: models of another config or tokenizer, which names what differs.
+
+    Caveats:
+        What is not common to the prompts averages out, so a list of tokens of a small `common` says little. Late
+        layers read what is written to be read by them; only at the last depth is `logits` what happens to the logits
+        (but for the scale of the final norm).
 
     Example:
         >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
@@ -66,12 +74,9 @@ class ActivationDifference(Question):
     of_layers: ClassVar[bool] = False
 
     tuned: Model
-    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     _: KW_ONLY
     pos: TokenChoice = "last"
-    """last: at the last token of each prompt; all: the mean over its tokens."""
     top: Count = 10
-    """How many tokens are listed at each end."""
 
     def bind(self, model: Subject) -> ByRow:
         """The streams of both models at every depth, summed over prompts; their mean is read at the end."""

@@ -51,11 +51,16 @@ class ChangedTokens(Question):
     the models differ, counted in its text with BOS as 0 (-1 where there are fewer than `top`). [rank, offset]: `tokens`
     (-1 beyond the ends of the text) and `piece`, their texts; `kl` after each, and `loss` and `tuned_loss` of the token
     that follows it (NaN where there is none).
-    context: how many tokens before and after. once_per_row: a row is listed at its most changed token only. Ties go to
-    the smaller row, then to the smaller position.
-    Both models stand under their own edits, so that a model may be compared with itself, edited.
-    Errors: ValueError for models of another config or tokenizer, which names what differs, and for a model
-    without logits.
+
+    Args:
+        tuned: The other model, of the same config and tokenizer; taken in the dtype of this one.
+        top: How many places are listed.
+        context: how many tokens before and after.
+        once_per_row: a row is listed at its most changed token only. Ties go to the smaller row, then to the smaller
+            position. Both models stand under their own edits, so that a model may be compared with itself, edited.
+
+    Raises:
+        ValueError: models of another config or tokenizer, which names what differs, and for a model without logits.
 
     Example:
         >>> tuned = model.edited(interp.Edit("L1.mlp", interp.edits.Zero()))
@@ -66,14 +71,10 @@ class ChangedTokens(Question):
     of_layers: ClassVar[bool] = False
 
     tuned: Model
-    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     _: KW_ONLY
     top: Count = 10
-    """How many places are listed."""
     context: Sequence[int] = (10, 3)
-    """How many tokens before and after each are kept."""
     once_per_row: bool = True
-    """Whether a row is listed at its most changed token only."""
 
     def bind(self, model: Subject) -> ByRow:
         """The final streams of both models, a list that merges, and sums."""

@@ -75,20 +75,24 @@ class Diff(Question):
     `base` and `tuned`: the metric of the two models; with `each`, both [prompt] and `each` [prompt, what, part], the
     effect in every prompt.
 
-    what: "weights": the part's parameters in the other's place. "activations": what the part writes in the run of the
-    other model, which carries all that changed before it; NaN for parts that write nothing of their own (norms, the
-    unembedding, what the heads of a layer share).
-    parts: "sublayer" (embeddings, attention, MLPs, norms, unembedding: together every parameter, each once), "head"
-    (attention cut into heads, and under grouped-query attention their keys and values `L0G1.k`, with `L0.attn_rest` for
-    what they share), or parts by name, those of an inner list exchanged together.
-    metric: KL(tuned || exchanged) of the next-token distributions at the last token by default; or any metric, or a
-    function of the last logits. One that compares always compares with the tuned model.
-    direction: "denoise" puts the tuned model's parts into the base, "noise" the base's into the tuned model: what is
-    undone when this part alone goes back.
-    each=False keeps only the moments over prompts, for data of any size.
-    Errors: ValueError for models of another config or tokenizer, which names what differs, for two of the same
-    weights or the same metric in every prompt, for wrapped and for edited models; KeyError for a part that owns no
-    parameter.
+    Args:
+        tuned: The other model, of the same config and tokenizer; taken in the dtype of this one.
+        metric: KL(tuned || exchanged) of the next-token distributions at the last token by default; or any metric, or
+            a function of the last logits. One that compares always compares with the tuned model.
+        parts: "sublayer" (embeddings, attention, MLPs, norms, unembedding: together every parameter, each once),
+            "head" (attention cut into heads, and under grouped-query attention their keys and values `L0G1.k`, with
+            `L0.attn_rest` for what they share), or parts by name, those of an inner list exchanged together.
+        what: "weights": the part's parameters in the other's place. "activations": what the part writes in the run of
+            the other model, which carries all that changed before it; NaN for parts that write nothing of their own
+            (norms, the unembedding, what the heads of a layer share).
+        direction: "denoise" puts the tuned model's parts into the base, "noise" the base's into the tuned model: what
+            is undone when this part alone goes back.
+        each: False keeps only the moments over prompts, for data of any size.
+
+    Raises:
+        ValueError: models of another config or tokenizer, which names what differs, for two of the same weights or
+            the same metric in every prompt, for wrapped and for edited models.
+        KeyError: a part that owns no parameter.
 
     Example:
         >>> import copy
@@ -101,18 +105,12 @@ class Diff(Question):
     """
 
     tuned: Model
-    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
-    """What is watched; one that compares is compared with the tuned model. None = the data's logit difference."""
     parts: ExchangeGrain | Sequence[PartName | Sequence[PartName]] = "sublayer"
-    """How finely the models are cut, or parts by name; those of an inner list are exchanged together."""
     what: Sequence[What] = ("weights", "activations")
-    """What is exchanged: weights, activations, or each for itself."""
     direction: ExchangeDirection = "denoise"
-    """denoise: the tuned model's parts into the base; noise: the base's into the tuned model."""
     each: bool = True
-    """Whether every prompt's effects are kept."""
 
     def bind(self, model: Subject) -> ByRow:
         """A pass per exchanged part, from its block on, and one planned sweep."""
@@ -132,8 +130,17 @@ class DiffInteractions(Question):
     Returns Dataset[what, pair, score]; scores, `changed` and the metric of both models as in `diff`, `effect` being the
     interaction. 0: the two add up. Of the sign of the effects: they need each other (each alone does little); of the
     other: one does what the other would have done. A part whose weights are the same has no interaction.
-    parts: two parts or more, such as those of the largest shares in the result of `diff`. Others as in `diff`.
-    Errors: those of `diff`; ValueError for a single part, or one that is named twice.
+
+    Args:
+        tuned: The other model, of the same config and tokenizer; taken in the dtype of this one.
+        parts: two parts or more, such as those of the largest shares in the result of `diff`. Others as in `diff`.
+        metric: What is watched, as in `Diff`.
+        what: What is exchanged: weights, activations, or each for itself.
+        direction: denoise: the tuned model's parts into the base; noise: the base's into the tuned model.
+        each: Whether every prompt's interactions are kept.
+
+    Raises:
+        ValueError: as `diff`; a single part, or one that is named twice.
 
     Example:
         >>> import copy
@@ -146,18 +153,12 @@ class DiffInteractions(Question):
     """
 
     tuned: Model
-    """The other model, of the same config and tokenizer; taken in the dtype of this one."""
     parts: Sequence[PartName]
-    """The parts of which every pair is exchanged."""
     _: KW_ONLY
     metric: Metric | LogitFunction | None = field(default_factory=kl_divergence)
-    """What is watched, as in `Diff`."""
     what: Sequence[What] = ("weights",)
-    """What is exchanged: weights, activations, or each for itself."""
     direction: ExchangeDirection = "denoise"
-    """denoise: the tuned model's parts into the base; noise: the base's into the tuned model."""
     each: bool = True
-    """Whether every prompt's interactions are kept."""
 
     def bind(self, model: Subject) -> ByRow:
         """A pass per part and per pair."""

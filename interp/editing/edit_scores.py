@@ -71,7 +71,9 @@ class Continuation:
         """Every opening with what the model makes of it, `length` tokens together; seed + turn seeds it.
 
         Tokens that begin or end a text do not stop it, and are left out of it.
-        Errors: ValueError for an opening that fills the length, or more than the context holds.
+
+        Raises:
+            ValueError: an opening that fills the length, or more than the context holds.
 
         Example:
             >>> (text,) = Continuation(length=20, top_k=1).texts(model, ["The cat sat on"])
@@ -135,18 +137,21 @@ def edit_table(
 ) -> xr.Dataset:
     """The worth of each editor over single edits, one case at a time, every edit undone before the next.
 
-    Returns Dataset[editor, score] with `value`, `low`, `high`, `null`, `n` and the coordinate `unit`, and `each`[case,
-    editor, score]; the first editor is `original`, no edit, whose value is the `null` of all. Scores: `efficacy`, the
-    share of cases whose argmax is the answer; every key of `checks`: the share of prompts whose argmax is the expected
-    token, mean over cases. With a `continuation`, `n-gram`: the `ngram_entropy` of the texts that it makes of a case's
-    openings, in bits, mean over texts and cases; every editor gets the same random numbers, every case its own. With
-    `text`, `perplexity`: exp of the mean loss per predicted token, geometric mean over cases (one ruined edit does not
-    drown the others).
-    Intervals, 95 % over cases: Gaffke's for shares, Student's t for
-    n-gram, and for the log of perplexity from 1 024 cases on: where few edits ruin the model no interval of fewer cases
-    holds the mean, so it is NaN. `original` has the same text in every case, so its perplexity has no spread.
-    Errors: ValueError for no cases, cases with different checks, an editor called `original`, and everything an
-    editor or the continuation refuses.
+    Returns:
+        Dataset[editor, score] with `value`, `low`, `high`, `null`, `n` and the coordinate `unit`, and `each`[case,
+        editor, score]; the first editor is `original`, no edit, whose value is the `null` of all. Scores: `efficacy`,
+        the share of cases whose argmax is the answer; every key of `checks`: the share of prompts whose argmax is the
+        expected token, mean over cases. With a `continuation`, `n-gram`: the `ngram_entropy` of the texts that it
+        makes of a case's openings, in bits, mean over texts and cases; every editor gets the same random numbers,
+        every case its own. With `text`, `perplexity`: exp of the mean loss per predicted token, geometric mean over
+        cases (one ruined edit does not drown the others). Intervals, 95 % over cases: Gaffke's for shares, Student's
+        t for n-gram, and for the log of perplexity from 1 024 cases on: where few edits ruin the model no interval of
+        fewer cases holds the mean, so it is NaN. `original` has the same text in every case, so its perplexity has no
+        spread.
+
+    Raises:
+        ValueError: no cases, cases with different checks, an editor called `original`, and everything an editor or
+            the continuation refuses.
 
     Example:
         >>> from interp.editing import EditCase, edit_table, shift_edit

@@ -43,9 +43,15 @@ def shift_edit(
     (x_n W' - x_n W) u_t = eta |x_n|^2 |u_t|^2. Rank = number of prompts whose argmax is not the answer already; for the
     others it is a no-op, as in the paper. Where the family norms what the MLP adds (Gemma-2, OLMo-2), the shift is of
     the output before that norm.
-    data: one prompt or several. answer: the token t to make likely, one for all prompts or one for each.
-    Errors: ValueError for a model without one MLP matrix per layer, that is not a causal decoder or has no logits, an
-    answer of several tokens, eta <= 0; IndexError for a layer that does not exist.
+
+    Args:
+        data: one prompt or several.
+        answer: the token t to make likely, one for all prompts or one for each.
+
+    Raises:
+        ValueError: a model without one MLP matrix per layer, that is not a causal decoder or has no logits, an answer
+            of several tokens, eta <= 0.
+        IndexError: a layer that does not exist.
 
     Example:
         >>> edit = shift_edit(model, prompt, answer=" John", layer=1, eta=0.1)
@@ -85,7 +91,9 @@ def gradient_edit(
     log-likelihood of the answer at the last token, summed over prompts. Katz et al. 2024, equation 6 in the row
     convention; the rank is at most the number of tokens, and no weight gradient is formed. `matrix` is any of a block:
     `mlp.W_in`, `attn.W_V`, ...
-    Errors: as `shift_edit`.
+
+    Raises:
+        ValueError: as `shift_edit`.
 
     Example:
         >>> gradient_edit(model, prompt, answer=" John", layer=1, eta=0.1).rank == model.to_tokens(prompt).shape[1]
@@ -140,7 +148,9 @@ def finetune_edit(
     Loss as in `gradient_edit`; the "fine-tune MLP l" rows of Katz et al. 2024. Zero where the answer is the argmax
     already. Works in every family; the model's parameters are never written (the change lives beside them, in
     float32 at least). Caveat: it stops at the step limit whether or not the answer is reached.
-    Errors: as `shift_edit`.
+
+    Raises:
+        ValueError: as `shift_edit`.
 
     Example:
         >>> edit = finetune_edit(model, prompt, answer=" John", layer=0, matrix="attn.W_V")
@@ -164,8 +174,9 @@ def finetune_edit(
 def posed(model: Subject, data: Prompts, answer: Answers, *, prepend_bos: bool | None = None) -> Batch:
     """The prompts as a batch on the model's device, with their answers.
 
-    Errors: ValueError for a model whose last position does not predict a next token, and for an answer that is not a
-    single token of the vocabulary.
+    Raises:
+        ValueError: a model whose last position does not predict a next token, and for an answer that is not a single
+            token of the vocabulary.
     """
     config = model.transformer.config
     problem = {

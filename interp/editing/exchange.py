@@ -140,7 +140,8 @@ def check_alike(model: Subject, tuned: Transformer, text: Text) -> None:
 def pieces_of(network: Transformer, grain: ExchangeGrain) -> dict[Part, tuple[ParameterPiece, ...]]:
     """Every part and the pieces that it owns, in the order of a pass; together all parameters, each once.
 
-    Errors: ValueError for a wrapped network, whose parameters are those of somebody else's modules.
+    Raises:
+        ValueError: a wrapped network, whose parameters are those of somebody else's modules.
     """
     if not network.restarts:
         raise ValueError(

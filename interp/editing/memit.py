@@ -46,15 +46,18 @@ def memit_edit(
 ) -> list[WeightEdit]:
     """The changes of several `mlp.W_out` that make all these prompts give their answers; to be applied together.
 
-    keys: the C of every layer that is changed (`key_moment`), ascending; the stream is steered after the last of them.
-    For each fact delta is sought as `rome_edit` does (there: at the MLP's output of layer L; |v| is here the length of
-    the stream), so that z = h + delta; then for each layer, with what the layers below it have become,
-    W' = W + (weight C + K^T K)^-1 K^T R, R = (z - h) / layers left; C with the search's ridge. K and h are means over
-    its prefixes. One layer, one fact and weight -> 0 is ROME.
-    weight: the old keys count as so many tokens of C's text beside one token per fact: 15 000 is meant for thousands of
-    facts, and with few of them changes next to nothing.
-    facts: cases of `edit_table`; their checks are not looked at.
-    Errors: as `rome_edit`; ValueError for no facts, layers that do not ascend, weight <= 0, and post-norm blocks.
+    Args:
+        keys: the C of every layer that is changed (`key_moment`), ascending; the stream is steered after the last of
+            them. For each fact delta is sought as `rome_edit` does (there: at the MLP's output of layer L; |v| is
+            here the length of the stream), so that z = h + delta; then for each layer, with what the layers below it
+            have become, W' = W + (weight C + K^T K)^-1 K^T R, R = (z - h) / layers left; C with the search's ridge. K
+            and h are means over its prefixes. One layer, one fact and weight -> 0 is ROME.
+        weight: the old keys count as so many tokens of C's text beside one token per fact: 15 000 is meant for
+            thousands of facts, and with few of them changes next to nothing.
+        facts: cases of `edit_table`; their checks are not looked at.
+
+    Raises:
+        ValueError: as `rome_edit`; no facts, layers that do not ascend, weight <= 0, and post-norm blocks.
 
     Example:
         >>> keys = [interp.editing.key_moment(model, [prompt, "The cat sat on the mat"], layer=i) for i in (0, 1)]

@@ -122,9 +122,14 @@ class Mend(Brief):
     ) -> Mend:
         """Networks that are the identity, without norms: `mend_edit` is `gradient_edit` with eta = alpha.
 
-        names: matrices of blocks, as `WeightEdit` names them. rank: the inner size of V U at most. seed: of U.
-        Errors: KeyError, IndexError or ValueError for a matrix that the model lacks; ValueError for one outside the
-        blocks, no or repeated names, alpha <= 0, rank < 1.
+        Args:
+            names: matrices of blocks, as `WeightEdit` names them.
+            rank: the inner size of V U at most.
+            seed: of U.
+
+        Raises:
+            KeyError, IndexError, ValueError: a matrix that the model lacks.
+            ValueError: one outside the blocks, no or repeated names, alpha <= 0, rank < 1.
 
         Example:
             >>> mend = Mend.untrained(model, ["blocks.0.mlp.W_in", "blocks.1.mlp.W_in"], alpha=0.1)
@@ -253,11 +258,17 @@ def train_mend(
     L_edit = -log p'(answer), p' the edited model, mean over the edited prompt and every check that expects the answer
     (rewordings). L_loc = KL(p || p') of the next token, mean over all other checks (prompts to be left alone; what they
     expect is not looked at). Every case comes once before any comes again.
-    cases: as in `edit_table`; inputs, factors and old predictions of all are kept. names: the matrices, as `WeightEdit`
-    names them; the paper takes the MLPs of the last three layers. alpha: the first step size, on normed factors.
-    rank, seed: as in `Mend.untrained`; the seed shuffles the cases too. tuning: 200 steps of Adam at 1e-3 by default,
-    all taken. The model's parameters are neither written nor given gradients.
-    Errors: as `Mend.untrained`; ValueError for no cases, a case without another prompt, c_edit <= 0, batch_size < 1.
+
+    Args:
+        cases: as in `edit_table`; inputs, factors and old predictions of all are kept.
+        names: the matrices, as `WeightEdit` names them; the paper takes the MLPs of the last three layers.
+        alpha: the first step size, on normed factors.
+        rank, seed: as in `Mend.untrained`; the seed shuffles the cases too.
+        tuning: 200 steps of Adam at 1e-3 by default, all taken. The model's parameters are neither written nor given
+            gradients.
+
+    Raises:
+        ValueError: as `Mend.untrained`; no cases, a case without another prompt, c_edit <= 0, batch_size < 1.
 
     Example:
         >>> case = EditCase(prompt, " cat", "John", {"neighbourhood": (("The cat sat on the", " dog"),)})

@@ -100,8 +100,11 @@ def key_moment(
 ) -> Keys:
     """C of one layer's MLP over every real token of the data, accumulated in float64.
 
-    data: texts or ids, of any size.
-    Errors: as `WeightEdit` for a layer without one MLP matrix.
+    Args:
+        data: texts or ids, of any size.
+
+    Raises:
+        ValueError: as `WeightEdit` for a layer without one MLP matrix.
 
     Example:
         >>> key_moment(model, [prompt, "The cat sat"], layer=1).moment.shape
@@ -144,9 +147,11 @@ def rome_edit(
     4), + decay |delta| / |v|^2; that decay, the clamp and the early end are the released code's. Then k* W' + b = v*
     exactly, and a key with k C^-1 k*^T = 0 (C with its ridge) keeps its value. Where the family scales what the MLP
     adds, v is the unscaled output.
-    Errors: as `shift_edit`; ValueError for a subject that the prompt does not mention, a subject before the last token
-    in the last block (where it reaches no logit), a singular C, keys of another width, and for families that norm what
-    the MLP adds (its raw output is no site).
+
+    Raises:
+        ValueError: as `shift_edit`; a subject that the prompt does not mention, a subject before the last token in
+            the last block (where it reaches no logit), a singular C, keys of another width, and for families that
+            norm what the MLP adds (its raw output is no site).
 
     Example:
         >>> keys = key_moment(model, [prompt, "The cat sat on the mat"], layer=1)
@@ -198,7 +203,8 @@ def sought(
 ) -> Float[Tensor, "d"]:
     """delta, added to what W_out writes where `where` holds, that makes the rows' answers likely (see `rome_edit`).
 
-    where: on the host. Once the loss is low enough, no step changes delta; the loop ends when that is seen.
+    Args:
+        where: on the host. Once the loss is low enough, no step changes delta; the loop ends when that is seen.
     """
     rome, route = search.rome, ends(model.config, f"blocks.{search.layer}.mlp.W_out")
     wide = torch.promote_types(model.dtype, torch.float32)

@@ -46,7 +46,9 @@ class SingularValues:
     def of(cls, model: Model, name: str) -> SingularValues:
         """The decomposition of a matrix as it is now, in float32 at least.
 
-        Errors: KeyError, IndexError or ValueError for a matrix the model lacks; ValueError for one with NaN or inf.
+        Raises:
+            KeyError, IndexError, ValueError: a matrix the model lacks.
+            ValueError: one with NaN or inf.
 
         Example:
             >>> SingularValues.of(model, "blocks.1.mlp.W_out").sigma.shape
@@ -109,7 +111,8 @@ class SingularValues:
 def interpolated(vectors: Sequence[Float[Tensor, "r"]], weights: Sequence[float]) -> Float[Tensor, "r"]:
     """sum_k alpha_k z_k: several trained vectors as one. W' is linear in it without the rescale, not with it.
 
-    Errors: ValueError unless there is one weight per vector, and at least one.
+    Raises:
+        ValueError: unless there is one weight per vector, and at least one.
 
     Example:
         >>> interpolated([torch.tensor([1.0, 2.0]), torch.tensor([3.0, 0.0])], [0.5, 0.5]).tolist()

@@ -37,7 +37,8 @@ Reward = Callable[[Int[Tensor, "b n"]], Float[Tensor, "b"]]
 def adapted(model: Model, vectors: Vectors, *, rescale: bool = False) -> Transformer:
     """The model with the singular values of some matrices scaled by z: another one, all else shared, for any analysis.
 
-    Errors: as `SingularValues.of` and `SingularValues.factor`.
+    Raises:
+        ValueError: as `SingularValues.of` and `SingularValues.factor`.
 
     Example:
         >>> z = {"blocks.0.mlp.W_out": torch.zeros(24)}
@@ -189,8 +190,10 @@ def reinforce_z(
     all tokens, in nats per token. Unlike `train_z` this needs no gradient of the reward, which may be right or wrong (1
     or -1); its gradient is noisy, its mean is that of the expected reward. `tuning`: steps, rate and optimiser.
     Differs from the paper: z itself is trained, as in `train_z`.
-    Errors: as `train_z`; ValueError for less than one sample or token, a negative kl, and rewards that are not one
-    finite number per sample.
+
+    Raises:
+        ValueError: as `train_z`; less than one sample or token, a negative kl, and rewards that are not one finite
+            number per sample.
 
     Example:
         >>> def says_five(new):

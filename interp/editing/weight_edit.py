@@ -37,10 +37,11 @@ WeightChange = FactoredMatrix | Float[Tensor, "*h i o"]
 class WeightEdit(Brief):
     """W' = W + change, for one matrix of a model.
 
-    name: `blocks.<layer>.attn.W_Q|W_K|W_V|W_O`, `blocks.<layer>.mlp.W_in|W_gate|W_out`, `embed.W_E`,
-    `pos_embed.W_pos` or `unembed.W_U`; in tied models the last is the first, transposed.
-    change: as `FactoredMatrix` A B (A `[.. d_in r]`, B `[.. r d_out]`; rank 0 changes nothing) or dense, in the layout
-    of `Weights`: heads in front, `[h d e]` for W_Q.
+    Args:
+        name: `blocks.<layer>.attn.W_Q|W_K|W_V|W_O`, `blocks.<layer>.mlp.W_in|W_gate|W_out`, `embed.W_E`,
+            `pos_embed.W_pos` or `unembed.W_U`; in tied models the last is the first, transposed.
+        change: as `FactoredMatrix` A B (A `[.. d_in r]`, B `[.. r d_out]`; rank 0 changes nothing) or dense, in the
+            layout of `Weights`: heads in front, `[h d e]` for W_Q.
 
     Example:
         >>> edit = WeightEdit("blocks.1.mlp.W_out", FactoredMatrix(torch.ones(40, 1), torch.ones(1, 24)))
@@ -74,7 +75,9 @@ class WeightEdit(Brief):
         The sum is formed in float32 at least and rounded once. Blocks may overlap and be left in any order: the matrix
         has the changes of those that are open, added in the order in which they began. The parameter itself is written,
         so a pass whose graph is still waiting for its backward must not span the block.
-        Errors: KeyError, IndexError or ValueError for a matrix the model lacks, a change of another shape, NaN or inf.
+
+        Raises:
+            KeyError, IndexError, ValueError: a matrix the model lacks, a change of another shape, NaN or inf.
         """
         network = as_network(model)
         where = held(network, self.name)
@@ -92,8 +95,10 @@ class WeightEdit(Brief):
         The first edit remembers x, the second adds to y; both belong into the same pass, `rows` limits them to some
         batch rows, so one batch can hold many edited models. They agree with `applied` to rounding. Edits of y's
         own site by others come before or after it in the order given.
-        Errors: as `applied`; ValueError for the embeddings and the unembedding, whose ends are no sites, and for
-        W_out or W_O where the family norms what the sublayer adds (the raw output is no site).
+
+        Raises:
+            ValueError: as `applied`; the embeddings and the unembedding, whose ends are no sites, and for W_out or
+                W_O where the family norms what the sublayer adds (the raw output is no site).
         """
         network = as_network(model)
         self._fitting(held(network, self.name).in_(network))

@@ -93,7 +93,8 @@ def opener_of_base(
     """The class of transformers that opens an adapter's base: by its task, or the class it was trained on, or else by
     the names of its tensors.
 
-    values: the base's config.
+    Args:
+        values: the base's config.
     """
     import transformers
 
@@ -251,10 +252,11 @@ def merged(network: nn.Module, into: str) -> tuple[nn.Module, tuple[str, ...]]:
     Adapters that are switched off, or not active, are left out, as in the network's own passes. Matrices that the base
     shares between layers are separated where an adapter changes one of them.
 
-    into: what the base is called.
-
     Raises:
         ValueError: the adapters are no change of matrices (trained prompts), or what is merged gives other numbers.
+
+    Args:
+        into: what the base is called.
     """
     kinds, active = adapters_of(network), _active(network)
     for name, config in kinds.items():
@@ -425,7 +427,8 @@ def _rounding_apart(one: Tensor, other: Tensor) -> bool:
 def _untied(network: nn.Module, shared: Sequence[nn.Parameter], alike: bool) -> tuple[str, ...]:
     """What is to be said of embeddings that the base ties and the adapter has made two; its config says so too.
 
-    alike: whether it changes both by the same matrix; then they are one again.
+    Args:
+        alike: whether it changes both by the same matrix; then they are one again.
     """
     first, last = network.get_input_embeddings(), network.get_output_embeddings()  # type: ignore[operator]
     if last is None or not any(first.weight is each or last.weight is each for each in shared):

@@ -186,7 +186,8 @@ def _probed(network: nn.Module, model: Transformer | EncoderDecoder) -> tuple[fl
 def apart(found: Tensor, given: Tensor, dtypes: Iterable[torch.dtype]) -> tuple[float, float]:
     """How far two answers `[b p v]` are apart, of the largest number, and how far they may be.
 
-    dtypes: of the parameters of both.
+    Args:
+        dtypes: of the parameters of both.
     """
     kinds = {kind for kind in dtypes if kind.is_floating_point}
     allowed = max(ALLOWED.get(kind, ALLOWED[torch.bfloat16]) for kind in kinds)

@@ -36,9 +36,13 @@ def to_model(
 
     dtype None keeps the checkpoint's; of several, all become what the config says (`stated`), or else the widest. Layer
     i of n stands on `devices[i * len(devices) // n]`, the rest on the first.
-    may_lack_head: the checkpoint may be a base model, or one with another linear head (a classifier), and then ends
-    in its residual stream, or in that head.
-    Errors: ValueError for missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
+
+    Args:
+        may_lack_head: the checkpoint may be a base model, or one with another linear head (a classifier), and then
+            ends in its residual stream, or in that head.
+
+    Raises:
+        ValueError: missing, extra, mis-shaped or non-finite tensors, and for a dtype a device does not have.
     """
     _check_counts(config, len(tensors))
     names = _located(family, config, tensors)

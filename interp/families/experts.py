@@ -30,8 +30,9 @@ def decoder(
 ) -> ModelConfig:
     """Llama's arithmetic with these experts, their non-linearity the config's.
 
-    defaults, biases, wording: as in `llama_like`.
-    dense_layers: the layers in which the config's own MLP stands in their place.
+    Args:
+        defaults, biases, wording: as in `llama_like`.
+        dense_layers: the layers in which the config's own MLP stands in their place.
     """
     body = llama_like.decoder(settings, defaults, biases=biases, wording=wording)
     assert isinstance(body.mlp, MLP)

@@ -56,7 +56,8 @@ def plan(
 ) -> ParameterPlan:
     """The plan of one rule, shapes and dtypes checked without reading a number; dtype None keeps the checkpoint's.
 
-    sizes: how many numbers each part of a joined parameter has; None where that does not follow from the config.
+    Args:
+        sizes: how many numbers each part of a joined parameter has; None where that does not follow from the config.
     """
     outlines = [_floating(tensors, name) for name in parts]
     laid = [rule.layout(outline, config).shape for outline in outlines]

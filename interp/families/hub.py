@@ -19,8 +19,9 @@ class UnreachableError(ValueError):
 def located(source: str | Path, revision: str | None, hint: str) -> Path:
     """A local path, or the downloaded copy of a hub repository; at a training checkpoint, if one is named.
 
-    hint: what else the name could have been, for the errors. Errors: FileNotFoundError for a path that is not there,
-    ValueError for a name that the hub does not give.
+    Args:
+        hint: what else the name could have been, for the errors. Errors: FileNotFoundError for a path that is not
+            there, ValueError for a name that the hub does not give.
     """
     if not str(source):
         raise ValueError(f"the name or the path of a model is required, got an empty text; {hint}")
@@ -49,10 +50,13 @@ def located(source: str | Path, revision: str | None, hint: str) -> Path:
 def download(name: str, revision: str | None) -> Path:
     """The local copy of a hub repository: configs, tokenizer and safetensors, or `.bin` where there are none.
 
-    name: "owner/model", or "owner/model/file.gguf" for one GGUF file of a repository that has several.
-    revision: a branch, tag or commit, such as a training checkpoint "step3000". Code is never fetched.
-    Errors: ValueError if the hub has no such repository or revision, if it cannot be reached and nothing is cached, or
-    if a repository holds nothing but GGUF files, several of them, and none is named.
+    Args:
+        name: "owner/model", or "owner/model/file.gguf" for one GGUF file of a repository that has several.
+        revision: a branch, tag or commit, such as a training checkpoint "step3000". Code is never fetched.
+
+    Raises:
+        ValueError: if the hub has no such repository or revision, if it cannot be reached and nothing is cached, or
+            if a repository holds nothing but GGUF files, several of them, and none is named.
     """
     if name.endswith(".gguf") and name.count("/") == 2:
         repository, _, file = name.rpartition("/")

@@ -25,7 +25,8 @@ CHECKS = re.compile(r"\n    def _?validate_.*?(?=\n    def |\n    @|\n\S|\Z)", r
 def read_keys(kind: str, keys: Iterable[str]) -> set[str]:
     """The keys that transformers' code may read of a config of a `model_type`, or of a table inside one.
 
-    kind: the `model_type`; of one that this transformers does not have, every key counts as read.
+    Args:
+        kind: the `model_type`; of one that this transformers does not have, every key counts as read.
     """
     asked = set(keys)
     sources = _sources(kind)

@@ -6,8 +6,8 @@ from torch import nn
 def inside(network: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     """The Hugging Face model in the wrappers around it, and which were taken off, a clause each.
 
-    Errors: ValueError for a model whose parameters lie in pieces on several processes, and for a bridge of
-    TransformerLens.
+    Raises:
+        ValueError: a model whose parameters lie in pieces on several processes, and for a bridge of TransformerLens.
     """
     said: tuple[str, ...] = ()
     while True:

@@ -41,10 +41,12 @@ def decoder(
 ) -> ModelConfig:
     """The config that the shared keys describe: Llama's arithmetic.
 
-    defaults: the family's values of missing keys, where they are not Llama's.
-    act: the key of the non-linearity and its default; None = always silu.
-    norm: None = an RMSNorm whose eps the config says.
-    biases: the switches that the family has, of `attention_bias` and `mlp_bias`. wording: of the rotation.
+    Args:
+        defaults: the family's values of missing keys, where they are not Llama's.
+        act: the key of the non-linearity and its default; None = always silu.
+        norm: None = an RMSNorm whose eps the config says.
+        biases: the switches that the family has, of `attention_bias` and `mlp_bias`.
+        wording: of the rotation.
     """
     given = {key: float(value) for key, value in (defaults or {}).items()}
     missing: dict[str, float] = {"rms_norm_eps": 1e-6, "rope_theta": 10_000.0, **given}

@@ -214,8 +214,10 @@ def config_of(values: Mapping[str, object]) -> tuple[AnyFamily, AnyConfig]:
 def reading_of(values: Mapping[str, object]) -> ConfigReading:
     """Family, our config and the inert keys of a checkpoint's config.
 
-    Errors: ValueError for a damaged config or a `model_type` without a file here; its kind `UnsupportedError` where the
-    config asks for something that transformers does and the family's file does not, so that it can be wrapped.
+    Raises:
+        ValueError: a damaged config or a `model_type` without a file here; its kind `UnsupportedError` where the
+            config asks for something that transformers does and the family's file does not, so that it can be
+            wrapped.
     """
     family = family_of(values)
     quantisation_of(values, family.name)
@@ -246,10 +248,11 @@ def from_hf_model(
     heads are looked through. Hooks on its modules are no part of the copy, and a `Note` names them. What both give for
     a few tokens is compared, so that a forward or a setting that the config does not say is found: ValueError.
 
-    devices: several to spread the layers over, in consecutive runs, or "auto" for the accelerators of this machine by
-    their free memory; what stands outside the layers goes to the first.
-    wrapped: True wraps the network's own code (on its own tensors, unless they are cast or moved), False never does;
-    None wraps a decoder whose family has no file here.
+    Args:
+        devices: several to spread the layers over, in consecutive runs, or "auto" for the accelerators of this
+            machine by their free memory; what stands outside the layers goes to the first.
+        wrapped: True wraps the network's own code (on its own tensors, unless they are cast or moved), False never
+            does; None wraps a decoder whose family has no file here.
     """
     return _one_stack(
         any_from_hf_model(hf_model, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
@@ -350,10 +353,11 @@ def from_folder(
     what is wrapped, by transformers. A file may also be what a training script saved, with the state dict under a
     name.
 
-    config: the config's file, where it is not beside the weights.
-    devices: several to spread the layers over, in consecutive runs, or "auto" for the accelerators of this machine by
-    their free memory; what stands outside the layers goes to the first.
-    wrapped: as in `from_hf_model`; transformers opens the folder then.
+    Args:
+        config: the config's file, where it is not beside the weights.
+        devices: several to spread the layers over, in consecutive runs, or "auto" for the accelerators of this
+            machine by their free memory; what stands outside the layers goes to the first.
+        wrapped: as in `from_hf_model`; transformers opens the folder then.
     """
     return _one_stack(
         any_from_folder(path, config=config, dtype=dtype, device=device, devices=devices, wrapped=wrapped)
@@ -520,7 +524,9 @@ def _whole_base(folder: Path, path: Path) -> Path:
 def values_of(path: Path, config: Path | None = None) -> dict[str, object]:
     """What the config of a folder, a file of weights or a GGUF file says; of an adapter, its base's.
 
-    Errors: FileNotFoundError where there is none, ValueError for a format that is not read.
+    Raises:
+        FileNotFoundError: where there is none.
+        ValueError: a format that is not read.
     """
     if (file := gguf_in(path)) is not None:
         found: dict[str, object] = gguf.read(file).config.to_dict()
@@ -587,8 +593,12 @@ def _read(
     """A config as ours; or, where its model is to be wrapped, what is to be said of that.
 
     It is wrapped where that is asked for, or where transformers does what the config asks and no file here does.
-    live: a network is there already, so its type need not be one that transformers opens by itself.
-    Errors: ValueError for a damaged config, or one that nobody does.
+
+    Args:
+        live: a network is there already, so its type need not be one that transformers opens by itself.
+
+    Raises:
+        ValueError: a damaged config, or one that nobody does.
     """
     if wrapped:
         return ()

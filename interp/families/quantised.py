@@ -48,8 +48,10 @@ def from_scaled(
 ) -> Float[Tensor, "*x out i"]:
     """A matrix of float8 or int8 numbers times its scales: one in all, one along the first axis, or one per block.
 
-    block: rows and columns of a block, the last ones cut off at the edge; None = as many as divide the matrix evenly.
-    Scales of one byte are powers of two, 2^(scale - 127). Errors: ValueError for scales that do not fit.
+    Args:
+        block: rows and columns of a block, the last ones cut off at the edge; None = as many as divide the matrix
+            evenly. Scales of one byte are powers of two, 2^(scale - 127). Errors: ValueError for scales that do not
+            fit.
     """
     factor = (scale.float() - 127).exp2() if scale.dtype == torch.uint8 else scale.float()
     if factor.numel() == 1:
@@ -101,7 +103,8 @@ class FourBit:
     ) -> Float[Tensor, "out i"]:
         """Two codes a byte, high half first, as the table says, times their block's scale.
 
-        nested: the table and the scales of the scales, where those are quantised too.
+        Args:
+            nested: the table and the scales of the scales, where those are quantised too.
         """
         if self.nested is not None:
             codes, (size, offset) = nested, self.nested
@@ -294,7 +297,9 @@ class Dequantised(Tensors):
     """The tensors of a quantised checkpoint as an unquantised one has them: same names, ordinary numbers.
 
     A matrix is computed in float32 and rounded once, to `dtype`; the one asked for last is kept.
-    Errors: ValueError naming a tensor that lacks a part or does not fit its scales.
+
+    Raises:
+        ValueError: naming a tensor that lacks a part or does not fit its scales.
     """
 
     def __init__(self, stored: Tensors, how: Quantisation, dtype: torch.dtype) -> None:

@@ -64,8 +64,10 @@ def rotary(
 ) -> Rotary:
     """The rotation of a checkpoint, half-split; what stands in the table counts before what stands beside it.
 
-    n_ctx: the config's context. base, partial: the family's defaults of the base, and of the share of rotated
-    dimensions. partial None = the family rotates whole heads, whatever a config says of it.
+    Args:
+        n_ctx: the config's context.
+        base, partial: the family's defaults of the base, and of the share of rotated dimensions. partial None = the
+            family rotates whole heads, whatever a config says of it.
     """
     settings.ignored(BESIDE)
     if wording.unused:
@@ -113,8 +115,9 @@ def _share(
 ) -> int | float:
     """The share of a head's dimensions that are rotated; 1 where the family has no such share.
 
-    Errors: ValueError where transformers would fail: it leaves the share out of a rotation of whole heads, and only
-    there, not out of the rules for longer texts.
+    Raises:
+        ValueError: where transformers would fail: it leaves the share out of a rotation of whole heads, and only
+            there, not out of the rules for longer texts.
     """
     key = "partial_rotary_factor"
     if default is not None:

@@ -37,15 +37,19 @@ def load_state(
 ) -> Transformer:
     """The model of a config with the numbers of a state dict: frozen, in eval mode, sharing no memory with it.
 
-    rename: our name of a parameter -> the state dict's. `{l}` stands for the layer, on both sides. Several names are
-    joined along the first axis (`qkv`: queries, then keys, then values; a gated `into`: the gate, then the other).
-    After a name may stand how its axes are to be moved, as einops writes it: `"embed.W_E: v d -> v d"`.
-    A parameter that is not in the map is looked for under our own name. Every matrix of ours is `[out, in]`, as
-    `torch.nn.Linear` has it. ignore: regular expressions of tensors that hold no weights (masks, tables).
-    dtype: None = the state dict's.
-    Our names are those of `Transformer(config).state_dict()`; `docs/howto/own_model.md` lists them.
-    Errors: ValueError naming a parameter that the model lacks, and a tensor that is missing, left over, of another
-    shape, or not finite. A tied unembedding may be stored a second time, and must then be the embedding.
+    Args:
+        rename: our name of a parameter -> the state dict's. `{l}` stands for the layer, on both sides. Several names
+            are joined along the first axis (`qkv`: queries, then keys, then values; a gated `into`: the gate, then
+            the other). After a name may stand how its axes are to be moved, as einops writes it: `"embed.W_E: v d ->
+            v d"`. A parameter that is not in the map is looked for under our own name. Every matrix of ours is `[out,
+            in]`, as `torch.nn.Linear` has it.
+        ignore: regular expressions of tensors that hold no weights (masks, tables).
+        dtype: None = the state dict's. Our names are those of `Transformer(config).state_dict()`;
+            `docs/howto/own_model.md` lists them.
+
+    Raises:
+        ValueError: naming a parameter that the model lacks, and a tensor that is missing, left over, of another
+            shape, or not finite. A tied unembedding may be stored a second time, and must then be the embedding.
 
     Example:
         >>> config = interp.model.ModelConfig(n_layers=1, d_model=8, n_heads=2, n_ctx=4, d_vocab=5)

@@ -74,7 +74,9 @@ class Tensors(Mapping[str, Tensor]):
 class LiveTensors(Tensors):
     """The tensors of a module in memory.
 
-    owned: nobody else has them: what a parameter needs just as it is becomes it, and what was copied is let go of.
+    Args:
+        owned: nobody else has them: what a parameter needs just as it is becomes it, and what was copied is let go
+            of.
     """
 
     def __init__(

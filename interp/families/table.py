@@ -19,7 +19,8 @@ def modules(
 ) -> tuple[TensorRule, ...]:
     """The rules of modules with a weight and, perhaps, a bias: ours -> the checkpoint's, joined along the rows.
 
-    ours, theirs: what stands before every name, such as "blocks.{l}.".
+    Args:
+        ours, theirs: what stands before every name, such as "blocks.{l}.".
     """
     table = []
     for name, found in names.items():

@@ -78,9 +78,13 @@ def network_of_folder(
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """transformers' network of a folder, and what was done; opener: the name of a class of transformers.
 
-    whole: every tensor of the checkpoint must have a place in the network. brought: tensors that an adapter brings,
-    which the checkpoint need not have. options: of the config, as an adapter requires them.
-    Errors: ValueError naming the tensors that the checkpoint lacks, has in another shape, or has beyond it (`whole`).
+    Args:
+        whole: every tensor of the checkpoint must have a place in the network.
+        brought: tensors that an adapter brings, which the checkpoint need not have.
+        options: of the config, as an adapter requires them.
+
+    Raises:
+        ValueError: naming the tensors that the checkpoint lacks, has in another shape, or has beyond it (`whole`).
     """
     import transformers
 
@@ -115,7 +119,8 @@ def network_of_gguf(
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """transformers' network of a GGUF file, on the config that we read from it; and what was done.
 
-    on_ours: with the tensors that we read, and not those that transformers reads.
+    Args:
+        on_ours: with the tensors that we read, and not those that transformers reads.
     """
     import transformers
 
@@ -158,7 +163,8 @@ def _reported(
 ) -> tuple[nn.Module, tuple[str, ...]]:
     """What `from_pretrained` gives, and what was left out; ValueError where its report of loading names a trouble.
 
-    brought: tensors that come from elsewhere, so that they may be missing or of another shape.
+    Args:
+        brought: tensors that come from elsewhere, so that they may be missing or of another shape.
     """
     how |= {"ignore_mismatched_sizes": True} if brought else {}
     try:

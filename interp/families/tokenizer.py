@@ -134,7 +134,8 @@ class HuggingFaceTokenizer:
     def from_gguf(cls, path: Path) -> "HuggingFaceTokenizer":
         """The tokenizer inside a GGUF file, its chat template included.
 
-        Errors: ValueError, by the file's name, for what transformers cannot read, or where the package gguf is missing.
+        Raises:
+            ValueError: by the file's name, for what transformers cannot read, or where the package gguf is missing.
         """
         import transformers
 
@@ -297,8 +298,9 @@ class StoredTokenizer:
 def tokenizer_in(path: Path) -> StoredTokenizer | None:
     """The tokenizer of a checkpoint, not read yet; None where no file of one is there.
 
-    path: its folder, its GGUF file, or another file of weights in its folder. A folder without files of a tokenizer may
-    have one GGUF file.
+    Args:
+        path: its folder, its GGUF file, or another file of weights in its folder. A folder without files of a
+            tokenizer may have one GGUF file.
     """
     if path.is_file():
         return StoredTokenizer(path) if gguf.is_gguf(path) else tokenizer_in(path.parent)
@@ -314,7 +316,9 @@ def tokenizer_of(folder: Path) -> TokenizerAdapter | None:
     """The tokenizer of a checkpoint, as `tokenizer_in`, read; None where no file of one is there.
 
     Ids that a model has no row for are refused where they are used, since tokens may have been added that no text has.
-    Errors: ValueError, in one sentence, for files that cannot be read.
+
+    Raises:
+        ValueError: in one sentence, for files that cannot be read.
     """
     found = tokenizer_in(folder)
     return None if found is None else found.opened()
@@ -366,7 +370,8 @@ def _split_as_told(
 ) -> None:
     """Let a byte-level tokenizer cut texts as its file says; transformers takes GPT-2's rule for names it has not.
 
-    Errors: ValueError for a name whose rule is not known here. A file without one gets GPT-2's and a `Note`.
+    Raises:
+        ValueError: a name whose rule is not known here. A file without one gets GPT-2's and a `Note`.
     """
     import tokenizers
     from tokenizers import pre_tokenizers

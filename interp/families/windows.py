@@ -19,7 +19,8 @@ def local_layers(
 ) -> tuple[int | None, tuple[int, ...] | None]:
     """The window and the layers that have it (None and None if none does): `layer_types`, or else the family's rule.
 
-    Errors: ValueError for other kinds of layers, for a list of the wrong length, and for windows without a size.
+    Raises:
+        ValueError: other kinds of layers, for a list of the wrong length, and for windows without a size.
     """
     kinds = settings.get("layer_types")
     if kinds is None:
@@ -41,7 +42,8 @@ def full_layers(
 ) -> list[bool]:
     """Whether each layer has attention and not the family's other mixer: `layer_types`, or else the family's rule.
 
-    kinds: what `layer_types` calls the two. Errors: ValueError for other kinds, or a list of the wrong length.
+    Args:
+        kinds: what `layer_types` calls the two. Errors: ValueError for other kinds, or a list of the wrong length.
     """
     given = settings.get("layer_types")
     if given is None:

@@ -115,8 +115,9 @@ class SubsetSearch:
     ) -> None:
         """Look into all subsets that hold the chosen neurons and some of the free ones.
 
-        gram, response: of the free ones, after the chosen ones have explained what they can (Schur complement): one
-        more neuron j gains response_j^2 / gram_jj, all of them response . gram^-1 response.
+        Args:
+            gram, response: of the free ones, after the chosen ones have explained what they can (Schur complement):
+                one more neuron j gains response_j^2 / gram_jj, all of them response . gram^-1 response.
         """
         self.branches += 1
         single = response**2 / gram.diagonal()

@@ -64,12 +64,25 @@ class ProbeNeurons(Question):
 
     Returns Dataset[layer, n_neurons, score]: what `probe` gives, at every layer. The coordinate `part` names the
     neurons chosen, where the site holds neurons.
-    labels: one per prompt, in the order of the data. site: one with a vector per position in every layer, the neurons
-    ("post") or a stream, whose dimensions then are the neurons. pos: the mean over the tokens suits features of a whole
-    text (its language), which is what Gurnee et al. do, and the BOS that a batch has does not count; or one token of
-    each prompt. For labels of single tokens write the activations to a store and `probe` them.
-    Errors: those of `probe`; KeyError for a site that the model lacks; IndexError for a position that a prompt lacks;
-    ValueError for packed rows and sites without one vector per position.
+
+    Args:
+        labels: one per prompt, in the order of the data.
+        site: one with a vector per position in every layer, the neurons ("post") or a stream, whose dimensions then
+            are the neurons.
+        pos: the mean over the tokens suits features of a whole text (its language), which is what Gurnee et al. do,
+            and the BOS that a batch has does not count; or one token of each prompt. For labels of single tokens
+            write the activations to a store and `probe` them.
+        sizes: How many neurons the probes read.
+        select: How neurons are chosen.
+        test_share: The share of each class that is set aside for the scores.
+        shuffles: How often the procedure is repeated with shuffled training labels, for the null.
+        seed: Of the split, the shuffles and the bootstrap.
+
+    Raises:
+        ValueError: as `probe`.
+        KeyError: a site that the model lacks.
+        IndexError: a position that a prompt lacks.
+        ValueError: packed rows and sites without one vector per position.
 
     Example:
         >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8
@@ -79,22 +92,14 @@ class ProbeNeurons(Question):
     """
 
     labels: Labels
-    """Whether each prompt has the feature."""
     _: KW_ONLY
     site: str = "post"
-    """The site in every layer, with one vector per position."""
     pos: ProbePosition = "mean"
-    """What stands for a prompt: the mean over its tokens, or one token, negative from the end."""
     sizes: Sequence[int] = SIZES
-    """How many neurons the probes read."""
     select: Selection = "mean_difference"
-    """How neurons are chosen."""
     test_share: float = 0.3
-    """The share of each class that is set aside for the scores."""
     shuffles: Count = 5
-    """How often the procedure is repeated with shuffled training labels, for the null."""
     seed: Seed = 0
-    """Of the split, the shuffles and the bootstrap."""
 
     def bind(self, model: Subject) -> ByRow:
         """One vector per prompt and layer, reduced where it arises; the probes are made of all of them at the end."""
@@ -135,21 +140,24 @@ def probe(
 ) -> xr.Dataset:
     """How well probes on a few of the neurons find the feature in examples they were not made from.
 
-    Returns Dataset[n_neurons, score] for probes on so many neurons (`sizes`): `value`, `low`, `high` (95 %), `null` and
-    `null_sd`, the mean and deviation over `shuffles` repetitions of the whole procedure with the training labels
-    shuffled, `p`, one-sided, how often these score as high, and `n`, the test examples. p is an exact permutation test,
-    at least 1 / (shuffles + 1): .05 takes 19 shuffles; equal scores count against the probe. Scores: `f1`, `precision`,
-    `recall`, `accuracy`, `balanced_accuracy` and `mcc` (Matthews' correlation), 0 where undefined. `neuron` and
-    `weight` [n_neurons, rank]: the neurons chosen, best first, and their coefficients (log odds per standard
-    deviation); -1 and NaN beyond the last.
-
     A `test_share` of each class is set aside by `seed`; scaling, choice and fit see the rest. Classes weigh the same.
     Intervals: Wilson's for the shares (of F1 by 2 j / (1 + j), j = TP / (TP + FP + FN)), Newcombe's for their mean
     (balanced accuracy), the bootstrap over test examples for MCC, which has no width where no example is wrong. They
     hold the probe fixed. Caveats: several neurons may carry the feature, and a size alone never says that none other
     does; what is found is a correlation: ablate the neurons to see whether the model uses them.
-    Errors: ValueError for labels other than true and false or one per example, a class without examples in one of the
-    parts, sizes beyond the neurons, activations that are not finite.
+
+    Returns:
+        Dataset[n_neurons, score] for probes on so many neurons (`sizes`): `value`, `low`, `high` (95 %), `null` and
+        `null_sd`, the mean and deviation over `shuffles` repetitions of the whole procedure with the training labels
+        shuffled, `p`, one-sided, how often these score as high, and `n`, the test examples. p is an exact permutation
+        test, at least 1 / (shuffles + 1): .05 takes 19 shuffles; equal scores count against the probe. Scores: `f1`,
+        `precision`, `recall`, `accuracy`, `balanced_accuracy` and `mcc` (Matthews' correlation), 0 where undefined.
+        `neuron` and `weight` [n_neurons, rank]: the neurons chosen, best first, and their coefficients (log odds per
+        standard deviation); -1 and NaN beyond the last.
+
+    Raises:
+        ValueError: labels other than true and false or one per example, a class without examples in one of the parts,
+            sizes beyond the neurons, activations that are not finite.
 
     Example:
         >>> labels = torch.arange(40) % 2 == 0
@@ -176,7 +184,9 @@ def _width(sites: Sequence[str], config: ModelConfig) -> int:
 def pooled(model: Transformer, batch: Batch, sites: Sequence[str], pos: ProbePosition) -> Steps[Values]:
     """One vector per prompt at each site, by site: the mean over its tokens, or one token's; reduced at the site.
 
-    Errors: ValueError for packed rows, IndexError for a missing position.
+    Raises:
+        ValueError: packed rows.
+        IndexError: a missing position.
     """
     share = sent(_shares(batch, pos), model.device)
     reads = [Read(site, partial(_weighted, share_bp=share)) for site in sites]
@@ -236,7 +246,8 @@ class Procedure:
     def probed(self, activations: Float[Tensor, "n m"], labels: Bool[Tensor, "n"]) -> list[Probes]:
         """The probes of some examples, and after them those of every repetition with shuffled labels.
 
-        Errors: see `probe`.
+        Raises:
+            ValueError: as `probe`.
         """
         x = activations.detach().cpu()
         if len(labels) != len(x):

@@ -130,16 +130,19 @@ class InputScaling(NamedTuple):
 class SAE(nn.Module):
     """A sparse autoencoder, frozen: `W_enc [d s]`, `b_enc [s]`, `W_dec [s d]`, `b_dec [d]` (and `threshold [s]`).
 
-    apply_b_dec_to_input: whether b_dec is subtracted before encoding. normalize_activations: each input by itself is
-    brought to mean 0 and standard deviation 1 ("layer_norm", the n - 1 one, plus 1e-5) or to norm sqrt(d)
-    ("constant_norm_rescale"), and the reconstruction is brought back. metadata: where it belongs, as SAELens keeps it
-    (`hook_name`, `model_name`, ...); no number depends on it.
-
     It intervenes through `Edit` alone: `Edit(site, sae.reconstruct)` puts the reconstruction in place of a site, and
     `Edit(site, sae.on_features(change))` changes features. What goes along decoder directions needs no encoder and is a
     closed change: `Add(sae.W_dec[7], scale=3.0)` steers with feature 7, `Project(sae.W_dec[7])` removes its direction,
     and `Swap(sae.W_dec[[3, 7]], values)` puts other values into the span of two.
-    Errors: ValueError for weights that are missing, unknown, of a wrong shape or not finite, and for k > s.
+
+    Args:
+        apply_b_dec_to_input: whether b_dec is subtracted before encoding.
+        normalize_activations: each input by itself is brought to mean 0 and standard deviation 1 ("layer_norm", the n
+            - 1 one, plus 1e-5) or to norm sqrt(d) ("constant_norm_rescale"), and the reconstruction is brought back.
+        metadata: where it belongs, as SAELens keeps it (`hook_name`, `model_name`, ...); no number depends on it.
+
+    Raises:
+        ValueError: weights that are missing, unknown, of a wrong shape or not finite, and for k > s.
 
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
@@ -221,8 +224,9 @@ class SAE(nn.Module):
     ) -> Float[Tensor, "*n d"]:
         """The sum of the features' directions, in the autoencoder's dtype.
 
-        x: the input that was encoded. An autoencoder that normalises requires it, to bring the result back to its
-        scale (ValueError without it); the others ignore it. ValueError for features on another device.
+        Args:
+            x: the input that was encoded. An autoencoder that normalises requires it, to bring the result back to its
+                scale (ValueError without it); the others ignore it. ValueError for features on another device.
         """
         self._check_device(features)
         directions = features @ self.W_dec + self.b_dec
@@ -275,10 +279,11 @@ class SAE(nn.Module):
     def on_features(self, change: FeatureChange, *, error: bool = True) -> OnFeatures:
         """What to do with a site to change its features: the change of an `Edit`, a function of the site's cells.
 
-        change: gets the features `[b p s]` and returns them changed. With `error` what the autoencoder does not explain
-        stays as it is: x + decode(changed) - decode(f), so that a change of nothing gives x back bit for bit. Without
-        it, decode(changed) alone.
-        Errors (when it runs): ValueError for a change of another shape, or a site that does not fit.
+        Args:
+            change: gets the features `[b p s]` and returns them changed. With `error` what the autoencoder does not
+                explain stays as it is: x + decode(changed) - decode(f), so that a change of nothing gives x back bit
+                for bit. Without it, decode(changed) alone. Errors (when it runs): ValueError for a change of another
+                shape, or a site that does not fit.
 
         Example:
             >>> eye, zero = torch.eye(24), torch.zeros(24)
@@ -301,7 +306,9 @@ class SAE(nn.Module):
         """A site's value as the vectors that it reads: heads side by side where together they are as wide as it reads.
 
         Cells of a site, such as one position of it, are read where they are vectors of that width.
-        Errors: ValueError for a site that is neither so wide nor made of heads that are.
+
+        Raises:
+            ValueError: a site that is neither so wide nor made of heads that are.
         """
         if value.ndim == 4 and value.shape[2] * value.shape[3] == self.d_in:
             return value.flatten(2)

@@ -94,12 +94,16 @@ def load_sae(
 ) -> SAE:
     """The autoencoder of a SAELens folder, of architecture standard, topk or jumprelu.
 
-    dtype: None = the one its config says. norm_scaling_factor: sqrt(d_in) / mean norm of the model's activations; a
-    folder with `normalize_activations = "expected_average_only_in"` does not hold it and requires it, any other refuses
-    it. It is folded into the weights, and so are decoder norms (`rescale_acts_by_decoder_norm`): no number changes.
-    Warns if the model it was trained on had its own weights processed at loading: our models never have.
-    Errors: ValueError for a folder that is none or is damaged, a key that is neither understood nor known to change no
-    number, an architecture that is not one of these, one head's autoencoder, and everything `SAE` refuses.
+    Args:
+        dtype: None = the one its config says.
+        norm_scaling_factor: sqrt(d_in) / mean norm of the model's activations; a folder with `normalize_activations =
+            "expected_average_only_in"` does not hold it and requires it, any other refuses it. It is folded into the
+            weights, and so are decoder norms (`rescale_acts_by_decoder_norm`): no number changes. Warns if the model
+            it was trained on had its own weights processed at loading: our models never have.
+
+    Raises:
+        ValueError: a folder that is none or is damaged, a key that is neither understood nor known to change no
+            number, an architecture that is not one of these, one head's autoencoder, and everything `SAE` refuses.
 
     Example:
         >>> import tempfile

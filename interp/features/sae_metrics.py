@@ -58,7 +58,15 @@ class Reconstruction(Question):
 
     Returns what `reconstruction_quality` does of given activations, for those of the site at every token that counts
     (see `sae_quality`). Several autoencoders share a pass: `interp.run({"a": Reconstruction(...), ...}, model, data)`.
-    Errors: KeyError for an unknown site; ValueError where `sae` does not fit the site, and for no vectors.
+
+    Args:
+        sae: The autoencoder, on the device of the model.
+        site: What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`.
+        skip_bos: Whether a BOS in front of a text does not count.
+
+    Raises:
+        KeyError: an unknown site.
+        ValueError: where `sae` does not fit the site, and for no vectors.
 
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
@@ -71,12 +79,9 @@ class Reconstruction(Question):
     of_layers: ClassVar[bool] = False
 
     sae: SAE
-    """The autoencoder, on the device of the model."""
     site: str
-    """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
     _: KW_ONLY
     skip_bos: bool = True
-    """Whether a BOS in front of a text does not count."""
 
     def bind(self, model: Subject) -> ByRow:
         """Sums over the vectors of every text, where they arise."""
@@ -95,18 +100,25 @@ class SaeQuality(Question):
     the ablation. Their intervals are 95 % over texts (of the ratio of sums, linearised; NaN below 128 texts).
     Where an ablation lowers the loss there is nothing to recover: the share is NaN, and attrs such as
     `no_loss_recovered_zero` say so; `unsure_loss_recovered_zero` where the interval of what it costs holds 0.
-    metric: any other number per text in place of the loss, at the position of its own: `metric_clean`, ...,
-    `metric_recovered_zero`, ...; for a model that is right at one place only, such as `answer_loss`.
-    Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the mean is the
-    stricter null. `density`[feature] and `mean`[coordinate] as there.
-    site: the full name of a site, or a part that is a whole one, such as "L1.resid".
-    reference: the data over which the mean is taken; None = the data themselves, which are read twice. (In
-    `interp.run`, without it, there is no mean and attrs["no_mean"] says so.)
-    Padding never counts. With `skip_bos` a BOS in front of a text keeps its value and does not count: its activations
-    are unlike all others. It is the first token of a text, where the batch says that one was prepended, or where it has
-    the tokenizer's BOS id; attrs["skipped"] says how many there were.
-    Errors: ValueError for a model that is not causal or has no unembedding, where `sae` does not fit the site, and for
-    an iterator without reference data; KeyError for an unknown site.
+
+    Args:
+        sae: The autoencoder, on the device of the model.
+        site: the full name of a site, or a part that is a whole one, such as "L1.resid".
+        reference: the data over which the mean is taken; None = the data themselves, which are read twice. (In
+            `interp.run`, without it, there is no mean and attrs["no_mean"] says so.) Padding never counts. With
+            `skip_bos` a BOS in front of a text keeps its value and does not count: its activations are unlike all
+            others. It is the first token of a text, where the batch says that one was prepended, or where it has the
+            tokenizer's BOS id; attrs["skipped"] says how many there were.
+        skip_bos: Whether a BOS in front of a text keeps its value and does not count.
+        metric: any other number per text in place of the loss, at the position of its own: `metric_clean`, ...,
+            `metric_recovered_zero`, ...; for a model that is right at one place only, such as `answer_loss`.
+            Zero-ablating a residual stream ruins the model, so that any autoencoder recovers almost everything; the
+            mean is the stricter null. `density`[feature] and `mean`[coordinate] as there.
+
+    Raises:
+        ValueError: a model that is not causal or has no unembedding, where `sae` does not fit the site, and for an
+            iterator without reference data.
+        KeyError: an unknown site.
 
     Example:
         >>> eye, zero = torch.eye(24), torch.zeros(24)
@@ -119,16 +131,11 @@ class SaeQuality(Question):
     of_layers: ClassVar[bool] = False
 
     sae: SAE
-    """The autoencoder, on the device of the model."""
     site: str
-    """What it reads: the full name of a site, or a part that is a whole one, such as `L1.resid`."""
     _: KW_ONLY
     reference: DataSource | Data | None = None
-    """The data over which the mean is taken that stands at the site in `ce_mean`; None = no such run."""
     skip_bos: bool = True
-    """Whether a BOS in front of a text keeps its value and does not count."""
     metric: Metric | LogitFunction | None = None
-    """What the model loses; None = the next-token loss of every token."""
 
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
@@ -286,11 +293,15 @@ def fitted(sae: SAE, x: Float[Tensor, "n d"], row: Int[Tensor, "n"], rows: int) 
 def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> xr.Dataset:
     """How sparse and how exact an autoencoder is on activations `[n d]`, a tensor or a stream of chunks.
 
-    Returns Dataset[score]: `value`, `n` (vectors) and the coordinate `unit` of `l0`, active features per vector; `mse`,
-    mean squared error per coordinate; `explained_variance` = 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with the mean
-    over all vectors (null: 0); `dead_fraction`, the share of features active on none. They have no interval: `low` and
-    `high` are NaN. Besides, `density`[feature], the share of vectors on which it is active, and `mean`[coordinate].
-    Errors: ValueError for no vectors, and NaN.
+    Returns:
+        Dataset[score]: `value`, `n` (vectors) and the coordinate `unit` of `l0`, active features per vector; `mse`,
+        mean squared error per coordinate; `explained_variance` = 1 - sum ||x - x_hat||^2 / sum ||x - mean||^2 with
+        the mean over all vectors (null: 0); `dead_fraction`, the share of features active on none. They have no
+        interval: `low` and `high` are NaN. Besides, `density`[feature], the share of vectors on which it is active,
+        and `mean`[coordinate].
+
+    Raises:
+        ValueError: no vectors, and NaN.
 
     Example:
         >>> eye, zero = torch.eye(3), torch.zeros(3)
@@ -317,9 +328,11 @@ def reconstruction_quality(sae: SAE, activations: Tensor | Iterable[Tensor]) -> 
 def dictionary_match(W_dec: Float[Tensor, "s d"], truth: Float[Tensor, "t d"]) -> xr.Dataset:
     """Which feature is which true direction, by the cosine of their directions.
 
-    Returns Dataset[true]: `feature` and `cosine` of the one-to-one assignment with the greatest sum (Hungarian method;
-    -1 and NaN for true directions left without a feature), `best_feature` and `best_cosine` of the nearest one, which
-    several may share. Cosines have a sign: features are active upwards only. Errors: ValueError for a zero vector.
+    Returns:
+        Dataset[true]: `feature` and `cosine` of the one-to-one assignment with the greatest sum (Hungarian method; -1
+        and NaN for true directions left without a feature), `best_feature` and `best_cosine` of the nearest one,
+        which several may share. Cosines have a sign: features are active upwards only. Errors: ValueError for a zero
+        vector.
 
     Example:
         >>> dictionary_match(torch.eye(3).flip(0), torch.eye(3)).feature.values.tolist()

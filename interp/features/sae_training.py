@@ -78,14 +78,18 @@ def train_sae(
     columns have norm 1, and the gradient along them is removed; b_dec begins at the geometric median.
     A feature that was silent for `dead_after` steps is dead. In the first half of training, every `dead_after` steps,
     dead ReLU and JumpReLU features restart at inputs drawn with probability ~ (squared error)^2 (Bricken et al. 2023).
-    activations: a tensor, shuffled in every epoch, or chunks (`store.batches(site, size, epochs=None)`, a generator),
-    each shuffled when it comes; they are gone through again if they can be. device: None = that of the activations.
-    The result is in the unit of the activations; the history is in that of training: `loss`, `error` (of d_in),
-    `penalty` before its weight, `l0` (active features per vector), `dead` (share of features); attrs["scale"] is the
-    factor. The bandwidth of a JumpReLU and the threshold it begins with, as large, are in training's unit too.
-    The same seed gives the same bits on the same machine.
-    Errors: ValueError for a missing or surplus sparsity, no steps, activations of a wrong shape, a stream that ends
-    before the steps do, and losses that are NaN or infinite.
+
+    Args:
+        activations: a tensor, shuffled in every epoch, or chunks (`store.batches(site, size, epochs=None)`, a
+            generator), each shuffled when it comes; they are gone through again if they can be.
+        device: None = that of the activations. The result is in the unit of the activations; the history is in that
+            of training: `loss`, `error` (of d_in), `penalty` before its weight, `l0` (active features per vector),
+            `dead` (share of features); attrs["scale"] is the factor. The bandwidth of a JumpReLU and the threshold it
+            begins with, as large, are in training's unit too. The same seed gives the same bits on the same machine.
+
+    Raises:
+        ValueError: a missing or surplus sparsity, no steps, activations of a wrong shape, a stream that ends before
+            the steps do, and losses that are NaN or infinite.
 
     Example:
         >>> sae, history = train_sae(torch.randn(256, 8), TopK(2), 16, steps=3)

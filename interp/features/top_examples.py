@@ -70,16 +70,32 @@ class TopExamples(Question):
     over texts; NaN below 256 and 16 texts), and of `max` (`min` for the smallest), which has no interval. [neuron, q]:
     `quantiles`, to 5 % of the value, those below 1e-4 in size as 0. For patterns also `key`, `key_token`, `key_piece`.
     `examples_table` gives the tidy table of the lists, `interp.pages.top_examples.top_examples_page` a page.
-    cells: which neurons (heads, features), in this order; None = all. Only these leave their layer, so a few cells of a
-    wide site cost little. context: how many tokens before and after. once_per_row: a row is listed at its best token
-    only. largest=False lists the smallest. Ties go to the smaller row, then to the smaller position.
-    skip_bos: a BOS in front of a text, the first token if the batch says that it has one or if it is the tokenizer's,
-    does not count, as a query or as a key: attention and activations there are unlike all others.
-    Memory: what `TopRows` states, 12 bytes per token of context and entry, and 3 kB per cell for the quantiles.
-    Caveats: the top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
-    BERT"): look at the quantiles, and at texts in the middle, before naming a cell.
-    Errors: KeyError for an unknown site; ValueError for one that has no such cells, a cell twice or (when it runs) not
-    there, numbers that are not finite, and if no text has a token that counts.
+
+    Args:
+        site: The full name of a site, or a part that is a whole one, such as `L1.post`.
+        cells: which neurons (heads, features), in this order; None = all. Only these leave their layer, so a few
+            cells of a wide site cost little.
+        top: How many places are listed for each cell.
+        context: how many tokens before and after.
+        sae: An autoencoder of the site, on the device of the model: its features are the cells.
+        skip_bos: a BOS in front of a text, the first token if the batch says that it has one or if it is the
+            tokenizer's, does not count, as a query or as a key: attention and activations there are unlike all
+            others.
+        largest: Whether the largest values are listed; otherwise the smallest.
+        once_per_row: a row is listed at its best token only. largest=False lists the smallest. Ties go to the smaller
+            row, then to the smaller position.
+
+    Raises:
+        KeyError: an unknown site.
+        ValueError: one that has no such cells, a cell twice or (when it runs) not there, numbers that are not finite,
+            and if no text has a token that counts.
+
+    Memory:
+        What `TopRows` states, 12 bytes per token of context and entry, and 3 kB per cell for the quantiles.
+
+    Caveats:
+        The top of a distribution is not a summary of it (Bolukbasi et al. 2021, "An interpretability illusion for
+        BERT"): look at the quantiles, and at texts in the middle, before naming a cell.
 
     Example:
         >>> texts = [prompt, "The cat sat on the mat and the dog sat on the cat."]
@@ -91,22 +107,14 @@ class TopExamples(Question):
     of_layers: ClassVar[bool] = False
 
     site: str
-    """The full name of a site, or a part that is a whole one, such as `L1.post`."""
     _: KW_ONLY
     cells: Sequence[int] | None = None
-    """Which neurons (heads, features), in this order; None = all."""
     top: Count = 10
-    """How many places are listed for each cell."""
     context: Sequence[int] = (10, 3)
-    """How many tokens before and after each are kept."""
     sae: SAE | None = None
-    """An autoencoder of the site, on the device of the model: its features are the cells."""
     skip_bos: bool = True
-    """Whether a BOS in front of a text does not count."""
     largest: bool = True
-    """Whether the largest values are listed; otherwise the smallest."""
     once_per_row: bool = True
-    """Whether a row is listed at its best token only."""
 
     def bind(self, model: Subject) -> ByRow:
         """The values of the cells, chosen at the site, and lists that merge."""

@@ -27,11 +27,17 @@ def cost(config: ModelConfig, length: int) -> xr.Dataset:
     observes, without a cache: what its kernel computes, masked or filled-up pairs included. Sums, norms, activations,
     convolutions, look-ups and triangular solves are not counted. Parameters are those of the model built without
     memory (on torch's "meta" device), a tied unembedding once, as the embedding.
-    Returns Dataset[part]: `parameters`, `flops`. Parts are `embed`, `positions`, `L0.attn`, `L0.mlp` (both MLPs of a
-    Macaron block), ..., `norms`, `unembed` (with BERT's head).
-    Caveat: operations are not seconds, which memory traffic or a loop over chunks may decide.
-    Errors: ValueError for a length outside [1, n_ctx], for cross-attention, whose memory has a length of its own, and
-    for a record that does not say what it costs.
+
+    Returns:
+        Dataset[part]: `parameters`, `flops`. Parts are `embed`, `positions`, `L0.attn`, `L0.mlp` (both MLPs of a
+        Macaron block), ..., `norms`, `unembed` (with BERT's head).
+
+    Raises:
+        ValueError: a length outside [1, n_ctx], for cross-attention, whose memory has a length of its own, and for a
+            record that does not say what it costs.
+
+    Caveat:
+        Operations are not seconds, which memory traffic or a loop over chunks may decide.
 
     Example:
         >>> found = cost(interp.lab.training.attention_only(1, 100, 64), 10)
@@ -58,8 +64,9 @@ def cost(config: ModelConfig, length: int) -> xr.Dataset:
 def costs(configs: Mapping[str, ModelConfig], lengths: Sequence[int]) -> xr.Dataset:
     """The whole `cost` of several models at several lengths, to be drawn against each other.
 
-    Returns Dataset[model, length]: `flops`, and `parameters`[model]. Errors: as `cost`; ValueError without models or
-    lengths.
+    Returns:
+        Dataset[model, length]: `flops`, and `parameters`[model]. Errors: as `cost`; ValueError without models or
+        lengths.
 
     Example:
         >>> of = interp.lab.training.attention_only

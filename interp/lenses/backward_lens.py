@@ -61,19 +61,24 @@ _CELL = ("prompt", "matrix", "layer", "pos")
 
 @dataclass(frozen=True, eq=False)
 class _OfGradients(Question):
-    """What the backward lens and both questions about the shape of gradients share: which gradients they are about."""
+    """What the backward lens and both questions about the shape of gradients share: which gradients they are about.
+
+    Args:
+        answer: The token trained towards, as text or id, one for all prompts or one for each; None = that of the
+            data.
+        wrong: The token trained away from; with it the loss is the difference of both logits.
+        matrices: Which matrices of each layer, of `interp.lenses.factors.MATRICES`; None = all that have factors.
+        layers: Which layers; None = all.
+        rules: Backward rules under which the gradient is taken, or the name of a preset; none = the gradient as it
+            is.
+    """
 
     answer: Answers | None = None
-    """The token trained towards, as text or id, one for all prompts or one for each; None = that of the data."""
     wrong: Answers | None = None
-    """The token trained away from; with it the loss is the difference of both logits."""
     _: KW_ONLY
     matrices: Sequence[LensMatrix] | None = None
-    """Which matrices of each layer, of `interp.lenses.factors.MATRICES`; None = all that have factors."""
     layers: Sequence[int] | None = None
-    """Which layers; None = all."""
     rules: Rules = field(default=(), kw_only=True)
-    """Backward rules under which the gradient is taken, or the name of a preset; none = the gradient as it is."""
 
     def bind(self, model: Subject) -> ByRow:
         """A forward and a backward pass per batch, and what is made of the factors of each matrix."""
@@ -154,19 +159,29 @@ class BackwardLens(_OfGradients):
     and "". Where the update of a token is no larger than `threshold` times the largest of its prompt and matrix (in
     half precision a quarter of eps, the rounding of a pass), ids and ranks are -1 and the word is "no update": even
     zero projects to some tokens, those of the final norm's beta.
-    matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; in Macaron blocks also those of the MLP before attention,
-    "mlp_before.W_in" and so on; in the decoder of an encoder-decoder, asked on `model.given(source, target)`, also
-    "cross_attn.W_Q" and "cross_attn.W_O"; None = all that the model has (of a mixture of experts: attention only).
-    rules: backward rules under which gradients are taken, or a preset of them, as in `interp.attribution_patch`; they
-    are then no gradients of a loss, but what relevance propagation would send back.
-    projection: the vector v as the model would read it out, "final_norm" N_f(v) W_U + b_U with gamma and beta;
-    "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Vocabulary logits are
-    streamed.
-    Caveats: a first-order picture of one SGD step, no optimiser's statistics; it shows where the loss would change the
-    weights, not where the model keeps what it knows.
-    Errors: ValueError for answers that are not one token of the vocabulary, matrices the model does not have, W_K and
-    W_V of cross-attention (which read the encoder's stream, and that the unembedding does not), no logits, and edits
-    of what a matrix gives; IndexError for a layer that does not exist.
+
+    Args:
+        top: How many of the most and of the least probable tokens are listed; None = 5, or all of fewer.
+        projection: the vector v as the model would read it out, "final_norm" N_f(v) W_U + b_U with gamma and beta;
+            "normalised" the same of v / ||v||, so that neither eps nor beta decides; "raw" v W_U alone. Vocabulary
+            logits are streamed.
+        threshold: Share of a prompt's largest update of a matrix up to which a token counts as not updated.
+        matrices: of W_in, W_gate, W_out, W_Q, W_K, W_V, W_O; in Macaron blocks also those of the MLP before
+            attention, "mlp_before.W_in" and so on; in the decoder of an encoder-decoder, asked on
+            `model.given(source, target)`, also "cross_attn.W_Q" and "cross_attn.W_O"; None = all that the model has
+            (of a mixture of experts: attention only).
+        rules: backward rules under which gradients are taken, or a preset of them, as in `interp.attribution_patch`;
+            they are then no gradients of a loss, but what relevance propagation would send back.
+
+    Raises:
+        ValueError: answers that are not one token of the vocabulary, matrices the model does not have, W_K and W_V of
+            cross-attention (which read the encoder's stream, and that the unembedding does not), no logits, and edits
+            of what a matrix gives.
+        IndexError: a layer that does not exist.
+
+    Caveats:
+        A first-order picture of one SGD step, no optimiser's statistics; it shows where the loss would change the
+        weights, not where the model keeps what it knows.
 
     Example:
         >>> found = backward_lens(model, prompt, " Mary", matrices=["W_in", "W_out"])
@@ -176,11 +191,8 @@ class BackwardLens(_OfGradients):
 
     _: KW_ONLY
     top: int | None = None
-    """How many of the most and of the least probable tokens are listed; None = 5, or all of fewer."""
     projection: Projection = "normalised"
-    """What stands between a vector and the unembedding."""
     threshold: float = THRESHOLD
-    """Share of a prompt's largest update of a matrix up to which a token counts as not updated."""
 
     def bind(self, model: Subject) -> ByRow:
         """A forward and a backward pass per batch, and what the unembedding says of the factors."""
@@ -241,10 +253,14 @@ class GradientRank(_OfGradients):
     Returns Dataset[prompt, matrix, layer] with `value`, from the factors alone in float64, and `tokens`[prompt], its
     upper bound. In the last block only the last token reaches the loss, so that the gradient of all but W_K and W_V has
     rank 1 there. Of cross-attention's W_K and W_V the tokens of the source bound it.
-    answer, wrong, matrices, layers, rules: as in `backward_lens`.
-    tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
-    `torch.linalg.matrix_rank` of the gradient takes it.
-    Errors: those of `backward_lens`, and ValueError for a tolerance outside [0, 1].
+
+    Args:
+        tolerance: as a share of the largest; None = max(rows, columns) times the epsilon of the model's dtype, as
+            `torch.linalg.matrix_rank` of the gradient takes it.
+        answer, wrong, matrices, layers, rules: as in `backward_lens`.
+
+    Raises:
+        ValueError: as `backward_lens`; a tolerance outside [0, 1].
 
     Example:
         >>> int(gradient_rank(model, prompt, " Mary", matrices=["W_out"]).value[0, 0, -1])
@@ -253,7 +269,6 @@ class GradientRank(_OfGradients):
 
     _: KW_ONLY
     tolerance: float | None = None
-    """Share of the largest singular value above which one counts; None = by the dtype of the model."""
 
     def bind(self, model: Subject) -> ByRow:
         """A forward and a backward pass per batch, and the singular values of the factors."""
@@ -301,8 +316,12 @@ class GradientCosines(_OfGradients):
     both live in the stream, where layers can be compared. NaN where a vector is zero. There is no null: unrelated
     directions have 0 +- 1 / sqrt(d_model), but the stream carries a gradient past the layers, so that neighbours have
     about .9 in a model that nobody trained.
-    answer, wrong, matrices, layers, rules: as in `backward_lens`.
-    Errors: those of `backward_lens`.
+
+    Args:
+        answer, wrong, matrices, layers, rules: as in `backward_lens`.
+
+    Raises:
+        ValueError: as `backward_lens`.
 
     Example:
         >>> found = gradient_cosines(model, prompt, " Mary", matrices=["W_out"])

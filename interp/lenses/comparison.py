@@ -48,10 +48,16 @@ class CompareLenses(Question):
     16 prompts on; `cross_entropy`, that plus the entropy of the final distribution; `top_agreement`, the share of
     tokens whose most probable next token is the model's; `stability`, the share where it is that of the lens' other
     fit (NaN where there is none).
-    lenses: by name, what states go through before the final norm reads them: None (the logit lens), a `TunedLens`, a
-    `FittedJacobianLens`. others: another fit of some of these, on other prompts, by the same names.
-    sites: as in `logit_lens`; a Jacobian lens is of `resid_post`, a tuned lens of the sites it was trained for.
-    Errors: those of `logit_lens`; KeyError for another fit of a lens that is not there.
+
+    Args:
+        lenses: by name, what states go through before the final norm reads them: None (the logit lens), a
+            `TunedLens`, a `FittedJacobianLens`.
+        others: another fit of some of these, on other prompts, by the same names.
+        sites: as in `logit_lens`; a Jacobian lens is of `resid_post`, a tuned lens of the sites it was trained for.
+
+    Raises:
+        ValueError: as `logit_lens`.
+        KeyError: another fit of a lens that is not there.
 
     Example:
         >>> fit = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
@@ -62,12 +68,9 @@ class CompareLenses(Question):
     of_layers: ClassVar[bool] = False
 
     lenses: Mapping[str, Translators | None]
-    """What states go through, by name; None = nothing, the logit lens."""
     _: KW_ONLY
     others: Mapping[str, Translators] | None = None
-    """Another fit of some of them, by the same names: on other prompts, or with another seed."""
     sites: str | Sequence[str] = "resid_post"
-    """States to read, as in `logit_lens`."""
 
     def bind(self, model: Subject) -> ByRow:
         """The states, and what every lens makes of them."""

@@ -165,7 +165,9 @@ def gradient_factors(
     With `wrong` the loss is logit(wrong) - logit(answer); each prompt's loss is its own. None for `matrices` or
     `layers`: all that the model has. rules: backward rules, as in `backward_lens`. It keeps vectors of every prompt and
     token, so it is no question for `interp.run`; `backward_lens`, `gradient_rank` and `gradient_cosines` are.
-    Errors: those of `factors`, and ValueError for answers that are not one token, or none.
+
+    Raises:
+        ValueError: as `factors`; answers that are not one token, or none.
 
     Example:
         >>> found = interp.lenses.gradient_factors(model, prompt, " Mary", matrices=["W_out"])
@@ -221,14 +223,18 @@ def factors(
 ) -> GradientFactors:
     """Inputs and output VJPs of these matrices in these layers (None: all that the model has), in one pass.
 
-    loss: from the logits at each row's last token `[b 1 v]` (everywhere: at all tokens `[b p v]`) to one number, a sum
-    over rows; None = `answer_loss` of the batch. Of an encoder it is a function of all final states `[b p d]`, and is
-    required. The backward pass goes through the norms, their scales included, as training would. A mixture's experts
-    have no factors here, its attention has. In float16, VJPs below 6e-8 are lost: prefer bfloat16. A decoder with
-    cross-attention takes a batch that brings its memory (`HookedEncoderDecoder.given`); W_K and W_V there have x and
-    delta at source positions.
-    Errors: ValueError for matrices that the model does not have, no logits, packed rows, a batch without answers or
-    memory, or edits of what a matrix gives; IndexError for a layer that does not exist.
+    Args:
+        loss: from the logits at each row's last token `[b 1 v]` (everywhere: at all tokens `[b p v]`) to one number,
+            a sum over rows; None = `answer_loss` of the batch. Of an encoder it is a function of all final states `[b
+            p d]`, and is required. The backward pass goes through the norms, their scales included, as training
+            would. A mixture's experts have no factors here, its attention has. In float16, VJPs below 6e-8 are lost:
+            prefer bfloat16. A decoder with cross-attention takes a batch that brings its memory
+            (`HookedEncoderDecoder.given`); W_K and W_V there have x and delta at source positions.
+
+    Raises:
+        ValueError: matrices that the model does not have, no logits, packed rows, a batch without answers or memory,
+            or edits of what a matrix gives.
+        IndexError: a layer that does not exist.
 
     Example:
         >>> batch = model.text.batch(prompt).with_answers(torch.tensor([5]), None)
@@ -252,7 +258,8 @@ def factor_steps(
 ) -> Steps[GradientFactors]:
     """Inputs and output VJPs of these matrices, from a pass that questions about the same answers share.
 
-    rules: backward rules under which the model runs. Others and errors: those of `factors`.
+    Args:
+        rules: backward rules under which the model runs. Others and errors: those of `factors`.
     """
     every = chosen(model.config, matrices, layers, logits=loss is None)
     check_differentiable(model, every)
@@ -308,7 +315,9 @@ def encoder_factors(
     The target is a batch with answers; its rows belong to those of the source. Names are those of the encoder alone
     (`blocks.0.mlp.W_in`). The unembedding does not read the encoder's stream, so there is no lens of these vectors:
     lengths, ranks and cosines can be compared, words cannot be read off.
-    Errors: those of `factors`, and ValueError for another number of targets than sources.
+
+    Raises:
+        ValueError: as `factors`; another number of targets than sources.
 
     Example:
         >>> of = {"n_layers": 1, "d_model": 16, "n_heads": 2, "d_vocab": 30, "n_ctx": 12}
@@ -424,7 +433,8 @@ def chosen(
 ) -> list[tuple[int, LensMatrix]]:
     """The layers and matrices asked for, checked; `logits`: whether the model must have them.
 
-    Errors: those of `factors`.
+    Raises:
+        ValueError: as `factors`.
     """
     if logits and not config.unembed:
         raise ValueError("a backward lens requires logits; this model ends in its residual stream")

@@ -97,7 +97,8 @@ class FittedJacobianLens:
     def of_result(cls, result: xr.Dataset, model: Model) -> FittedJacobianLens:
         """The lens of a result of the question, `interp.run([JacobianLens(...)], model, data)["jacobian_lens"]`.
 
-        Errors: ValueError for another result, or one of a model of another width.
+        Raises:
+            ValueError: another result, or one of a model of another width.
         """
         check_result("result", result, ("value", "error", "by_group", "prompts", "layer"), "jacobian_lens")
         network = as_network(model)
@@ -147,15 +148,23 @@ class FittedJacobianLens:
     ) -> xr.Dataset:
         """What the lens reads after each of its layers, at every position, and how sure that is.
 
-        Returns what `logit_lens` does, Dataset[prompt, depth, pos], with three more variables for every listed token
-        [.., rank]: `low` and `high`, the ends of its rank in 95 % of the resampled lenses, and `stays`, the share of
-        them in which it is among the listed ones. A resampled lens is the mean of as many groups of the corpus'
-        prompts as there are, drawn with replacement. The last depth, the model's own answer, is what it is. All three
-        are NaN for fewer than three groups (files of others have none).
-        answer, top, pos: as in `logit_lens`. seed: of the draws.
-        Caveat: they say how much the words depend on which prompts the corpus happened to have, not on what corpus it
-        was.
-        Errors: those of `logit_lens`; ValueError for a lens of some tokens alone, or no resample.
+        Args:
+            answer, top, pos: as in `logit_lens`.
+            seed: of the draws.
+
+        Returns:
+            What `logit_lens` does, Dataset[prompt, depth, pos], with three more variables for every listed token [..,
+            rank]: `low` and `high`, the ends of its rank in 95 % of the resampled lenses, and `stays`, the share of
+            them in which it is among the listed ones. A resampled lens is the mean of as many groups of the corpus'
+            prompts as there are, drawn with replacement. The last depth, the model's own answer, is what it is. All
+            three are NaN for fewer than three groups (files of others have none).
+
+        Raises:
+            ValueError: as `logit_lens`; a lens of some tokens alone, or no resample.
+
+        Caveat:
+            They say how much the words depend on which prompts the corpus happened to have, not on what corpus it
+            was.
 
         Example:
             >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
@@ -183,7 +192,9 @@ class FittedJacobianLens:
 
         u is the token's column of the unembedding with the final norm at scale 1 (gamma in, centred if LayerNorm).
         Of several tokens one each, `[layer token d]`; of one, given as a text or an id, `[layer d]`.
-        Errors: ValueError for what is no single token, or a token that the lens was not fitted for.
+
+        Raises:
+            ValueError: what is no single token, or a token that the lens was not fitted for.
 
         Example:
             >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
@@ -219,7 +230,9 @@ class FittedJacobianLens:
         """Edits that exchange the coordinates of the stream along two tokens' directions after each layer.
 
         With V = [v_a v_b] and c = V^+ x: x + V (c_b - c_a, c_a - c_b); what is orthogonal to both stays.
-        Errors: ValueError for one token twice, or tokens of one direction.
+
+        Raises:
+            ValueError: one token twice, or tokens of one direction.
 
         Example:
             >>> lens = interp.lenses.jacobian_lens(model, ["The cat sat on the mat"], skip=1)
@@ -263,7 +276,8 @@ class FittedJacobianLens:
     def to_neuronpedia(self, path: Path | str, *, dtype: torch.dtype = torch.float16) -> None:
         """Write J in the format of Neuronpedia's files, which TransformerLens reads; groups and errors are not in it.
 
-        Errors: ValueError for a lens of some tokens alone, of the last layer only, or of numbers too large for `dtype`.
+        Raises:
+            ValueError: a lens of some tokens alone, of the last layer only, or of numbers too large for `dtype`.
         """
         self._whole()
         last = as_network(self.model).config.n_layers - 1
@@ -282,10 +296,13 @@ class FittedJacobianLens:
     def from_neuronpedia(cls, path: Path | str, model: Model) -> FittedJacobianLens:
         """The lens of one of Neuronpedia's files; nothing in it is run.
 
-        Caveat: such a file does not say which model it is of beyond layers and width: that is for you to know. It is of
-        the raw weights, as checkpoints hold them.
-        Errors: ValueError for a file that is damaged, of another format, width or depth, not finite, or towards
-        another stream than the final one.
+        Raises:
+            ValueError: a file that is damaged, of another format, width or depth, not finite, or towards another
+                stream than the final one.
+
+        Caveat:
+            Such a file does not say which model it is of beyond layers and width: that is for you to know. It is of
+            the raw weights, as checkpoints hold them.
         """
         network = as_network(model)
         last, d = network.config.n_layers - 1, network.config.d_model
@@ -364,7 +381,8 @@ class CoordinateExchange:
 def token_directions(model: Transformer, tokens: Sequence[int]) -> Float[Tensor, "n d"]:
     """The gradient of each token's logit at the final stream with the final norm's scale at 1, before a soft cap.
 
-    Errors: ValueError for models whose logits are no linear map of the normed stream.
+    Raises:
+        ValueError: models whose logits are no linear map of the normed stream.
     """
     if model.unembed is None or model.mlm_head is not None:
         raise ValueError("directions of tokens require an unembedding right after the final norm")

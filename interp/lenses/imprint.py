@@ -35,8 +35,9 @@ def imprint(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) 
 def shift(x: Float[Tensor, "*b i"], delta: Float[Tensor, "*b o"], eta: float) -> Float[Tensor, "*b i o"]:
     """By how much each neuron's part of the output changes: eta x[j]^2 delta; over neurons the sum is `imprint`.
 
-    x: what W_out reads, one number per neuron. For eta < 0 every neuron shifts the output along -delta, whatever the
-    sign of its activation. One vector per neuron: ask for single tokens in large models.
+    Args:
+        x: what W_out reads, one number per neuron. For eta < 0 every neuron shifts the output along -delta, whatever
+            the sign of its activation. One vector per neuron: ask for single tokens in large models.
 
     Example:
         >>> shift(torch.tensor([-2.0, 1.0]), torch.tensor([1.0]), -0.5).flatten().tolist()
@@ -61,7 +62,9 @@ def top_vjp(model: Model, logits: Float[Tensor, "*b v"], answer: Int[Tensor, "*b
 
     u_k: column k of W_U; every unembedding enters with a positive weight but the answer's (Lemma 5.1). The factor on
     the logits, and the slope 1 - (logit / cap)^2 of a soft cap, are part of it.
-    Errors: ValueError for a model whose logits are not linear in the normed stream, or edited after its last block.
+
+    Raises:
+        ValueError: a model whose logits are not linear in the normed stream, or edited after its last block.
     """
     network = as_model(model).transformer
     if what := not_linear(network.config):

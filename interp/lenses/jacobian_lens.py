@@ -55,23 +55,26 @@ second number, for accelerators, is not measured."""
 
 @dataclass(frozen=True)
 class JacobianLens(Question):
-    """How a change of the stream after each block arrives at the final one; `jacobian_lens` describes the result."""
+    """How a change of the stream after each block arrives at the final one; `jacobian_lens` describes the result.
+
+    Args:
+        layers: The blocks after which the stream is read; None = all but the last, whose J is the identity.
+        tokens: Only what J says of these tokens, one row for each, as texts or ids; None = the whole of J.
+        precision: The standard error of J relative to its norm, in every layer, at which no more prompts are asked
+            for; None = all prompts are used.
+        skip: How many of each prompt's first positions do not count; the last never does.
+        groups: Into how many groups the prompts go, by their numbers; resampling draws groups.
+        rules: Backward rules under which it is differentiated, or the name of a preset; none = as it is.
+    """
 
     rows_together: ClassVar[int] = 8
 
     layers: Sequence[int] | None = None
-    """The blocks after which the stream is read; None = all but the last, whose J is the identity."""
     tokens: Answers | None = None
-    """Only what J says of these tokens, one row for each, as texts or ids; None = the whole of J."""
     precision: float | None = 0.05
-    """The standard error of J relative to its norm, in every layer, at which no more prompts are asked for; None = all
-    prompts are used."""
     skip: Count = 16
-    """How many of each prompt's first positions do not count; the last never does."""
     groups: Count = 16
-    """Into how many groups the prompts go, by their numbers; resampling draws groups."""
     rules: Rules = ()
-    """Backward rules under which it is differentiated, or the name of a preset; none = as it is."""
 
     def bind(self, model: Subject) -> ByRow:
         """A forward and some backward passes per prompt."""
@@ -113,23 +116,34 @@ def jacobian_lens(
     `skip` on but for the last. Every prompt counts the same, however long; prompts without a position that counts are
     left out. `interp.run([JacobianLens(...)], model, data)` gives the same as a Dataset, of data of any size,
     resumable and in shards, and `FittedJacobianLens.of_result` makes the lens of it.
-    layers: the blocks after which the stream is read; None = all but the last, whose J is the identity.
-    tokens: one vector-Jacobian product for each of these tokens, the gradient of its logit at final norm scale 1,
-    instead of one for each dimension: enough for `directions`, `steer` and `swap`.
-    precision: no more prompts are asked for once the standard error over prompts, sqrt(sum of squares), is this share
-    of J's norm in every layer, looked at after every 8 prompts and from 16 on (in a stream after each of its
-    windows); None = all prompts are used. Where the data end before, `about["ended"]` says so, and `error` how precise
-    it is.
-    rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`.
-    groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws.
-    Cost: a backward pass over the positions that count for each row of J, d_model of them or one for each of `tokens`,
-    for every prompt: a fit of more than about a minute says before it begins how many.
-    Memory: 8 layers d^2 bytes for each group, and 4 to 8 for each of 8 prompts.
-    Caveats: a mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts
-    like those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be that
-    prompt's own if it had.
-    Errors: ValueError if no prompt has a position that counts, for tokens in models without an unembedding; IndexError
-    for a layer that does not exist; NotFiniteError for a prompt whose J is NaN or infinite.
+
+    Args:
+        layers: the blocks after which the stream is read; None = all but the last, whose J is the identity.
+        tokens: one vector-Jacobian product for each of these tokens, the gradient of its logit at final norm scale 1,
+            instead of one for each dimension: enough for `directions`, `steer` and `swap`.
+        precision: no more prompts are asked for once the standard error over prompts, sqrt(sum of squares), is this
+            share of J's norm in every layer, looked at after every 8 prompts and from 16 on (in a stream after each
+            of its windows); None = all prompts are used. Where the data end before, `about["ended"]` says so, and
+            `error` how precise it is.
+        rules: backward rules under which the model is differentiated, or a preset, as in `interp.attribution_patch`.
+        groups: prompts are kept as this many sums, by their numbers modulo `groups`, which resampling draws.
+
+    Raises:
+        ValueError: if no prompt has a position that counts, for tokens in models without an unembedding.
+        IndexError: a layer that does not exist.
+        NotFiniteError: a prompt whose J is NaN or infinite.
+
+    Cost:
+        A backward pass over the positions that count for each row of J, d_model of them or one for each of `tokens`,
+        for every prompt: a fit of more than about a minute says before it begins how many.
+
+    Memory:
+        8 layers d^2 bytes for each group, and 4 to 8 for each of 8 prompts.
+
+    Caveats:
+        A mean of linear maps: what a map does on one prompt alone is not in it. The precision is that of prompts like
+        those seen: a fit that stops has not met the rare prompt whose J is a hundred times as large, and would be
+        that prompt's own if it had.
 
     Example:
         >>> lens = jacobian_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], skip=1)

@@ -89,12 +89,23 @@ class LateLayers(Brief, Question):
     Average token: sum_t p(t) W_U[:, t] - mean_t W_U[:, t], or the same of W_E's rows with words="embedding" (one and
     the same in tied models); outputs are compared with it as the unembedding reads them, after the final norm's linear
     part. The mean is removed because any model's words share a direction.
-    frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of `reference`, which
-    is the data itself unless given (then the data are read twice).
-    Ranks have no interval: few prompts decide their mean, which Student's t of 4 to 32 prompts rarely holds.
-    Caveats: zero is off-distribution, and a zeroed attention changes what the MLP after it reads; heads leave out b_O.
-    Errors: ValueError for answers that are not one token, frequencies that do not fit, an iterator without frequencies,
-    models without logits linear in the normed stream, and edits that change what the last layer's parts wrote.
+
+    Args:
+        answer: The right next token, as text or id, one for all prompts or one for each; None = that of the data.
+        frequencies: p(t), counts of a corpus; None = the model's own mean prediction over the tokens of `reference`,
+            which is the data itself unless given (then the data are read twice). Ranks have no interval: few prompts
+            decide their mean, which Student's t of 4 to 32 prompts rarely holds.
+        reference: The prompts over whose tokens the mean prediction is taken, where no frequencies are given; None =
+            the data.
+        words: Whose directions of the words the average token is made of: W_U or W_E.
+
+    Raises:
+        ValueError: answers that are not one token, frequencies that do not fit, an iterator without frequencies,
+            models without logits linear in the normed stream, and edits that change what the last layer's parts
+            wrote.
+
+    Caveats:
+        Zero is off-distribution, and a zeroed attention changes what the MLP after it reads; heads leave out b_O.
 
     Example:
         >>> found = late_layers(model, ["The capital of France is", "The cat sat on"], [" Paris", " the"])
@@ -103,14 +114,10 @@ class LateLayers(Brief, Question):
     """
 
     answer: Answers | None = None
-    """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
     _: KW_ONLY
     frequencies: Float[Tensor, "v"] | None = None
-    """How often each token is, counts of a corpus; None = the model's own mean prediction on `reference`."""
     reference: DataSource | Data | None = None
-    """The prompts over whose tokens the mean prediction is taken, where no frequencies are given; None = the data."""
     words: Literal["unembedding", "embedding"] = "unembedding"
-    """Whose directions of the words the average token is made of: W_U or W_E."""
 
     def __post_init__(self) -> None:
         """ValueError for a field of the wrong kind, and two sources of one prediction."""

@@ -216,16 +216,25 @@ class LogitLens(Question):
     position if given, else the next token of the prompt; rank -1 and probability NaN where there is none. Padded
     positions hold NaN. Depths are parts: `L0.resid` is the stream that enters layer 0, and the last one the model's own
     answer. `token` is the text of every token read.
-    sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums before
-    their norm), or full names such as `blocks.3.hook_resid_mid`.
-    pos: which of each prompt's tokens, negative from its end; None = all. Several are several of every prompt, and
-    their numbers become the coordinate; `PerRow([3, 4])` is one for each prompt, numbered by the coordinate `position`.
-    translators: a `TunedLens`, and the result is that of the tuned lens; or a `FittedJacobianLens`, with
-    `sites="resid_post"`.
-    No more than 128 rows of logits, and as many of the last depth's, exist at a time. Caveat: in float32 `kl` is exact
-    to about 1e-6 nats.
-    Errors: ValueError for a site that does not hold the stream, translators of another model, or a model without an
-    unembedding; KeyError for a site that the model lacks; IndexError for a position that a prompt lacks.
+
+    Args:
+        answer: The target at every position, as text or id, one for all prompts or one for each; None = each
+            position's next token.
+        top: How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary.
+        sites: states to read in every block, of `STATES` (a post-norm block's `resid_mid` and `resid_post` are sums
+            before their norm), or full names such as `blocks.3.hook_resid_mid`.
+        pos: which of each prompt's tokens, negative from its end; None = all. Several are several of every prompt,
+            and their numbers become the coordinate; `PerRow([3, 4])` is one for each prompt, numbered by the
+            coordinate `position`.
+        translators: a `TunedLens`, and the result is that of the tuned lens; or a `FittedJacobianLens`, with
+            `sites="resid_post"`. No more than 128 rows of logits, and as many of the last depth's, exist at a time.
+            Caveat: in float32 `kl` is exact to about 1e-6 nats.
+
+    Raises:
+        ValueError: a site that does not hold the stream, translators of another model, or a model without an
+            unembedding.
+        KeyError: a site that the model lacks.
+        IndexError: a position that a prompt lacks.
 
     Example:
         >>> interp.logit_lens(model, "The capital of France is", answer=" Paris")
@@ -237,17 +246,10 @@ class LogitLens(Question):
 
     _: KW_ONLY
     answer: Answers | None = None
-    """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
-    token."""
     top: int | None = None
-    """How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary."""
     sites: str | Sequence[str] = "resid_pre"
-    """States to read in every block, of `STATES`, or full names such as `blocks.3.hook_resid_mid`. The last depth is
-    always the model's own answer."""
     pos: Places | None = None
-    """Which of each prompt's tokens, negative from its end, or `PerRow` with one for each; None = all."""
     translators: Translators | None = None
-    """A `TunedLens` or a `FittedJacobianLens`, and the result is that of this lens."""
 
     def bind(self, model: Subject) -> ByRow:
         """The states to read and what to make of them."""
@@ -283,7 +285,9 @@ logit_lens = of_data(LogitLens)
 def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ...]:
     """Full names of the states that a lens reads, in the order of the pass; the last is the model's final stream.
 
-    Errors: ValueError for a site that does not hold the stream, KeyError for one the model lacks.
+    Raises:
+        ValueError: a site that does not hold the stream.
+        KeyError: one the model lacks.
     """
     asked: set[str] = set()
     for name in [sites] if isinstance(sites, str) else sites:
@@ -304,9 +308,10 @@ def lens_sites(config: ModelConfig, sites: str | Sequence[str]) -> tuple[str, ..
 def by_depth(result: xr.Dataset) -> xr.Dataset:
     """The lens of many prompts as curves over depth: the mean over each prompt's positions, then over prompts.
 
-    Returns Dataset[depth, score]: `value`, `low` and `high` (95 % over prompts; NaN for fewer than three, but of
-    `target_prob`, a share) and `n` of `kl`, `entropy` (nats) and `target_prob`. Positions without the number (padding,
-    no target) and prompts that have none are left out.
+    Returns:
+        Dataset[depth, score]: `value`, `low` and `high` (95 % over prompts; NaN for fewer than three, but of
+        `target_prob`, a share) and `n` of `kl`, `entropy` (nats) and `target_prob`. Positions without the number
+        (padding, no target) and prompts that have none are left out.
 
     Example:
         >>> by_depth(interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])).value.sel(score="kl")

@@ -50,16 +50,22 @@ class OutputLens(Question):
     the next token; NaN where there is none), `vocabulary_mean` (what was subtracted), and [.., rank] `top_token`,
     `top_logit`, `bottom_token`, `bottom_logit` (what it promotes and what it suppresses, strongest first) with the
     texts `top_word`, `bottom_word`. `token` is the text of every token. Padded positions hold NaN and token -1.
-    part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases); of the MLP before
-    attention in Macaron blocks `L3B17`, `L3.mlp_before`; of cross-attention `L3X2`, `L3.cross_attn`.
-    answer: one token for all prompts or one each; None = the data's answers, else the next tokens.
-    source: of a head, one token of each prompt (0 the first, negative from the end): only what the head moved from
-    there, a_qs v_s W_O; the writes from all tokens sum to the head's. Nothing (norm 0) where it does not look there.
-    target_logit + vocabulary_mean at the last position is the part's number in `attribute`. Logits are those before a
-    soft cap, norms frozen at their real scale.
-    Errors: KeyError or IndexError for a part that the model lacks, and a source that a prompt lacks; ValueError for a
-    part that does not write on its own, without logits linear in the stream, under edits that change what the part
-    wrote on its way, and for a source of anything but a head whose z is pattern @ values.
+
+    Args:
+        part: a head, neuron or sublayer, `L3H2`, `L3N17`, `L3.attn`, `L3.mlp` (with its biases); of the MLP before
+            attention in Macaron blocks `L3B17`, `L3.mlp_before`; of cross-attention `L3X2`, `L3.cross_attn`.
+        answer: one token for all prompts or one each; None = the data's answers, else the next tokens.
+        top: How many of the most promoted and of the most suppressed tokens are listed; None = 10, or all of fewer.
+        source: of a head, one token of each prompt (0 the first, negative from the end): only what the head moved
+            from there, a_qs v_s W_O; the writes from all tokens sum to the head's. Nothing (norm 0) where it does not
+            look there. target_logit + vocabulary_mean at the last position is the part's number in `attribute`.
+            Logits are those before a soft cap, norms frozen at their real scale.
+
+    Raises:
+        KeyError, IndexError: a part that the model lacks, and a source that a prompt lacks.
+        ValueError: a part that does not write on its own, without logits linear in the stream, under edits that
+            change what the part wrote on its way, and for a source of anything but a head whose z is pattern @
+            values.
 
     Example:
         >>> found = output_lens(model, "When Mary and John went to the shop, John gave a drink to", "L2H3")
@@ -69,15 +75,10 @@ class OutputLens(Question):
     of_layers: ClassVar[bool] = False
 
     part: PartName
-    """A head, a neuron or a whole sublayer."""
     _: KW_ONLY
     answer: Answers | None = None
-    """The target at every position, as text or id, one for all prompts or one for each; None = each position's next
-    token."""
     top: int | None = None
-    """How many of the most promoted and of the most suppressed tokens are listed; None = 10, or all of fewer."""
     source: int | None = None
-    """Of a head: what it moved from this token of each prompt alone, negative from the end; None = from all."""
 
     def bind(self, model: Subject) -> ByRow:
         """The part's activations, and the scale of every norm on its way."""

@@ -67,10 +67,20 @@ class Patchscope(Question):
     target prompt in it.
     Two baselines belong beside it: that last column, and what `unpatched_prob` says: the probability of the answer in
     the target run as it is.
-    into: the model of the target prompt, with the same output tokens; mapping: from states of the source model to
-    states of that one, where their widths or their meanings differ.
-    Errors: ValueError for models of other output tokens, or states of another width than the target's model has;
-    IndexError for a position that a prompt lacks.
+
+    Args:
+        target: The prompt that a state is put into, and at whose last token the answer is read.
+        pos: Which token of the source prompts the state is taken at.
+        target_pos: Which token of the target prompt it is put at.
+        answer: The token that is looked for, one for all prompts or one for each; None = what the source run says
+            itself.
+        into: the model of the target prompt, with the same output tokens;
+        mapping: from states of the source model to states of that one, where their widths or their meanings differ.
+        top: How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary.
+
+    Raises:
+        ValueError: models of other output tokens, or states of another width than the target's model has.
+        IndexError: a position that a prompt lacks.
 
     Example:
         >>> found = interp.lenses.patchscope(model, [prompt], prompt, top=3)
@@ -79,20 +89,13 @@ class Patchscope(Question):
     """
 
     target: str | Int[Tensor, "p"] = IDENTITY
-    """The prompt that a state is put into, and at whose last token the answer is read."""
     _: KW_ONLY
     pos: int = -1
-    """Which token of the source prompts the state is taken at."""
     target_pos: int = -1
-    """Which token of the target prompt it is put at."""
     answer: Answers | None = None
-    """The token that is looked for, one for all prompts or one for each; None = what the source run says itself."""
     into: Model | None = None
-    """The model of the target prompt; None = that of the source prompts."""
     mapping: Mapped | None = None
-    """From states `[prompt d]` to what is put in their place; None = as they are."""
     top: int | None = None
-    """How many of the most probable tokens are listed; None = 10, or all of a smaller vocabulary."""
 
     def bind(self, model: Subject) -> ByRow:
         """States to read, and one planned sweep over the target prompt per batch."""

@@ -133,12 +133,17 @@ def train_tuned_lens(
     A step is one batch: of prompts in memory `batch_size` rows, shuffled anew in every epoch; of a stream or of files
     the next batch of the data, whose windows come in a new order in every epoch. Its activations are computed when it
     comes and then dropped, and no more than 128 rows of logits exist at a time. The rate falls linearly to 0.
-    optimiser: makes the torch optimiser of the parameters; None = Adam at 1e-3. Belrose et al. use SGD with Nesterov
-    momentum: `lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, nesterov=True)`.
-    edits: the lens of the model under these interventions. It knows its model by the parameters, not by the edits: ask
-    it under the same. The model's parameters get no gradient. The same seed gives the same bits on the same machine.
-    Errors: ValueError for no steps, a model without an unembedding, a site that does not hold the stream, data without
-    a usable row, or an iterator that ends before the steps do.
+
+    Args:
+        optimiser: makes the torch optimiser of the parameters; None = Adam at 1e-3. Belrose et al. use SGD with
+            Nesterov momentum: `lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.9, nesterov=True)`.
+        edits: the lens of the model under these interventions. It knows its model by the parameters, not by the
+            edits: ask it under the same. The model's parameters get no gradient. The same seed gives the same bits on
+            the same machine.
+
+    Raises:
+        ValueError: no steps, a model without an unembedding, a site that does not hold the stream, data without a
+            usable row, or an iterator that ends before the steps do.
 
     Example:
         >>> tuned = train_tuned_lens(model, ["The cat sat on the mat", "The dog sat on the cat"], steps=2)
@@ -231,7 +236,8 @@ def _epochs(batch: Batch, size: int, seed: int) -> Iterator[Batch]:
 def _rounds(source: DataSource, steps: int, seed: int) -> Iterator[Batch]:
     """The batches of a data source without end, its windows in a new order in every round; those of an iterator once.
 
-    Errors: ValueError for a source without a usable row, and at the end of an iterator.
+    Raises:
+        ValueError: a source without a usable row, and at the end of an iterator.
     """
     generator = torch.Generator().manual_seed(seed)
     while True:

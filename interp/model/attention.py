@@ -141,8 +141,10 @@ def attend(
     """softmax(scale * q k^T + bias + mask) v per head, `[batch, pos, head, d_head]`; key/value heads may be grouped.
 
     Queries and keys may have another width than values.
-    softcap: cap tanh(score / cap) before bias and mask. sinks: a further score per head whose value is zero, so that
-    the pattern's rows sum to less than 1.
+
+    Args:
+        softcap: cap tanh(score / cap) before bias and mask.
+        sinks: a further score per head whose value is zero, so that the pattern's rows sum to less than 1.
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [b p h e] -> [b h p e]
     observed = tap is not None and tap.wants(f"{name}.hook_attn_scores", f"{name}.hook_pattern")
@@ -276,7 +278,8 @@ def row_softmax(
 ) -> Float[Tensor, "b h q k"]:
     """The softmax of hidden scores, in float32 at least; zeros for a query that may see nothing.
 
-    spent: nobody needs the scores any more, so that the pattern may be written over them.
+    Args:
+        spent: nobody needs the scores any more, so that the pattern may be written over them.
     """
     if mask.blind is None:
         return _softmax(scores_bhqk, sinks, spent)
@@ -414,7 +417,8 @@ class Attention(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """z W_O + b_O. `source` is the residual stream and the norm that `x` came from, for the split inputs.
 
-        only: the columns of each row whose output is wanted.
+        Args:
+            only: the columns of each row whose output is wanted.
         """
         return self._output(*self._normed(x, source, tap), x, shared, tap, only)
 

@@ -192,7 +192,8 @@ class Block(nn.Module):
     ) -> Float[Tensor, "b n d"]:
         """The residual stream after the block; without the MLP's part where the pass may end after attention.
 
-        only: the columns of each row that are wanted; for the others nothing but keys and values is computed.
+        Args:
+            only: the columns of each row that are wanted; for the others nothing but keys and values is computed.
         """
         if only is not None and not self.config.pointwise:  # the MLP reads the columns before them
             return picked(self(resid, shared, tap), only)

@@ -40,9 +40,11 @@ class Span:
 def edited(edit: Edit, value: Tensor, span: Span) -> Tensor:
     """The value of a site after an edit; the given tensor is left alone.
 
-    Errors: IndexError for cells or rows that the value does not have, PositionError for tokens that a row lacks;
-    ValueError for a change that returns another shape, or stands for values nobody looked up; RuntimeError from
-    whatever a function raises.
+    Raises:
+        IndexError: cells or rows that the value does not have.
+        PositionError: tokens that a row lacks.
+        ValueError: a change that returns another shape, or stands for values nobody looked up.
+        RuntimeError: from whatever a function raises.
     """
     if _differs_by_row(edit, span):
         return _edited_tokens(edit, value, span)
@@ -101,7 +103,8 @@ CellIndex = tuple[slice | int | Tensor, ...]
 def index_of(edit: Edit, shape: Sequence[int], span: Span) -> list[CellIndex] | None:
     """What to index a value of this shape with, one entry per combination of several indices; None if nothing is here.
 
-    Errors: IndexError for an index outside the site.
+    Raises:
+        IndexError: an index outside the site.
     """
     letters = _letters(edit, shape)
     found: list[list[int] | None] = []
@@ -400,7 +403,9 @@ def _within_pass(site: str, axis: str, columns: Tensor, rows: Tensor, span: Span
 def tokens_of(site: str, value: Tensor, pos: Places, span: Span) -> Tensor:
     """A site's value at some tokens of every text, in place of its columns: `[t n ...]`, or `[t h n k]`.
 
-    Errors: PositionError for tokens that a row lacks, ValueError for those that this pass does not compute.
+    Raises:
+        PositionError: tokens that a row lacks.
+        ValueError: those that this pass does not compute.
     """
     axes = sites.axes_of(own_name(site)).split()
     axis = next(i for i, letter in enumerate(axes) if letter in COLUMNS)

@@ -199,7 +199,10 @@ def gated_delta(
     Within a chunk that begins with the memory S, with c_i the sum of log a up to i, the corrections u solve
         u_i = b_i (v_i - e^(c_i) S^T k_i - sum_(j<i) e^(c_i - c_j) (k_i . k_j) u_j);
     then S_i = e^(c_i) S + sum_(j<=i) e^(c_i - c_j) k_j u_j^T (Yang et al. 2024, section 3.3).
-    same: which pairs of columns are of one text, where rows pack several; all is one chunk then, and there is no state.
+
+    Args:
+        same: which pairs of columns are of one text, where rows pack several; all is one chunk then, and there is no
+            state.
     """
     n = q.shape[2]
     c = n if same is not None else min(chunk, n)

@@ -43,9 +43,10 @@ ANSWERS = "answers"
 class Set(Brief):
     """Put these values in place of the cells.
 
-    values: a number, or a tensor that broadcasts against the cells; or a whole value of the site, `[1 or example,
-    *axes]`, of which the same cells are taken. first: the row of `values` that belongs to the first example, where it
-    holds several values per example.
+    Args:
+        values: a number, or a tensor that broadcasts against the cells; or a whole value of the site, `[1 or example,
+            *axes]`, of which the same cells are taken.
+        first: the row of `values` that belongs to the first example, where it holds several values per example.
     """
 
     values: Shaped[Tensor, "..."] | float
@@ -71,8 +72,9 @@ class Zero:
 class Mean:
     """Put what the part says on average over the reference prompts, or over the prompts of the experiment.
 
-    over: "position" takes the mean at each column apart; "template" also for each group of prompts apart; "reference"
-    one mean over all columns (BOS included) of reference prompts that must be given.
+    Args:
+        over: "position" takes the mean at each column apart; "template" also for each group of prompts apart;
+            "reference" one mean over all columns (BOS included) of reference prompts that must be given.
     """
 
     over: Over = "position"
@@ -145,7 +147,8 @@ class Project(Brief):
 class Swap(Brief):
     """Put these values inside a subspace, and leave the rest: x + (values - x) Q^T Q (an interchange intervention).
 
-    directions: rows that span the subspace. values and first: as in `Set`.
+    Args:
+        directions: rows that span the subspace. values and first: as in `Set`.
     """
 
     directions: Float[Tensor, "*k d"]
@@ -199,18 +202,21 @@ class Edit(Brief):
 
     The one way to say an intervention: silence a head, steer the stream, put a value in place.
 
-    where: a part (`"L3H5"`, `"L2.mlp"`, `(3, 5)`) or the full name of a site.
-    change: a closed change, such as `Zero()`, `Add(vector)` or `Set(values)`; or a function that gets a private copy of
-    the cells (it may write into it) and returns the same shape.
-    at: indices along the site's other axes, by dim: `{"pos": 3}`, `{"pos": (3, 4), "head": 1}`, `{"query": -1, "key":
-    0}`; all cells along what is not named. Positions are tokens of their own row: 0 is its first, -1 its last, whatever
-    padding, batch and cache; in packed rows they are each text's own. `{"pos": PerRow([3, 4])}` is one for every row
-    that is concerned. While text is generated, negative ones count from the end of each row's prompt, and
-    `{"pos": "new"}` names every generated token. Other negative indices count from the end of their axis.
-    rows: the batch rows concerned; None = all.
+    Args:
+        where: a part (`"L3H5"`, `"L2.mlp"`, `(3, 5)`) or the full name of a site.
+        change: a closed change, such as `Zero()`, `Add(vector)` or `Set(values)`; or a function that gets a private
+            copy of the cells (it may write into it) and returns the same shape.
+        at: indices along the site's other axes, by dim: `{"pos": 3}`, `{"pos": (3, 4), "head": 1}`, `{"query": -1,
+            "key": 0}`; all cells along what is not named. Positions are tokens of their own row: 0 is its first, -1
+            its last, whatever padding, batch and cache; in packed rows they are each text's own. `{"pos": PerRow([3,
+            4])}` is one for every row that is concerned. While text is generated, negative ones count from the end of
+            each row's prompt, and `{"pos": "new"}` names every generated token. Other negative indices count from the
+            end of their axis.
+        rows: the batch rows concerned; None = all.
 
-    Errors: KeyError for a part, dim or site that does not exist; where it is used, IndexError for an index outside, and
-    for a position that a row lacks an error that is a ValueError too.
+    Raises:
+        KeyError: a part, dim or site that does not exist; where it is used.
+        IndexError: an index outside, and for a position that a row lacks an error that is a ValueError too.
 
     Example:
         >>> edit = Edit("L1H2", Zero(), at={"pos": -1})

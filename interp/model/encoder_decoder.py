@@ -51,7 +51,9 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Tensor, "b p v"]:
         """Logits at every position of the target, which begins with the start token and is read as given.
 
-        Errors: ValueError for ids, masks or lengths that do not fit; KeyError for sites without a side.
+        Raises:
+            ValueError: ids, masks or lengths that do not fit.
+            KeyError: sites without a side.
         """
         taps = {side: None if tap is None else _side(tap, side) for side in SIDES}
         memory = self.encode(source, taps["encoder"], keep=source_keep)

@@ -36,7 +36,8 @@ class PerRow:
     Several positions of every row are a plain sequence, `(3, 4)`. Analyses of data take one for each prompt, in the
     order in which the prompts are given, however they are batched.
 
-    places: token numbers of the rows, negative ones from a row's end; None = no token of that row.
+    Args:
+        places: token numbers of the rows, negative ones from a row's end; None = no token of that row.
 
     Example:
         >>> rows = torch.tensor([[5, 6, 7], [8, 9, 10]])
@@ -176,9 +177,10 @@ class Layout:
     def find(self, pos: int | tuple[int, ...] | PerRow | New, shape: tuple[int, int]) -> TextTokens:
         """The tokens of every row (packed: of every text) at these positions of `[rows, columns]`; on the host.
 
-        Errors: PositionError, a ValueError and IndexError, for a row that is too short, naming it, its length and what
-        was asked; while text is generated a later position is one that is not there yet. ValueError for another number
-        of positions than rows, and for "new" where nothing is generated.
+        Raises:
+            PositionError: a ValueError and IndexError, for a row that is too short, naming it, its length and what
+                was asked; while text is generated a later position is one that is not there yet. ValueError for
+                another number of positions than rows, and for "new" where nothing is generated.
         """
         rows, lengths, starts, flat = self._texts(shape)
         ends = self._prompts(shape, lengths)

@@ -31,7 +31,8 @@ def note_hooks(network: nn.Module) -> None:
 def bare_copy(network: nn.Module, tensors: dict[int, object]) -> nn.Module:
     """The modules of a network again, in eval mode, without hooks and without compiled modules inside.
 
-    tensors: what stands for parameters and buffers, by their identity: themselves, to share them.
+    Args:
+        tensors: what stands for parameters and buffers, by their identity: themselves, to share them.
     """
     hooks: dict[int, object] = {
         id(hook): hook for _, hook in _foreign(network)

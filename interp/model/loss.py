@@ -71,7 +71,9 @@ def next_token_loss_of(
     """`next_token_loss` from the final stream, `model(tokens, stop=n_layers)`, before the final norm.
 
     Adaptive and hierarchical output layers compute the targets' probabilities alone, never a row of the vocabulary.
-    Errors: ValueError as there, and for a model that ends in its residual stream.
+
+    Raises:
+        ValueError: as there, and for a model that ends in its residual stream.
     """
     if not model.config.unembed:
         raise ValueError("a loss requires logits; this model ends in its residual stream")

@@ -68,7 +68,8 @@ class MappedFile:
 class FileMap:
     """A file mapped into memory, privately: writing to a view of it changes neither the file nor another mapping.
 
-    Errors: OSError if the file cannot be read.
+    Raises:
+        OSError: if the file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:

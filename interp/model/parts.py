@@ -95,9 +95,10 @@ class Part:
 
     A head is `L3H5`, an MLP `L2.mlp`, a neuron `L3N17`, an edge `L0H1->L1H2.k`; everything here says it so.
 
-    kind: a key of `KINDS`, or the name of a site inside a block or outside the blocks. `L1H2.k` counts key/value heads
-    where every query head has its own; where heads share them (grouped-query attention) it is `L1G0.k`, group g serving
-    the query heads h with h // (n_heads / n_kv_heads) = g.
+    Args:
+        kind: a key of `KINDS`, or the name of a site inside a block or outside the blocks. `L1H2.k` counts key/value
+            heads where every query head has its own; where heads share them (grouped-query attention) it is `L1G0.k`,
+            group g serving the query heads h with h // (n_heads / n_kv_heads) = g.
 
     Example:
         >>> str(Part("head", 3, 5)), Part.of("a3.h5") == Part.of((3, 5)) == Part("head", 3, 5)
@@ -112,7 +113,9 @@ class Part:
     def of(cls, given: Part | str | tuple[int, int]) -> Part:
         """The part that is meant: a `Part`, its name, a site, or the layer and head of a head.
 
-        Errors: KeyError for a name that no part has; ValueError for anything else.
+        Raises:
+            KeyError: a name that no part has.
+            ValueError: anything else.
         """
         if isinstance(given, Part):
             return given
@@ -152,7 +155,9 @@ class Part:
     def within(self, config: ModelConfig) -> Part:
         """This part, if a model of this config has it.
 
-        Errors: KeyError for a kind that it lacks, IndexError for a layer or index beyond its size.
+        Raises:
+            KeyError: a kind that it lacks.
+            IndexError: a layer or index beyond its size.
         """
         if self.layer is not None and not 0 <= self.layer < config.n_layers:
             raise IndexError(f"{self}: layers are 0 to {config.n_layers - 1} in this model")
@@ -209,8 +214,9 @@ def place_of(name: object) -> tuple[int | None, int | None, str | None]:
 
     All None for what names no part.
 
-    >>> place_of("L3H5"), place_of("L0.mlp"), place_of("embed"), place_of("L1H0+L1.mlp")
-    ((3, 5, 'head'), (0, None, 'mlp'), (None, None, 'embed'), (1, None, 'set'))
+    Example:
+        >>> place_of("L3H5"), place_of("L0.mlp"), place_of("embed"), place_of("L1H0+L1.mlp")
+        ((3, 5, 'head'), (0, None, 'mlp'), (None, None, 'embed'), (1, None, 'set'))
     """
     try:
         parts = [Part.of(each) for each in str(name).split("+")]
@@ -272,7 +278,8 @@ def as_parts(
 ) -> list[Part]:
     """The parts of some kinds that are meant, one or several; `such` says what is required, as in "a head (L1H2)".
 
-    Errors: those of `as_part`; ValueError for none, or a part of another kind.
+    Raises:
+        ValueError: as `as_part`; none, or a part of another kind.
     """
     every = [given] if is_part(given) else list(given)  # type: ignore[arg-type]  # a tuple of two may be either
     parts = [as_part(each, config) for each in every]  # type: ignore[arg-type]
@@ -285,8 +292,10 @@ def as_parts(
 def as_site(given: Part | str, config: ModelConfig) -> str:
     """The full name of the site that is meant: a site of this model by name, or a part that is a whole one, `L1.resid`.
 
-    Errors: KeyError for a name that the model lacks, IndexError for a layer that it lacks; ValueError for a part that
-    is one member of its site, such as a head.
+    Raises:
+        KeyError: a name that the model lacks.
+        IndexError: a layer that it lacks.
+        ValueError: a part that is one member of its site, such as a head.
     """
     if isinstance(given, str) and "hook_" in given:
         sites.find(given, config)

@@ -156,7 +156,8 @@ def inverse_frequencies(
 ) -> Float[Tensor, "#b half"]:
     """Angle per position of each rotated pair, `base^(-2i/dim)`, after the scaling rule, computed in `dtype`.
 
-    length: tokens of each row, where the rule depends on it (dynamic NTK, LongRoPE); None = within the original.
+    Args:
+        length: tokens of each row, where the rule depends on it (dynamic NTK, LongRoPE); None = within the original.
     """
     exponent = torch.arange(0, dim, 2, dtype=torch.int64, device=device).to(dtype) / dim
     rule = rotary.scaling

@@ -306,7 +306,8 @@ def fields_as_json(record: object) -> Json:
 def from_json(cls: type[R], values: Json) -> R:
     """The record that `fields_as_json` described.
 
-    Errors: ValueError for a key that the record has not, for one that is missing, and for an unknown record.
+    Raises:
+        ValueError: a key that the record has not, for one that is missing, and for an unknown record.
     """
     values = cls.today(values)
     fields = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]

@@ -40,7 +40,8 @@ def secant(
 ) -> Tensor:
     """f(x), under the activation rule with the derivative f(x) / x; at 0 that of a point just above.
 
-    value: f(x), where it is already there.
+    Args:
+        value: f(x), where it is already there.
     """
     value = f(x) if value is None else value
     if "activation" not in rules or not x.requires_grad:

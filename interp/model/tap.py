@@ -33,11 +33,12 @@ class Read:
 
     What `observe` is asked for: a place in the pass, and what to keep of it.
 
-    pos: which tokens of every row, counted as `Edit` counts them: the answer has these alone along the axis of
-    positions (of queries, in scores and patterns), wherever they stand in the batch; one row per text where rows are
-    packed. `(3, -1)` are two of every row, `PerRow([3, 4])` one of each its own; None = all columns.
-    `via` runs at the site, so a reduction keeps only its result: `[batch, head]` instead of `[batch, head, q, k]`.
-    With `grad=True` the answer is d metric / d value (passed through `via`), given by `passes.observe`.
+    Args:
+        pos: which tokens of every row, counted as `Edit` counts them: the answer has these alone along the axis of
+            positions (of queries, in scores and patterns), wherever they stand in the batch; one row per text where
+            rows are packed. `(3, -1)` are two of every row, `PerRow([3, 4])` one of each its own; None = all columns.
+            `via` runs at the site, so a reduction keeps only its result: `[batch, head]` instead of `[batch, head, q,
+            k]`. With `grad=True` the answer is d metric / d value (passed through `via`), given by `passes.observe`.
     """
 
     site: str
@@ -141,10 +142,13 @@ class Scope:
 class Tap:
     """Reads and edits of one forward pass; `values` holds the answers afterwards.
 
-    answers_only: the pass's output is not wanted, so the pass ends once every read is answered, inside a block if need
-    be, and what it returns has no meaning. Edits after the last read then do not run; they could change no answer.
-    prompt: how many columns the prompts have, where a text is being generated: later passes see more, so that an edit
-    may name a token that is not there yet, and negative positions count from the end of each row's prompt.
+    Args:
+        answers_only: the pass's output is not wanted, so the pass ends once every read is answered, inside a block if
+            need be, and what it returns has no meaning. Edits after the last read then do not run; they could change
+            no answer.
+        prompt: how many columns the prompts have, where a text is being generated: later passes see more, so that an
+            edit may name a token that is not there yet, and negative positions count from the end of each row's
+            prompt.
 
     Example:
         >>> tap = Tap(reads=[Read("blocks.0.attn.hook_pattern")])
@@ -191,8 +195,10 @@ class Tap:
     ) -> None:
         """Check every site against the model and the layers that will run; refuse what could not be answered.
 
-        home: where the answers go, if layers are spread over devices. standing: the model's own edits, which run first;
-        those of layers that do not run are left out. span: which columns the pass computes, and the tokens they hold.
+        Args:
+            home: where the answers go, if layers are spread over devices.
+            standing: the model's own edits, which run first; those of layers that do not run are left out.
+            span: which columns the pass computes, and the tokens they hold.
         """
         self._home = home
         self._scopes, self.values, self.live = {}, {}, {}

@@ -220,7 +220,9 @@ class Transformer(nn.Module):
     def edited(self, edits: Sequence[Edit] | Edit) -> Transformer:
         """This model under interventions: another one of the same parameters, every pass of which has these edits.
 
-        Errors: KeyError or IndexError for a part or site that the model lacks; ValueError for an edit of some rows.
+        Raises:
+            KeyError, IndexError: a part or site that the model lacks.
+            ValueError: an edit of some rows.
         """
         given = (edits,) if isinstance(edits, Edit) else tuple(edits)
         for edit in given:
@@ -248,7 +250,9 @@ class Transformer(nn.Module):
         """This model with other tensors in place of some parameters, differentiable in them; all others are shared.
 
         Its modules are copies: the model itself is not touched, so passes of it in other threads stay as they are.
-        Errors: AttributeError for a parameter that the model lacks.
+
+        Raises:
+            AttributeError: a parameter that the model lacks.
         """
         kept: list[object] = [self.config, self.edits, *self.parameters(), *self.buffers()]
         memo = {id(each): each for each in kept}
@@ -286,17 +290,20 @@ class Transformer(nn.Module):
     ) -> Tensor:
         """Logits `[b p v]`; or, with `stop`, the residual stream entering block `stop`, `[b p d]`.
 
-        tokens: ids `[b p]`; with `start > 0` the residual stream entering block `start`, `[b p d]`.
-        keep: True at real tokens; None = no padding. Positions count the kept tokens only.
-        logits_at: columns of each row whose logits are wanted; the others are never computed, and the sites after the
-        blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns. With `stop` = the number of blocks: the
-        columns of the final stream that are wanted, `[b n d]`.
-        documents: an id per column, where rows pack several texts; each sees itself only, its positions begin at 0.
-        types: token types of a model that has them; None = 0 everywhere.
-        memory: what cross-attention reads, required by models that have it.
-        Token ids and what goes with them are brought to the model's device.
-        A model without an unembedding returns its final residual stream.
-        Errors: ValueError for ids, shapes, lengths or layers that do not fit, and weights whose file was overwritten.
+        Args:
+            tokens: ids `[b p]`; with `start > 0` the residual stream entering block `start`, `[b p d]`.
+            keep: True at real tokens; None = no padding. Positions count the kept tokens only.
+            logits_at: columns of each row whose logits are wanted; the others are never computed, and the sites after
+                the blocks (`ln_final.*`, `unembed.hook_out`) hold these n columns. With `stop` = the number of
+                blocks: the columns of the final stream that are wanted, `[b n d]`.
+            documents: an id per column, where rows pack several texts; each sees itself only, its positions begin at
+                0.
+            types: token types of a model that has them; None = 0 everywhere.
+            memory: what cross-attention reads, required by models that have it. Token ids and what goes with them are
+                brought to the model's device. A model without an unembedding returns its final residual stream.
+
+        Raises:
+            ValueError: ids, shapes, lengths or layers that do not fit, and weights whose file was overwritten.
         """
         self.check_files()
         tokens = tokens if start else _beside(self.device, tokens)
@@ -342,9 +349,11 @@ class Transformer(nn.Module):
 
         In the dtype of the stream: one in float32 has logits in float32 where the model is in half precision, whose
         own logits are rounded (those near 20 to eighths in bfloat16). Weights are widened a block at a time.
-        columns: the tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed.
-        For a model without an unembedding: the normed stream; with another output layer than the full softmax
-        log-probabilities, and `columns` saves nothing.
+
+        Args:
+            columns: the tokens whose logits are wanted, `[*b k]` instead of `[*b v]`; the others are never computed.
+                For a model without an unembedding: the normed stream; with another output layer than the full softmax
+                log-probabilities, and `columns` saves nothing.
         """
         if tap is None and (late := [e.name for e in self.edits if sites.is_late(e.site)]):
             raise ValueError(
@@ -537,7 +546,8 @@ def unembedded(
 ) -> Float[Tensor, "*b v"]:
     """x W_U + b_U for consecutive tokens, in the dtype of x: narrower weights are widened a block at a time.
 
-    unembed: a linear map, or what stands in its place (compat puts a module of its own there).
+    Args:
+        unembed: a linear map, or what stands in its place (compat puts a module of its own there).
     """
     if tokens == slice(None) and all(p.dtype == x.dtype for p in unembed.parameters()):
         logits: Tensor = unembed(x)

@@ -149,9 +149,10 @@ class Weights:
     def layer(self, layer: int, *, cross: bool = False, before: bool = False) -> LayerWeights:
         """One block's weights as views (copies only of a block that lives on another device than the embedding).
 
-        cross: those of its cross-attention. before: those of the MLP before attention, in a Macaron block; else of the
-        MLP after it. Errors: IndexError if there is no such layer, ValueError if there is no cross-attention or no
-        such MLP.
+        Args:
+            cross: those of its cross-attention.
+            before: those of the MLP before attention, in a Macaron block; else of the MLP after it. Errors:
+                IndexError if there is no such layer, ValueError if there is no cross-attention or no such MLP.
         """
         if not 0 <= layer < self.config.n_layers:
             raise IndexError(f"layers are 0 to {self.config.n_layers - 1}, got {layer}")

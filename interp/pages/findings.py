@@ -65,8 +65,9 @@ def findings(report: Report) -> tuple[Finding, ...]:
 def in_words(part: str) -> str:
     """What a part is called in a sentence.
 
-    >>> in_words("L3H5"), in_words("L0.mlp"), in_words("embed")
-    ('head L3H5', 'the MLP of layer 0', 'the token embedding')
+    Example:
+        >>> in_words("L3H5"), in_words("L0.mlp"), in_words("embed")
+        ('head L3H5', 'the MLP of layer 0', 'the token embedding')
     """
     outside = {
         "embed": "the token embedding", "pos_embed": "the position embedding", "type_embed": "the type embedding",
@@ -270,8 +271,10 @@ def _cause(report: Report, contrast: TokenContrast) -> Finding | None:
 def _early_site(back: pd.DataFrame, left: pd.Series[float], best: pd.Series) -> pd.Series | None:
     """The MLP before the last token that is enough and needed, in the first layer below that of the best part; or None.
 
-    back: every part put into the corrupted prompt. left: what is left of the answer without it. This is what causal
-    tracing calls the early site (Meng et al. 2022); the best part then reads what it wrote.
+    Args:
+        back: every part put into the corrupted prompt.
+        left: what is left of the answer without it. This is what causal tracing calls the early site (Meng et al.
+            2022); the best part then reads what it wrote.
     """
     early = (back.site != "z") & (back.layer < best.layer) & (back.pos < back.pos.max())
     rows = back[early.fillna(False) & (back.normalised >= AMPLE) & (left <= LITTLE)]

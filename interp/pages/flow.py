@@ -45,8 +45,9 @@ def about_flow(
 ) -> dict[str, Callable[[], pd.DataFrame]]:
     """How to make the tables of this file.
 
-    trace: a pass over the prompt that read `flow_reads`; found: the prompt's `attribution` and its `flow_routes`,
-    unless they are absent.
+    Args:
+        trace: a pass over the prompt that read `flow_reads`;
+        found: the prompt's `attribution` and its `flow_routes`, unless they are absent.
     """
     network = model.transformer
     return {

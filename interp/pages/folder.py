@@ -60,8 +60,10 @@ def replacing(folder: Path) -> Iterator[Path]:
     """An empty folder to fill; on leaving without an exception it takes the name (and the place) of `folder`.
 
     The temporary folder is made on entering, so a place that cannot be written to is known before any work is done.
-    Errors: ValueError if `folder` is a file or holds anything that a run of ours did not write; OSError if it, or the
-    folder above it, cannot be written to. After an error everything is as it was before.
+
+    Raises:
+        ValueError: if `folder` is a file or holds anything that a run of ours did not write.
+        OSError: if it, or the folder above it, cannot be written to. After an error everything is as it was before.
     """
     target = named_path(folder).resolve()
     _refuse_foreign(target)

@@ -36,7 +36,8 @@ class Spot:
 class LinkLine:
     """A link, its place, and its strength in percent of the strongest.
 
-    tokens: from which token to which, in words; empty where the graph's method sums over positions, as ours does.
+    Args:
+        tokens: from which token to which, in words; empty where the graph's method sums over positions, as ours does.
     """
 
     source: Spot

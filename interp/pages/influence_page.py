@@ -50,10 +50,15 @@ def influence_page(
 ) -> str:
     """The rows that helped and harmed each query most, by `interp.dynamics.influence`, as one HTML file without script.
 
-    model: whose tokens rows and queries are. top: how many rows at either end; most: how many queries are drawn, the
-    first ones. Effects are the measure without the row minus with it, in the unit of the result; the bars of one query
-    are relative to its largest effect. A row that is no help and no harm stands at neither end.
-    Errors: ValueError for another result, or one of so many other rows or queries.
+    Args:
+        model: whose tokens rows and queries are.
+        top: how many rows at either end;
+        most: how many queries are drawn, the first ones. Effects are the measure without the row minus with it, in
+            the unit of the result; the bars of one query are relative to its largest effect. A row that is no help
+            and no harm stands at neither end.
+
+    Raises:
+        ValueError: another result, or one of so many other rows or queries.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)

@@ -63,8 +63,9 @@ class Reasons(Brief):
 def reasons(model: Transformer, batch: Batch, written: xr.Dataset | None, trace: Trace) -> list[Reasons]:
     """The reasons of all heads; of a model with too many scores those of the heads that write most of the answer.
 
-    written: the attribution to heads, which says how much they write; None = the first ones. trace: a pass that read
-    `score_reads` of the layers that are `splitting`.
+    Args:
+        written: the attribution to heads, which says how much they write; None = the first ones.
+        trace: a pass that read `score_reads` of the layers that are `splitting`.
     """
     config = model.config
     heads = [(layer, head) for layer in splitting(config) for head in range(config.n_heads)]

@@ -224,17 +224,21 @@ def report_of(
 ) -> Report:
     """Every table of the page for one prompt; the seed draws the repeated tokens of the head scores.
 
-    lenses: fitted lenses of this model by name, which the page shows beside the logit lens.
-    A model without logits has tables of attention, head scores and composition, and no `contrast`; a question without
-    a corrupted prompt has no tables of patching and edges. `absent` says of every other table that this model lacks
-    why: a wrapped network has no circuits, layers that keep a state have no attention. Heads whose scores do not come
-    from q . k have no composition into queries and keys. A table that fails (ValueError, ArithmeticError such as parts
-    that miss their sum, MemoryError) is left out too: `absent` has the reason, and `notes` a sentence, which is given
-    as an `interp.Note`. The pass itself, the tokens and the next tokens are no section: without them there is no page.
-    Errors: ValueError for what is no model, for a prompt or an answer the model cannot take, for a prompt too long for
-    the page, for a corrupted prompt that does not align with the prompt or that the model answers alike, for a model
-    that is not causal, whose heads do not write, whose patterns are no shares, or whose logits are not linear in the
-    stream.
+    Args:
+        lenses: fitted lenses of this model by name, which the page shows beside the logit lens. A model without
+            logits has tables of attention, head scores and composition, and no `contrast`; a question without a
+            corrupted prompt has no tables of patching and edges. `absent` says of every other table that this model
+            lacks why: a wrapped network has no circuits, layers that keep a state have no attention. Heads whose
+            scores do not come from q . k have no composition into queries and keys. A table that fails (ValueError,
+            ArithmeticError such as parts that miss their sum, MemoryError) is left out too: `absent` has the reason,
+            and `notes` a sentence, which is given as an `interp.Note`. The pass itself, the tokens and the next
+            tokens are no section: without them there is no page.
+
+    Raises:
+        ValueError: what is no model, for a prompt or an answer the model cannot take, for a prompt too long for the
+            page, for a corrupted prompt that does not align with the prompt or that the model answers alike, for a
+            model that is not causal, whose heads do not write, whose patterns are no shares, or whose logits are not
+            linear in the stream.
     """
     model = as_model(model)
     batch = model.text.batch(question.tokens)

@@ -48,7 +48,9 @@ class ReportPage:
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Write `index.html`, `run.json` and every table as CSV and Parquet; returns the path of the page.
 
-        Errors: ValueError for a folder that holds anything that no report wrote; OSError if it cannot be written to.
+        Raises:
+            ValueError: a folder that holds anything that no report wrote.
+            OSError: if it cannot be written to.
         """
         with replacing(Path(folder)) as fresh:
             write_report(self.report, fresh)
@@ -92,16 +94,22 @@ def report(
 
     What was found in sentences, then every picture and number; shown in a notebook, or `.save(folder)`.
 
-    prompt: text, or the ids of one prompt, such as a conversation: `report(model, model.chat([...]))`.
-    answer: the next token asked about, leading space included; None = the model's own most probable one. wrong: the
-    token it is contrasted with. corrupt: the prompt once more, token for token, but for what changes its answer; with
-    it the page has patching maps and a circuit. about: the model's name and what is known of it; None = its name
-    alone (what was measured of a checkpoint may no longer hold of a model in memory). seed: draws the random tokens on
-    which heads are scored. lenses: tuned and Jacobian lenses of this model, by the names under which the page shows
-    them beside the logit lens.
-    Errors: ValueError for a prompt or an answer that the model cannot take, for a prompt too long for the page, for a
-    corrupted prompt that does not align with the prompt or that the model answers alike, and for a model that is not
-    causal.
+    Args:
+        prompt: text, or the ids of one prompt, such as a conversation: `report(model, model.chat([...]))`.
+        answer: the next token asked about, leading space included; None = the model's own most probable one.
+        wrong: the token it is contrasted with.
+        corrupt: the prompt once more, token for token, but for what changes its answer; with it the page has patching
+            maps and a circuit.
+        about: the model's name and what is known of it; None = its name alone (what was measured of a checkpoint may
+            no longer hold of a model in memory).
+        seed: draws the random tokens on which heads are scored.
+        lenses: tuned and Jacobian lenses of this model, by the names under which the page shows them beside the logit
+            lens.
+
+    Raises:
+        ValueError: a prompt or an answer that the model cannot take, for a prompt too long for the page, for a
+            corrupted prompt that does not align with the prompt or that the model answers alike, and for a model that
+            is not causal.
 
     Example:
         >>> found = report(model, prompt, " Mary", " John")

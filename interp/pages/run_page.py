@@ -53,7 +53,8 @@ class StepInWords:
 def run_page(record: Record) -> str:
     """The whole page as HTML: what was asked, how it ended, figures, tables, results, log, and where it comes from.
 
-    Errors: OSError if a file that the run lists is not there any more.
+    Raises:
+        OSError: if a file that the run lists is not there any more.
     """
     run = record.run
     title, _, rest = run.question.partition("\n\n")

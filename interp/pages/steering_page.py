@@ -70,7 +70,9 @@ def steering_page(result: xr.Dataset) -> str:
     """The page of `interp.causal.steering_curve`: dose curves by layer with their chance bands, and every number.
 
     One HTML file without script that opens from disk and fetches nothing. The panels of one score share their scale.
-    Errors: ValueError for another result.
+
+    Raises:
+        ValueError: another result.
 
     Example:
         >>> each = [interp.causal.Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1])]

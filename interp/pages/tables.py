@@ -109,7 +109,8 @@ def attention(
 ) -> pd.DataFrame:
     """Every head's attention from each query to each key it can see (key <= query), in this nesting order.
 
-    layers: those that have a pattern.
+    Args:
+        layers: those that have a pattern.
     """
     count, heads, n, _ = pattern_lhqk.shape
     query, key = np.tril_indices(n)

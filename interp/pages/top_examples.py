@@ -56,7 +56,9 @@ def top_examples_page(result: xr.Dataset, *, most: int = 100) -> str:
     Tokens are shaded by the activation of their cell, up to the largest size among the cell's own contexts: shades of
     different cells do not compare. Red is below 0. The token that made the list is underlined; pointing at a token
     gives its number. most: how many cells are drawn, the first ones; the page says how many there are.
-    Errors: ValueError for another result.
+
+    Raises:
+        ValueError: another result.
 
     Example:
         >>> found = interp.features.top_examples(model, [prompt], "L1.post", cells=[3], top=1)

@@ -238,8 +238,9 @@ def _level(name: str) -> tuple[float, float]:
 class _Layout:
     """Every node in its row, each row in the middle; the names of layers beside them, and the size of it all.
 
-    boxes: the nodes, each with the parts that stand in it. ranks: by ends the edges of a line; those from a box to
-    itself are inside it.
+    Args:
+        boxes: the nodes, each with the parts that stand in it.
+        ranks: by ends the edges of a line; those from a box to itself are inside it.
     """
 
     def __init__(

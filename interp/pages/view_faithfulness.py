@@ -39,7 +39,8 @@ class Curve:
 def curve(table: pd.DataFrame, total: float, corrupted: float) -> Curve:
     """The curve; across: edges kept, by their logarithm, up: faithfulness, 0 the corrupted prompt's and 1 the prompt's.
 
-    total, corrupted: the metric after the prompt and after the corrupted one, in logits.
+    Args:
+        total, corrupted: the metric after the prompt and after the corrupted one, in logits.
     """
     rows = list(zip(table.edges.tolist(), table.connected.tolist(), table.value.tolist(), strict=True))
     low, high = min(0.0, *(f for *_, f in rows)), max(1.0, *(f for *_, f in rows))

@@ -41,8 +41,9 @@ def _sign(c: str) -> str:
 def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
     """A number with a real minus sign and fixed digits; an en dash where there is none.
 
-    >>> number(-1.234), number(2.0, 1, sign=True), number(float("nan"))
-    ('−1.23', '+2.0', '–')
+    Example:
+        >>> number(-1.234), number(2.0, 1, sign=True), number(float("nan"))
+        ('−1.23', '+2.0', '–')
     """
     if value is None or math.isnan(value):
         return "–"
@@ -55,8 +56,9 @@ def number(value: float | None, digits: int = 2, *, sign: bool = False) -> str:
 def short(value: float, digits: int = 3) -> str:
     """A number of so many digits that count, with a real minus sign; an en dash where there is none.
 
-    >>> short(-0.012345), short(float("nan"))
-    ('−0.0123', '–')
+    Example:
+        >>> short(-0.012345), short(float("nan"))
+        ('−0.0123', '–')
     """
     return "–" if math.isnan(value) else f"{value:.{digits}g}".replace("-", "−")
 
@@ -64,8 +66,9 @@ def short(value: float, digits: int = 3) -> str:
 def probability(value: float | None) -> str:
     """A probability with three digits, "<0.001" below that.
 
-    >>> probability(0.12345), probability(0.0001)
-    ('0.123', '<0.001')
+    Example:
+        >>> probability(0.12345), probability(0.0001)
+        ('0.123', '<0.001')
     """
     small = value is not None and 0 < value < 0.0005
     return "<0.001" if small else number(value, 3)
@@ -74,7 +77,8 @@ def probability(value: float | None) -> str:
 def count(value: int) -> str:
     """A whole number in groups of three, a narrow no-break space between them.
 
-    >>> count(50257).split()
-    ['50', '257']
+    Example:
+        >>> count(50257).split()
+        ['50', '257']
     """
     return f"{value:,}".replace(",", "\u202f")

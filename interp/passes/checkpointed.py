@@ -55,8 +55,10 @@ def differentiated_in_runs(
 ) -> tuple[Trace, Float[Tensor, "b p d"]]:
     """What `observe` reads of a pass that is differentiated towards a number of its final stream, and that stream.
 
-    reads: at the embeddings, and the gradient of the final stream. edits: of the embeddings. runs: all blocks, in at
-    least two parts.
+    Args:
+        reads: at the embeddings, and the gradient of the final stream.
+        edits: of the embeddings.
+        runs: all blocks, in at least two parts.
     """
     end = Read(final_stream(model.config), grad=True)
     own, batch = [read for read in reads if read != end], batch.to(model.device)

@@ -280,7 +280,8 @@ def _check_values(config: ModelConfig, batch: Batch, edits: Sequence[Edit]) -> N
 def stop_ids(text: Text, stop: Stop, *, eos: bool) -> set[int]:
     """Ids of the stop tokens; `eos` adds those at which the model's own generation ends (`Text.end_ids`).
 
-    Errors: ValueError naming the tokens of a text that is several.
+    Raises:
+        ValueError: naming the tokens of a text that is several.
     """
     if isinstance(stop, Tensor | np.ndarray):
         stop = stop.flatten().tolist()
@@ -354,7 +355,9 @@ def decode(
     A row ends with a stop token and is padded with it, not kept. Padding of the source, on either side, changes
     nothing. edits: of either side, whose name their sites begin with; those of the encoder act once, those of the
     decoder at every step, as in `generate`. To read: `stream(model.decoder, encoded(model, source), n, reads=...)`.
-    Errors: KeyError for an edit that names no side; ValueError as in `generate`.
+
+    Raises:
+        KeyError: an edit that names no side; ValueError as in `generate`.
     """
     start = encoded(model, source, edits=edits_of(edits, "encoder"))
     return generate(

@@ -26,7 +26,8 @@ def room(model: Transformer) -> int:
 def that_fit(model: Transformer, each: int, memory: int | None = None) -> int:
     """How many tokens or rows of `each` bytes one pass of interventions may have, at least one.
 
-    memory: bytes that it may hold; None = `room`.
+    Args:
+        memory: bytes that it may hold; None = `room`.
     """
     return max(1, (memory or room(model)) // each)
 

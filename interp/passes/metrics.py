@@ -151,7 +151,8 @@ def logit_difference(answer: Answers | None = None, wrong: Answers | None = None
     one without a wrong answer is asked for its log-probability instead (`answer_log_probability`), since a logit is of
     one token.
 
-    answer, wrong: as texts or ids, one for all prompts or one for each; None = those the batch carries.
+    Args:
+        answer, wrong: as texts or ids, one for all prompts or one for each; None = those the batch carries.
 
     Example:
         >>> interp.logit_difference(" Mary", " John").unit
@@ -205,8 +206,10 @@ def next_token_loss() -> Metric:
 def choice_difference(options: Int[Tensor, "c"], right: Bool[Tensor, "b c"]) -> Metric:
     """Summed p(right options) minus summed p(wrong options) at the last token, in [-1, 1].
 
-    options: the tokens that count. right: which of them are right for each prompt. It is the probability difference of
-    the greater-than task (Hanna et al. 2023, section 2): the years above the start, minus the others.
+    Args:
+        options: the tokens that count.
+        right: which of them are right for each prompt. It is the probability difference of the greater-than task
+            (Hanna et al. 2023, section 2): the years above the start, minus the others.
     """
     return Metric(
         "probability difference",

@@ -86,10 +86,13 @@ Model = Annotated[Subject | Transformer, Required("a HookedTransformer or a Tran
 def as_model(model: Model, edits: Sequence[Edit] = ()) -> Subject:
     """The model under study: the network under all interventions that hold here and now, and its text.
 
-    edits: interventions of this question alone, after those.
-    Errors: ValueError for anything that is no decoder or encoder of ours, or for edits that act after
-    the last block, where analyses read the logits off the stream themselves; KeyError or IndexError for parts that the
-    model lacks.
+    Args:
+        edits: interventions of this question alone, after those.
+
+    Raises:
+        ValueError: anything that is no decoder or encoder of ours, or for edits that act after the last block, where
+            analyses read the logits off the stream themselves.
+        KeyError, IndexError: parts that the model lacks.
     """
     network, text = as_network(model), text_of(model)
     network = network.edited(edits) if edits else network
@@ -167,7 +170,9 @@ def observe(
     With `metric`, reads with `grad=True` are answered by d metric / d value; parameters receive no gradient, and
     nobody's `.grad` is written. Without it the pass runs under `no_grad`. With `answers_only` it ends as soon as every
     read is answered, inside the last block if need be, and `output` has no meaning.
-    Errors: ValueError for a gradient read without a metric, and everything `Transformer` refuses.
+
+    Raises:
+        ValueError: a gradient read without a metric, and everything `Transformer` refuses.
     """
     network = model if isinstance(model, Transformer) else as_network(model)
     batch = batch if isinstance(batch, Batch) else text_of(model).batch(batch)

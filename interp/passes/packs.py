@@ -112,7 +112,8 @@ def planned(
 ) -> SweepPlan:
     """Packs of at most `tokens` tokens each, cut where that is cheapest.
 
-    fixed: what a block costs a pass beside its tokens, in tokens (`fixed_cost`).
+    Args:
+        fixed: what a block costs a pass beside its tokens, in tokens (`fixed_cost`).
     """
     active = sorted((i for i, s in enumerate(starts) if not s.idle), key=lambda i: starts[i].column)
     packs = []

@@ -307,7 +307,9 @@ class Questions:
     def of(cls, asked: Sequence[ByRow], config: ModelConfig) -> Questions:
         """Questions of distinct names about a model of this configuration.
 
-        Errors: ValueError for none, or two of one name; KeyError for a site that the model does not have.
+        Raises:
+            ValueError: none, or two of one name.
+            KeyError: a site that the model does not have.
         """
         names = [each.name for each in asked]
         if not names or len(set(names)) != len(names):
@@ -344,7 +346,8 @@ class Questions:
     def _with_answers(self, model: Transformer, home: Batch, batch: Batch) -> Iterator[Batch]:
         """The batch as each question asks about it; those that ask for the same answers get the same one.
 
-        home: the batch on the host, where answers are looked up.
+        Args:
+            home: the batch on the host, where answers are looked up.
         """
         known: list[tuple[Batch, Batch]] = [(home, batch)]
         for each in self.asked:
@@ -377,7 +380,8 @@ class Questions:
     ) -> dict[str, Partial] | None:
         """Like `reduced`, but None if `fine` is False: the flag and what is kept are fetched from a device together.
 
-        checks: what was checked on the way to the values, and is looked at now. Errors: what those raise.
+        Args:
+            checks: what was checked on the way to the values, and is looked at now. Errors: what those raise.
         """
         checks = Checks() if checks is None else checks
         if fine.is_cpu and not bool(fine):

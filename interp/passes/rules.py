@@ -51,7 +51,8 @@ Rules = str | Sequence[str]
 def as_rules(given: Rules) -> tuple[Rule, ...]:
     """The rules that are meant, in their order.
 
-    Errors: ValueError for an unknown name, and for `half` beside `pattern`, which both speak of attention.
+    Raises:
+        ValueError: an unknown name, and for `half` beside `pattern`, which both speak of attention.
     """
     names = PRESETS.get(given, (given,)) if isinstance(given, str) else tuple(given)
     known = get_args(Rule)
@@ -71,7 +72,8 @@ def as_rules(given: Rules) -> tuple[Rule, ...]:
 def under_rules(model: Transformer, given: Rules) -> Transformer:
     """The model under these rules; itself where there are none.
 
-    Errors: those of `as_rules`, and ValueError for a model that they are not defined for.
+    Raises:
+        ValueError: as `as_rules`; a model that they are not defined for.
     """
     rules = as_rules(given)
     if not rules:
@@ -155,8 +157,13 @@ def completeness(
     A relevance is value . gradient; those of all embeddings and biases sum to (final stream . gradient) under the rules
     of `LINEAR`. The error is relative to the sum of their absolute values. Nothing under other rules, or with edits
     that bring constants.
-    model: one under rules. stream, gradient: its final stream, and d metric / d final stream. It takes a pass more.
-    Errors: ArithmeticError where they miss it beyond rounding.
+
+    Args:
+        model: one under rules.
+        stream, gradient: its final stream, and d metric / d final stream. It takes a pass more.
+
+    Raises:
+        ArithmeticError: where they miss it beyond rounding.
     """
     if not promises(model):
         return {}

@@ -75,7 +75,8 @@ class Choice:
     def draw(self, logits: Float[Tensor, "b v"]) -> Int[Tensor, "b"]:
         """The next token of each row; it counts as present from now on.
 
-        Errors: NotFiniteError (a ValueError) where the largest logit of a row is NaN or infinite.
+        Raises:
+            NotFiniteError: (a ValueError) where the largest logit of a row is NaN or infinite.
         """
         if not bool(logits.amax(-1).isfinite().all()):
             raise NotFiniteError(

@@ -528,9 +528,11 @@ class Sweep:
     ) -> Swept:
         """The metric of every variant.
 
-        reference: the final stream that a comparing metric compares with, at the watched columns; None = the base
-        run's. reference_model: the model that it comes from; None = this one. A pack that does not fit into the
-        device's memory is halved until it does.
+        Args:
+            reference: the final stream that a comparing metric compares with, at the watched columns; None = the base
+                run's.
+            reference_model: the model that it comes from; None = this one. A pack that does not fit into the device's
+                memory is halved until it does.
         """
         base, watched = self.base, self._watched(metric)
         columns = None if watched is None else sent(watched, self._network.device)
@@ -552,8 +554,9 @@ class Sweep:
     def read(self, reads: Sequence[Read]) -> dict[Read, Tensor]:
         """What sites inside the blocks hold in every variant, `[variant, example, *axes]`; no logits are computed.
 
-        Errors: ValueError for a read with `via` or `grad`: the columns that a variant shares with the base run are
-        filled in from there.
+        Raises:
+            ValueError: a read with `via` or `grad`: the columns that a variant shares with the base run are filled in
+                from there.
         """
         if refused := [read for read in reads if read.via is not None or read.grad]:
             raise ValueError(f"a sweep records whole values; {refused[0]} asks for something else")
@@ -587,7 +590,8 @@ class Sweep:
     def plan(self, *, everywhere: bool = False) -> SweepPlan:
         """What will run, and what that saves: `print(sweep.plan().explain())`. It takes the base run to know.
 
-        everywhere: for a metric that looks at every column.
+        Args:
+            everywhere: for a metric that looks at every column.
         """
         at = self._batch.host().prompt_ends()[:, None] if self.at is None else self.at.cpu()
         watched = None if everywhere else at

@@ -78,9 +78,12 @@ class PlacedEdit(NamedTuple):
 def placed(variant: Variant, config: ModelConfig, batch: Batch) -> tuple[PlacedEdit, ...]:
     """The edits of a variant, checked; a residual that leaves a block enters the next.
 
-    Errors: KeyError for an unknown site; ValueError for a site after the last block, values that do not fit, values
-    nobody looked up, or an edit of some rows only; IndexError for an index outside the site, PositionError for a
-    position that an example lacks.
+    Raises:
+        KeyError: an unknown site.
+        ValueError: a site after the last block, values that do not fit, values nobody looked up, or an edit of some
+            rows only.
+        IndexError: an index outside the site.
+        PositionError: a position that an example lacks.
     """
     found: list[PlacedEdit] = []
     layout = batch.layout
@@ -131,7 +134,9 @@ def _once(edits: Sequence[PlacedEdit], examples: int) -> list[PlacedEdit]:
 def layer_of(name: str, config: ModelConfig) -> int:
     """The block during which a site is visited, the first for embeddings.
 
-    Errors: KeyError for an unknown site; ValueError for a site after the last block.
+    Raises:
+        KeyError: an unknown site.
+        ValueError: a site after the last block.
     """
     _, layer = sites.find(name, config)
     if layer is None and name not in sites.EMBEDDING_SITES:
@@ -213,7 +218,8 @@ def _of_examples(
 def on_device(change: Change, device: torch.device, moved: dict[int, tuple[Tensor, Tensor]]) -> Change:
     """The change with its values on a device, where those of the host go once however many edits bring them.
 
-    moved: what went there so far, with what it was.
+    Args:
+        moved: what went there so far, with what it was.
     """
     values = getattr(change, "values", None)
     if not isinstance(change, Set | Swap | Add) or not isinstance(values, Tensor):

@@ -22,9 +22,12 @@ MOST_NUMBERS = 400
 def ablation(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The mean effect over prompts: a map of two dims (the first downwards), or bars with 95 % intervals of one.
 
-    result: that of `ablate`, `knock_out` or `short_circuit`. Blue: the metric falls, the part speaks for it. Cells in
-    which nothing was changed are left white.
-    Errors: ValueError for a result of another number of dims.
+    Args:
+        result: that of `ablate`, `knock_out` or `short_circuit`. Blue: the metric falls, the part speaks for it.
+            Cells in which nothing was changed are left white.
+
+    Raises:
+        ValueError: a result of another number of dims.
 
     Example:
         >>> ablation(interp.ablate(model, prompt, change=interp.edits.Zero(), metric=interp.metrics.kl_divergence()))
@@ -58,7 +61,8 @@ def recall_curve(
 ) -> Axes:
     """A score of `recall` with its 95 % interval: for the whole model, and with each single layer short-circuited.
 
-    Errors: KeyError for a score that the result does not hold.
+    Raises:
+        KeyError: a score that the result does not hold.
 
     Example:
         >>> from interp.causal import continuations, recall
@@ -83,7 +87,8 @@ def recall_curve(
 def recall_map(result: xr.Dataset, score: str = "token_accuracy", *, ax: Axes | None = None) -> Axes:
     """A score of `recall` for every range of short-circuited layers, first layer downwards, last one to the right.
 
-    Errors: KeyError for a score that the result does not hold.
+    Raises:
+        KeyError: a score that the result does not hold.
 
     Example:
         >>> from interp.causal import continuations, recall

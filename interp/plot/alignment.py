@@ -30,10 +30,16 @@ def alignment(
 ) -> Axes:
     """A map of a score of the directions found, by layer and position, each number with its best null in brackets.
 
-    result: what `interp.causal.align` returned; cells by layer alone become curves, one with its 95 % band for all that
-    was exchanged. score: "iia", "loss", and "logit difference" or "logit". The best null is the largest (of a loss the
-    smallest). tokens: the prompt's, to name the positions.
-    Errors: KeyError for another score; ValueError for more than two dims of cells, or another number of tokens.
+    Args:
+        result: what `interp.causal.align` returned; cells by layer alone become curves, one with its 95 % band for
+            all that was exchanged.
+        score: "iia", "loss", and "logit difference" or "logit". The best null is the largest (of a loss the
+            smallest).
+        tokens: the prompt's, to name the positions.
+
+    Raises:
+        KeyError: another score.
+        ValueError: more than two dims of cells, or another number of tokens.
 
     Example:
         >>> base, source = torch.tensor([[5, 6, 7], [4, 6, 7]]), torch.tensor([[5, 9, 7], [4, 8, 7]])

@@ -19,7 +19,8 @@ def attention(
 ) -> Axes:
     """One head's pattern: row = the token that looks, column = the token looked at, rows sum to 1.
 
-    tokens: the text of each position; positions are numbered without. Errors: ValueError if they do not fit.
+    Args:
+        tokens: the text of each position; positions are numbered without. Errors: ValueError if they do not fit.
 
     Example:
         >>> _, cache = model.run_with_cache(prompt, "blocks.1.attn.hook_pattern")

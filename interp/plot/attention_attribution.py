@@ -16,9 +16,12 @@ def attention_attribution(
 ) -> Axes:
     """The pairs of parts that make one score: parts at the query as rows, at the key as columns, signed.
 
-    result: what `interp.attention.attention_attribution` returned. top: so many rows and columns at most, those of the
-    largest values; the others are not drawn.
-    Errors: IndexError for a prompt that the result does not hold.
+    Args:
+        result: what `interp.attention.attention_attribution` returned.
+        top: so many rows and columns at most, those of the largest values; the others are not drawn.
+
+    Raises:
+        IndexError: a prompt that the result does not hold.
 
     Example:
         >>> plot.attention_attribution(interp.attention.attention_attribution(model, prompt, "L1H2", key=2))

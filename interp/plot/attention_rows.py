@@ -26,7 +26,8 @@ VALUES = {
 def attention_entropy(result: xr.Dataset, score: str = "relative", *, ax: Axes | None = None) -> Axes:
     """A layer x head map of `interp.attention.attention_entropy`, each cell with its number.
 
-    score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight". Errors: KeyError for another.
+    Args:
+        score: "relative" (H / log n, from 0 to 1), "entropy" (nats) or "max_weight". Errors: KeyError for another.
 
     Example:
         >>> attention_entropy(interp.attention.attention_entropy(model, prompt))
@@ -54,9 +55,12 @@ def dispersion(
 ) -> Axes:
     """One score of `interp.attention.dispersion` against the number of keys: named heads in colour, all others grey.
 
-    score: "max_weight" (both axes logarithmic; dashed: 1 / n, even attention), "entropy" (dashed: log n) or "gap".
-    heads: those with a name and a 95 % band, `"L0H1"` or (0, 1). label: what is added to the names, where several
-    results share an Axes (select the named heads in all but the first). Errors: KeyError for another score or head.
+    Args:
+        score: "max_weight" (both axes logarithmic; dashed: 1 / n, even attention), "entropy" (dashed: log n) or
+            "gap".
+        heads: those with a name and a 95 % band, `"L0H1"` or (0, 1).
+        label: what is added to the names, where several results share an Axes (select the named heads in all but the
+            first). Errors: KeyError for another score or head.
 
     Example:
         >>> dispersion(interp.attention.dispersion(model, prompt), "entropy", heads=["L0H1"])

@@ -18,9 +18,12 @@ FOR, AGAINST, REST = "#2166ac", "#b2182b", "#777777"
 def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes | None = None) -> Axes:
     """The largest parts as a waterfall that ends at the total: each bar starts where the one above stopped.
 
-    result: what `interp.attribute` returned, at any grain, or `interp.residual.paths`. What comes after
-    the first `top` is one bar.
-    Errors: IndexError for a prompt that the result does not hold.
+    Args:
+        result: what `interp.attribute` returned, at any grain, or `interp.residual.paths`. What comes after the first
+            `top` is one bar.
+
+    Raises:
+        IndexError: a prompt that the result does not hold.
 
     Example:
         >>> plot.attribution(interp.attribute(model, prompt, " Mary", " John", parts="head"))
@@ -53,7 +56,8 @@ def attribution(result: xr.Dataset, *, prompt: int = 0, top: int = 20, ax: Axes 
 def attribution_map(result: xr.Dataset, *, prompt: int = 0, ax: Axes | None = None) -> Axes:
     """What each head adds directly to the logit (difference), layer x head, signed, in logits.
 
-    Errors: ValueError unless the result is by head (or by source).
+    Raises:
+        ValueError: unless the result is by head (or by source).
 
     Example:
         >>> plot.attribution_map(interp.attribute(model, prompt, " Mary", " John", parts="head"))

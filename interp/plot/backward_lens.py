@@ -49,11 +49,16 @@ def backward_lens(
 ) -> Axes:
     """The norm of delta at every layer and token of a matrix (log colour), with one word where the update is large.
 
-    result: what `interp.backward_lens` returned. matrix: one of the result's; None = W_out if it is there, else the
-    first. The word is the least probable token of delta for W_out and W_O, the most probable of x for the others; it
-    stands where the update exceeds `threshold` times the prompt's largest. A delta of exactly zero has no colour and
-    says "no update". pieces: ids to their texts, tokens: the prompt's own; None = those that the result brings along.
-    Errors: KeyError for a matrix that the result does not hold, ValueError if `tokens` do not fit it.
+    Args:
+        result: what `interp.backward_lens` returned.
+        matrix: one of the result's; None = W_out if it is there, else the first. The word is the least probable token
+            of delta for W_out and W_O, the most probable of x for the others; it stands where the update exceeds
+            `threshold` times the prompt's largest. A delta of exactly zero has no colour and says "no update".
+        pieces: ids to their texts, tokens: the prompt's own; None = those that the result brings along.
+
+    Raises:
+        KeyError: a matrix that the result does not hold.
+        ValueError: if `tokens` do not fit it.
 
     Example:
         >>> found = interp.backward_lens(model, prompt, " Mary", matrices=["W_out"])
@@ -97,9 +102,10 @@ def backward_lens_grid(
 ) -> Axes:
     """Every matrix of every layer at one token: the size of its update (log colour), and the word it is read by.
 
-    result: what `interp.backward_lens` returned. pos: which of the prompt's tokens, negative from its end. Words stand
-    where the update exceeds `threshold` times the prompt's largest of that matrix. IndexError for a token that the
-    prompt does not have.
+    Args:
+        result: what `interp.backward_lens` returned.
+        pos: which of the prompt's tokens, negative from its end. Words stand where the update exceeds `threshold`
+            times the prompt's largest of that matrix. IndexError for a token that the prompt does not have.
 
     Example:
         >>> plot.backward_lens_grid(interp.backward_lens(model, prompt, " Mary"))
@@ -139,11 +145,17 @@ def backward_lens_curves(
 ) -> Axes:
     """One number by depth, a line per segment of the prompts: the mean over prompts; up to 32 prompts as thin lines.
 
-    result: what `interp.backward_lens` returned. value: "delta", "x", "relative_update" or "target_rank"; of several
-    tokens of a segment the mean, of those with an update. matrix: None = W_out if it is there, else the first.
-    segments: positions of every prompt by name, negative ones from its end, such as the tokens of a subject (Katz et
-    al. 2024, figures 4 and 5); None = the first token, those between, and the last.
-    Errors: KeyError for a value or matrix that the result does not hold; ValueError for a segment that no prompt has.
+    Args:
+        result: what `interp.backward_lens` returned.
+        value: "delta", "x", "relative_update" or "target_rank"; of several tokens of a segment the mean, of those
+            with an update.
+        matrix: None = W_out if it is there, else the first.
+        segments: positions of every prompt by name, negative ones from its end, such as the tokens of a subject (Katz
+            et al. 2024, figures 4 and 5); None = the first token, those between, and the last.
+
+    Raises:
+        KeyError: a value or matrix that the result does not hold.
+        ValueError: a segment that no prompt has.
 
     Example:
         >>> plot.backward_lens_curves(interp.backward_lens(model, prompt, " Mary"), "target_rank")
@@ -196,7 +208,9 @@ def gradient_rank(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
 def gradient_cosines(result: xr.Dataset, *, matrix: str | None = None, ax: Axes | None = None) -> Axes:
     """The cosines of all pairs of layers at the last token, mean over prompts, for one matrix.
 
-    matrix: one of the result's; None = W_out if it is there, else the first. KeyError for one that it does not hold.
+    Args:
+        matrix: one of the result's; None = W_out if it is there, else the first. KeyError for one that it does not
+            hold.
 
     Example:
         >>> plot.gradient_cosines(interp.lenses.gradient_cosines(model, prompt, " Mary"))

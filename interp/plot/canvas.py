@@ -48,7 +48,8 @@ class ColourScale:
     def removal(cls, values: Float[np.ndarray, "..."], label: str, intact: float = 0.0) -> "ColourScale":
         """For a metric with something taken away: blue where it falls, so where that speaks for the metric.
 
-        intact: what the number is where nothing is taken away, the neutral colour.
+        Args:
+            intact: what the number is where nothing is taken away, the neutral colour.
         """
         signed = cls.signed(values - intact, label)
         return replace(signed, cmap=f"{SIGNED}_r", low=intact + signed.low, high=intact + signed.high)
@@ -166,7 +167,8 @@ def score_of(result: xr.Dataset, name: str) -> xr.Dataset:
 def token_names(result: xr.Dataset, tokens: Sequence[str] | None) -> list[str] | None:
     """What the columns of a map by position are called: by the tokens given, else those of the result, if it has any.
 
-    Errors: ValueError for another number of tokens.
+    Raises:
+        ValueError: another number of tokens.
     """
     n = result.sizes["pos"]
     if tokens is not None and len(tokens) != n:

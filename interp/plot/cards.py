@@ -41,7 +41,8 @@ PLAIN = Markup('<pre style="margin:.2em 0;white-space:pre-wrap">{}</pre>')
 def drawn(result: object, *args: object, **options: object) -> Axes:
     """The picture of a result, by the function that suits it, which takes the options (`ax` among them).
 
-    Errors: ValueError for what has no picture, naming what has one; and those of the function.
+    Raises:
+        ValueError: what has no picture, naming what has one; and those of the function.
 
     Example:
         >>> ax = drawn(interp.heads(model), "previous_token")

@@ -27,9 +27,10 @@ def causal_trace(
 ) -> Axes:
     """The indirect effect of restoring each layer at each token: of one prompt, or by role over all prompts.
 
-    result: that of `causal_trace`. Cells by role show the half-width of their 95 % interval where there is room (curves
-    show it always), and a dash where restoring can change nothing.
-    prompt: place among the prompts of the result; its subject's tokens bear a star.
+    Args:
+        result: that of `causal_trace`. Cells by role show the half-width of their 95 % interval where there is room
+            (curves show it always), and a dash where restoring can change nothing.
+        prompt: place among the prompts of the result; its subject's tokens bear a star.
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())
@@ -60,7 +61,8 @@ def causal_trace_curves(
 ) -> Axes:
     """The indirect effect by role against the layer, each with its 95 % band over prompts.
 
-    roles: those to draw; None = all that any prompt has. Errors: KeyError for an unknown role.
+    Args:
+        roles: those to draw; None = all that any prompt has. Errors: KeyError for an unknown role.
 
     Example:
         >>> best = int(model.transformer(model.to_tokens(prompt))[0, -1].argmax())

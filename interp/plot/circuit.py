@@ -37,7 +37,9 @@ def circuit(found: Circuit | xr.Dataset, *, ax: Axes | None = None) -> Axes:
     An arrow is an edge, as wide as its absolute score, coloured by whether what the score is the effect of (its clean
     value in the corrupted run, or the other way round) raises the metric or lowers it.
     Keys and values that several heads share enter each of those that are drawn. found: or the result of `find_circuit`.
-    Errors: ValueError for a circuit without edges.
+
+    Raises:
+        ValueError: a circuit without edges.
 
     Example:
         >>> scores = {"L0.resid->L0.mlp": 1.0, "L0.mlp->logits": 2.0}

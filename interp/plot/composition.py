@@ -38,7 +38,10 @@ def composition(
 
     The `mark` largest pairs are framed, and named in the title. limit: where the colours end, the same for several maps
     side by side; None = at the largest number.
-    Errors: KeyError for another value, ValueError for a negative number of marks.
+
+    Raises:
+        KeyError: another value.
+        ValueError: a negative number of marks.
 
     Example:
         >>> plot.composition(interp.composition(model, "K"), mark=3)

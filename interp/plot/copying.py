@@ -28,7 +28,9 @@ def eigenvalue_disc(
 
     The radius is logarithmic, one inner circle per factor of ten; what is more than `decades` below the largest is at
     the centre. Right (blue) copies, left (red) does the opposite. Elhage et al. 2021, "Summarizing OV/QK Matrices".
-    Errors: ValueError for less than one decade.
+
+    Raises:
+        ValueError: less than one decade.
 
     Example:
         >>> plot.eigenvalue_disc(interp.weights.HeadCircuits(model).full_ov("L1H0").eigenvalues())
@@ -62,7 +64,8 @@ def eigenvalue_disc(
 def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> Axes:
     """What `interp.copying` found: the plane of `copying_plane` if heads were matched, else the map of `copying_map`.
 
-    options: those of the one that is drawn.
+    Args:
+        options: those of the one that is drawn.
 
     Example:
         >>> plot.copying(interp.copying(model, ranks=False))
@@ -76,7 +79,8 @@ def copying(table: xr.Dataset, *, ax: Axes | None = None, **options: object) -> 
 def copying_map(table: xr.Dataset, score: str = "eigenvalue", *, ax: Axes | None = None) -> Axes:
     """One score of `interp.copying` as a layer x head map, each cell with its number; the neutral colour is chance.
 
-    Errors: KeyError for a score that the table does not hold.
+    Raises:
+        KeyError: a score that the table does not hold.
 
     Example:
         >>> copying_map(interp.copying(model), "mean_rank")
@@ -93,11 +97,14 @@ def copying_plane(
 ) -> Axes:
     """Every head by its eigenvalue scores: copying (OV) across, matching (QK) up; induction heads top right.
 
-    table: scores `eigenvalue` and `matching` of `interp.copying(model, previous=...)`. heads: the table of
-    `interp.heads`, whose induction scores colour the heads; those of at least `label` are named, neighbours together.
-    Heads without a score (layer 0 has nothing to match) are not shown. Induction heads are in the (+, +) corner (Elhage
-    et al. 2021).
-    Errors: KeyError for tables without these scores.
+    Args:
+        table: scores `eigenvalue` and `matching` of `interp.copying(model, previous=...)`.
+        heads: the table of `interp.heads`, whose induction scores colour the heads; those of at least `label` are
+            named, neighbours together. Heads without a score (layer 0 has nothing to match) are not shown. Induction
+            heads are in the (+, +) corner (Elhage et al. 2021).
+
+    Raises:
+        KeyError: tables without these scores.
 
     Example:
         >>> heads = interp.heads(model)

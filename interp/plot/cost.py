@@ -18,8 +18,9 @@ COLOURS = 10
 def costs(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """Operations of one pass against its length, both logarithmic, a line for each model, the dearest named first.
 
-    result: what `interp.lab.costs` returned. A line of slope 1 costs the same for every token, one of slope 2 as much
-    more as the text is longer; the dotted grey lines have these slopes.
+    Args:
+        result: what `interp.lab.costs` returned. A line of slope 1 costs the same for every token, one of slope 2 as
+            much more as the text is longer; the dotted grey lines have these slopes.
 
     Example:
         >>> of = interp.lab.training.attention_only

@@ -32,8 +32,9 @@ LATE = {
 def rank_collapse(result: xr.Dataset, *, title: str = "rank collapse", ax: Axes | None = None) -> Axes:
     """The relative residual by depth, one line for each choice of parts, with 95 % bands; logarithmic.
 
-    result: what `dynamics.rank_collapse` returned. A line ends where the residual reaches the rounding
-    floor of the model's dtype: its last point is a triangle on the floor, which is dotted.
+    Args:
+        result: what `dynamics.rank_collapse` returned. A line ends where the residual reaches the rounding floor of
+            the model's dtype: its last point is a triangle on the floor, which is dotted.
 
     Example:
         >>> ax = rank_collapse(interp.lab.depth.rank_collapse(model, prompt))
@@ -73,7 +74,9 @@ def consensus(
 ) -> Axes:
     """One score of `dynamics.consensus` by depth with its 95 % band.
 
-    label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown score.
+    Args:
+        label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown
+            score.
 
     Example:
         >>> ax = consensus(interp.lab.depth.consensus(model, prompt, repeats=4))
@@ -97,7 +100,8 @@ def consensus(
 def late_layers(result: xr.Dataset, score: str = "log_prob_change", *, ax: Axes | None = None) -> Axes:
     """One score of `lenses.late_layers`, part by part, with its 95 % interval where it has one; grey: chance.
 
-    Errors: KeyError for an unknown score.
+    Raises:
+        KeyError: an unknown score.
 
     Example:
         >>> found = interp.lenses.late_layers(model, ["The cat sat on", "The capital of France is"], [" the", " Paris"])
@@ -125,7 +129,9 @@ def refinement(
 ) -> Axes:
     """One score of `dynamics.refinement` by the steps that each block is cut into, with its 95 % band.
 
-    label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown score.
+    Args:
+        label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown
+            score.
 
     Example:
         >>> ax = refinement(interp.lab.depth.refinement(model, prompt, times=(1, 2)))

@@ -18,9 +18,12 @@ NO_CHANGE = "nothing changed"
 def diff(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """Bars of the share of the whole change, part by part, weights beside activations, with 95 % intervals.
 
-    result: that of `diff` or `diff_interactions`. The line at 1 is the whole change. Parts in which nothing
-    changed are left out; a result in which nothing did says so.
-    Errors: ValueError for another result.
+    Args:
+        result: that of `diff` or `diff_interactions`. The line at 1 is the whole change. Parts in which nothing
+            changed are left out; a result in which nothing did says so.
+
+    Raises:
+        ValueError: another result.
 
     Example:
         >>> import copy

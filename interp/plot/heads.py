@@ -23,7 +23,9 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
     """One score of `interp.heads` as a layer x head map, each cell with its number; blank where there is none.
 
     Attention mass is drawn from 0 to 1; what can be negative (copying, name movers) as far above chance as below it.
-    Errors: KeyError for a score that the result does not hold.
+
+    Raises:
+        KeyError: a score that the result does not hold.
 
     Example:
         >>> plot.heads(interp.heads(model), "previous_token")
@@ -39,7 +41,8 @@ def heads(result: xr.Dataset, score: str = "induction", *, ax: Axes | None = Non
 def head_labels(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The `label` of every head of `interp.heads` as a layer x head map, one colour per label, heads without one white.
 
-    Errors: KeyError for a result without labels.
+    Raises:
+        KeyError: a result without labels.
 
     Example:
         >>> head_labels(interp.heads(model))

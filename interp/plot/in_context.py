@@ -21,7 +21,9 @@ REST = "#999999"
 def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | None = None) -> Axes:
     """The loss at every token index with its 95 % band; dotted, the two indices that the score compares.
 
-    result: what `in_context` returned. label: a name for the legend, where several models share an Axes.
+    Args:
+        result: what `in_context` returned.
+        label: a name for the legend, where several models share an Axes.
 
     Example:
         >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
@@ -45,8 +47,11 @@ def loss_by_index(result: xr.Dataset, *, label: str | None = None, ax: Axes | No
 def loss_map(result: xr.Dataset, value: str = "loss", *, ax: Axes | None = None) -> Axes:
     """The `loss` by training step and token index (logarithmic), or its `slope` d loss / d log(index), signed.
 
-    result: what `dynamics.loss_map` returned. One row per checkpoint, the first on top, however far apart.
-    Errors: KeyError for another value.
+    Args:
+        result: what `dynamics.loss_map` returned. One row per checkpoint, the first on top, however far apart.
+
+    Raises:
+        KeyError: another value.
 
     Example:
         >>> rows = interp.tasks.RepeatedTokens(period=10, repeats=3).tokens(model.cfg.d_vocab, bos=0)
@@ -85,8 +90,10 @@ def heads_over_training(
 ) -> Axes:
     """One score of every head against the training step: the best heads named, with their bands, the rest in grey.
 
-    result: `over_checkpoints` of `Heads`. top: how many heads are named, the best at the last checkpoint. The
-    dashed line is the chance level of the best head, where the score has one. Errors: KeyError for an unknown score.
+    Args:
+        result: `over_checkpoints` of `Heads`.
+        top: how many heads are named, the best at the last checkpoint. The dashed line is the chance level of the
+            best head, where the score has one. Errors: KeyError for an unknown score.
 
     Example:
         >>> from interp.attention import Heads

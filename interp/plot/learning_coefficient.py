@@ -14,8 +14,9 @@ from interp.plot.canvas import axes
 def learning_coefficient(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """How far above w* each chain is, draw by draw: a line that still rises or falls has not settled.
 
-    result: from `learning_coefficient` or `learning_coefficient_of`; its value and the spread over chains stand in the
-    title.
+    Args:
+        result: from `learning_coefficient` or `learning_coefficient_of`; its value and the spread over chains stand
+            in the title.
 
     Example:
         >>> bowl = lambda point: point["w"].square().sum() / 2

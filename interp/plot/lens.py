@@ -33,9 +33,13 @@ def logit_lens(
 ) -> Axes:
     """The most probable token at every depth and position, coloured by its probability.
 
-    pieces: ids to their texts, `model.text.pieces`, for a result without its own (that of a run); else tokens are
-    named by their ids. tokens: the prompt's own, to name the columns of a result that does not know them.
-    Errors: ValueError if `tokens` do not fit the result.
+    Args:
+        pieces: ids to their texts, `model.text.pieces`, for a result without its own (that of a run); else tokens are
+            named by their ids.
+        tokens: the prompt's own, to name the columns of a result that does not know them.
+
+    Raises:
+        ValueError: if `tokens` do not fit the result.
 
     Example:
         >>> plot.logit_lens(interp.logit_lens(model, prompt))
@@ -102,8 +106,10 @@ UNITS = {
 def lens_comparison(result: xr.Dataset, value: str = "cross_entropy", *, ax: Axes | None = None) -> Axes:
     """One score of several lenses against depth: a line with its 95 % band for each.
 
-    result: what `interp.lenses.compare_lenses` returned. value: cross_entropy, kl, top_agreement or stability; lenses
-    without that score are left out. Errors: KeyError for another score.
+    Args:
+        result: what `interp.lenses.compare_lenses` returned.
+        value: cross_entropy, kl, top_agreement or stability; lenses without that score are left out. Errors: KeyError
+            for another score.
 
     Example:
         >>> found = interp.lenses.compare_lenses(model, ["The cat sat on", "The dog sat on the"], {"logit lens": None})
@@ -130,8 +136,10 @@ def lens_curve(
 ) -> Axes:
     """One number of the lens against depth, the mean over prompts with its 95 % band.
 
-    result: what `interp.lenses.by_depth` returned. value: kl, entropy or target_prob. label: a name for the legend,
-    where several lenses share an Axes. Errors: KeyError for another value.
+    Args:
+        result: what `interp.lenses.by_depth` returned.
+        value: kl, entropy or target_prob.
+        label: a name for the legend, where several lenses share an Axes. Errors: KeyError for another value.
 
     Example:
         >>> found = interp.logit_lens(model, ["The cat sat on", "The dog sat on the"])

@@ -27,7 +27,9 @@ def trajectories(
 ) -> Axes:
     """One score of `dynamics.trajectories` over time: angles that close, clusters that join, a potential that rises.
 
-    label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown score.
+    Args:
+        label: a name for the legend, where several share an Axes; None: no legend. Errors: KeyError for an unknown
+            score.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])
@@ -50,8 +52,9 @@ def trajectories(
 def particles(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The path of each token of `dynamics.trajectories` on its sphere or ellipsoid: o where it begins, x where it ends.
 
-    Errors: ValueError for tokens of other than two or three dimensions, and for three on an Axes that is not one of
-    `projection="3d"`.
+    Raises:
+        ValueError: tokens of other than two or three dimensions, and for three on an Axes that is not one of
+            `projection="3d"`.
 
     Example:
         >>> x = torch.tensor([[1.0, 0.1], [1.0, -0.3], [0.9, 0.2]])

@@ -30,12 +30,18 @@ def patching(
 ) -> Axes:
     """A map of two dims, blue where the clean cell speaks for the metric; a dot marks cells where nothing was changed.
 
-    result: that of `patch`, `attribution_patch` or another causal question; select from a third dim first,
-    `result.sel(layer=3)`. The senders of `path_patch` are laid out by layer: their heads, then the other parts.
-    value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "value", in the metric's unit.
-    tokens: the prompt's, to name the positions. numbers: write the values on the cells; None = where they fit.
-    reach: how far from no effect the colours end, so that several maps can share them; None = the largest effect.
-    Errors: KeyError for a value that the result lacks; ValueError for another number of dims, or of tokens.
+    Args:
+        result: that of `patch`, `attribution_patch` or another causal question; select from a third dim first,
+            `result.sel(layer=3)`. The senders of `path_patch` are laid out by layer: their heads, then the other
+            parts.
+        value: "normalised" (0 = like the corrupted run, 1 = like the clean one) or "value", in the metric's unit.
+        tokens: the prompt's, to name the positions.
+        numbers: write the values on the cells; None = where they fit.
+        reach: how far from no effect the colours end, so that several maps can share them; None = the largest effect.
+
+    Raises:
+        KeyError: a value that the result lacks.
+        ValueError: another number of dims, or of tokens.
 
     Example:
         >>> pairs = torch.tensor([[5, 6, 7]]), torch.tensor([[5, 9, 7]])

@@ -17,7 +17,8 @@ BAR, GUESS = "#2166ac", "#777777"
 def loss_by_order(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """Mean loss of a uniform guess, of the direct path, and with the terms of each further order, in nats per token.
 
-    result: that of `interp.residual.term_importance`. Whiskers are its intervals, the last bar is the model.
+    Args:
+        result: that of `interp.residual.term_importance`. Whiskers are its intervals, the last bar is the model.
 
     Example:
         >>> from interp.residual import term_importance

@@ -21,8 +21,9 @@ WORDS = {
 def probing(result: xr.Dataset, score: str = "f1", *, ax: Axes | None = None) -> Axes:
     """A score of sparse probes by the neurons they read, with its 95 % interval; dashed, that with shuffled labels.
 
-    result: what `probe_neurons` (one line per layer) or `probe` returned. Points of several layers at one size stand
-    a little apart, so that their intervals can be told. Errors: KeyError for an unknown score.
+    Args:
+        result: what `probe_neurons` (one line per layer) or `probe` returned. Points of several layers at one size
+            stand a little apart, so that their intervals can be told. Errors: KeyError for an unknown score.
 
     Example:
         >>> texts = ["The cat sat on the mat", "When Mary went to the shop"] * 8

@@ -24,8 +24,9 @@ NAMES = {
 def singular_values(result: xr.Dataset, kind: str | None = None, *, ax: Axes | None = None) -> Axes:
     """The singular values of every matrix of a kind, one colour per layer, one line per head or expert; logarithmic.
 
-    result: what `interp.weights.spectra` returned. kind: one that it holds; None = W_out if it is there, else the
-    first. Errors: KeyError for another kind.
+    Args:
+        result: what `interp.weights.spectra` returned.
+        kind: one that it holds; None = W_out if it is there, else the first. Errors: KeyError for another kind.
 
     Example:
         >>> singular_values(interp.weights.spectra(model), "OV")
@@ -80,7 +81,8 @@ def spectra_map(
 ) -> Axes:
     """One number per matrix as a map: matrices of a block by layer, or with `kind` "OV" or "QK" layer by head.
 
-    value: "stable_rank", "effective_rank", "top_share" or "norm". Errors: KeyError for another value or kind.
+    Args:
+        value: "stable_rank", "effective_rank", "top_share" or "norm". Errors: KeyError for another value or kind.
 
     Example:
         >>> spectra_map(interp.weights.spectra(model), "effective_rank", kind="OV")
@@ -135,8 +137,9 @@ def _of_kind(result: xr.Dataset, kind: str) -> xr.Dataset:
 def superposition(result: xr.Dataset, *, ax: Axes | None = None) -> Axes:
     """The norm of every neuron's input weights against its bias, a colour for each layer.
 
-    result: what `interp.weights.superposition` returned. Large norms with negative biases, down on the right, are where
-    neurons may be shared.
+    Args:
+        result: what `interp.weights.superposition` returned. Large norms with negative biases, down on the right, are
+            where neurons may be shared.
 
     Example:
         >>> superposition(interp.weights.superposition(model))

@@ -18,8 +18,10 @@ WORDS = {"kl": "KL divergence from the model without it", "loss": "change of los
 def steering_curve(result: xr.Dataset, score: str = "effect", *, ax: Axes | None = None) -> Axes:
     """A score of `steering_curve` by strength, a line with 95 % intervals per layer; dotted, random directions' band.
 
-    score: "effect", "kl" or, where other texts were given, "loss". The band has the colour of its layer: the middle
-    95 % of the effects of random directions of the same length. Errors: KeyError for a score that is not there.
+    Args:
+        score: "effect", "kl" or, where other texts were given, "loss". The band has the colour of its layer: the
+            middle 95 % of the effects of random directions of the same length. Errors: KeyError for a score that is
+            not there.
 
     Example:
         >>> each = [interp.causal.Subspace("blocks.0.hook_resid_post", torch.eye(model.cfg.d_model)[:1])]

@@ -19,9 +19,14 @@ def token_attribution(
 ) -> Axes:
     """Tokens x methods, coloured by value relative to the largest of its row; the numbers are the values themselves.
 
-    results: what `token_attribution` returned, or several by method, of the same prompts: a Dataset per row of the
-    picture. The methods' units differ (shares, logits), so rows are not to be compared by colour. Padding is left out.
-    Errors: ValueError for no results, or results about different tokens; IndexError for a prompt they do not hold.
+    Args:
+        results: what `token_attribution` returned, or several by method, of the same prompts: a Dataset per row of
+            the picture. The methods' units differ (shares, logits), so rows are not to be compared by colour. Padding
+            is left out.
+
+    Raises:
+        ValueError: no results, or results about different tokens.
+        IndexError: a prompt they do not hold.
 
     Example:
         >>> methods = ("attention", "rollout", "alti")

@@ -21,7 +21,8 @@ FAR = 1e4
 def contract(found: Contract, *, ax: Axes | None = None) -> Axes:
     """A bar per line that was measured: its error as a share of what is allowed, logarithmic; red right of 1.
 
-    Errors: ValueError for a contract of which no line was measured.
+    Raises:
+        ValueError: a contract of which no line was measured.
 
     Example:
         >>> contract(interp.verify.contract(model.transformer, "no reference"))

@@ -104,7 +104,8 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
     def stack_neuron_results(self, layer: int, pos: int = -1, *, before: bool = False) -> Decomposition:
         """Every neuron's write at `pos`, `[neuron + 1, batch, d_model]`, the last one b_out.
 
-        before: those of the MLP before attention, in Macaron blocks.
+        Args:
+            before: those of the MLP before attention, in Macaron blocks.
         """
         return decomposition.by_neuron(self._rows(), self.model, layer, pos, before=before)
 
@@ -129,7 +130,8 @@ class ActivationCache(Shown, Mapping[str, Tensor]):
         result's `rounding`), is checked against the logits that the final residual gives (before a soft cap). Computed
         in float32 at least.
 
-        Errors: ValueError for a row whose answer and wrong answer are one token.
+        Raises:
+            ValueError: a row whose answer and wrong answer are one token.
         """
         model = self.model
         if wrong is not None:

@@ -87,19 +87,26 @@ class Attribute(Question):
     Parts: `embed`, `pos_embed`, heads `L0H3` (of cross-attention `L0X3`), neurons `L0N17` (of the MLP before attention
     in Macaron blocks `L0B17`), sublayers `L0.attn` and `L0.mlp`, layers `L0`, output biases `L0.attn_bias`, betas of
     norms that stand in the stream (`L0.ln1_bias`), `final_bias` (beta W_U + b_U). Logits are those before a soft cap.
-    answer: one token for all prompts or one each, as text or id (None: those of the data); or a direction u at the
-    output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The total is then
-    the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
-    pos: which token of each prompt, one for all or `PerRow([3, 4])` with one for each, negative from its end; BOS
-    counts. The prompt is cut after it, and its sources number the tokens that are left.
-    top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts; the
-    others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`).
-    Several grains share one pass as `interp.run({"head": Attribute(parts="head"), "neuron": Attribute(parts="neuron")},
-    model, data)` (1.09 times one of them).
-    Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
-    Errors: ValueError for answers that are not one token, directions of another shape, a `pos` in a model that sees
-    both ways, and models without logits linear in the normed stream; IndexError for a position that a prompt lacks;
-    IncompleteSumError if the parts do not sum, as under edits that add to the stream what no part wrote.
+
+    Args:
+        answer: one token for all prompts or one each, as text or id (None: those of the data); or a direction u at
+            the output of the final norm, a floating tensor [d_model] or [prompt, d_model] (a probe, a feature). The
+            total is then the model's normed final stream . u, `final_bias` beta . u, and the model needs no logits.
+        wrong: The token that the answer is contrasted with.
+        parts: Which parts: layers, sublayers, heads, heads by source position, or neurons.
+        pos: which token of each prompt, one for all or `PerRow([3, 4])` with one for each, negative from its end; BOS
+            counts. The prompt is cut after it, and its sources number the tokens that are left.
+        top: with `parts="neuron"`, only so many neurons, those of the largest mean absolute value over the prompts;
+            the others of each MLP are one part `L0.mlp_rest` (`L0.mlp_before_rest`). Several grains share one pass as
+            `interp.run({"head": Attribute(parts="head"), "neuron": Attribute(parts="neuron")}, model, data)` (1.09
+            times one of them). Decoders of encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and
+            `model.given(source, target)`.
+
+    Raises:
+        ValueError: answers that are not one token, directions of another shape, a `pos` in a model that sees both
+            ways, and models without logits linear in the normed stream.
+        IndexError: a position that a prompt lacks.
+        IncompleteSumError: if the parts do not sum, as under edits that add to the stream what no part wrote.
 
     Example:
         >>> interp.attribute(model, "When Mary and John went to the shop, John gave a drink to", " Mary", " John")
@@ -109,17 +116,11 @@ class Attribute(Question):
     of_layers: ClassVar[bool] = False
 
     answer: Answers | Float[Tensor, "d"] | Float[Tensor, "b d"] | None = None
-    """The right next token, as text or id, one for all prompts or one for each, or a direction at the output of the
-    final norm; None = the answer that the data bring."""
     wrong: Answers | None = None
-    """The token that the answer is contrasted with."""
     _: KW_ONLY
     parts: Grain = "sublayer"
-    """Which parts: layers, sublayers, heads, heads by source position, or neurons."""
     pos: int | PerRow = -1
-    """Which token of each prompt, one for all or one for each (`PerRow`), negative from its end."""
     top: int | None = None
-    """With neurons, only so many: those of the largest mean absolute value."""
 
     def bind(self, model: Subject) -> ByRow:
         """The last row of what every part says, or the same after cutting the prompts."""
@@ -160,8 +161,10 @@ def attribution(
 ) -> Reading:
     """What `Attribute` reads and computes of batches with answers, at the last token of each row.
 
-    directions: one for all prompts, or one for each, after the final norm, in place of tokens. summed: parts that miss
-    the total are an error; not so where the parts asked about are others than those that write the stream.
+    Args:
+        directions: one for all prompts, or one for each, after the final norm, in place of tokens.
+        summed: parts that miss the total are an error; not so where the parts asked about are others than those that
+            write the stream.
     """
     _check_parts(config, parts)
     if directions is None and (what := not_linear(config)):
@@ -233,7 +236,10 @@ def cut_after(batch: Batch, pos: int | PerRow) -> Batch:
     """Each row up to one of its real tokens, negative from its end, which then stands in the last column.
 
     In a causal model nothing after a position changes what is computed there.
-    Errors: ValueError for another number of positions than of rows; PositionError for a position that a row lacks.
+
+    Raises:
+        ValueError: another number of positions than of rows.
+        PositionError: a position that a row lacks.
     """
     there, batch = batch.tokens.device, batch.host()
     column, keep = places_of(batch, pos), batch.real

@@ -77,7 +77,10 @@ def bound(n: int, size: Float[Tensor, "*b"], dtype: torch.dtype) -> Float[Tensor
     n additions round by half an eps of what was summed so far, which is at most `size`; the roundings are independent,
     so they add up to sqrt(n / 12) eps size, one standard deviation: the bound is at 3.5 of them for however many terms,
     and the 8 is what terms carry that are products themselves (their own sums, scales, factors).
-    size: in the units of the terms. dtype: what was summed in.
+
+    Args:
+        size: in the units of the terms.
+        dtype: what was summed in.
     """
     return EPS[dtype] * (8 + n**0.5) * size
 
@@ -150,8 +153,11 @@ def check_sum(
     """By how much parts miss their whole, number by number; IncompleteSumError where rounding explains less.
 
     The sum is made in float32 at least, and its terms are allowed what `bound` says.
-    size: the sum of the absolute terms, for parts that are sums of products themselves, which may be small where their
-    terms are not; None = that of the parts and the whole. more: what the model rounded of the whole beyond that.
+
+    Args:
+        size: the sum of the absolute terms, for parts that are sums of products themselves, which may be small where
+            their terms are not; None = that of the parts and the whole.
+        more: what the model rounded of the whole beyond that.
     """
     parts, whole = wide(parts), wide(whole)
     of_parts = _absolute(parts) + whole.abs()
@@ -165,7 +171,8 @@ def check_missed(
 ) -> Missed:
     """The largest of these errors against what is allowed; IncompleteSumError if it is more, or is not a number.
 
-    scale: what both are told relative to.
+    Args:
+        scale: what both are told relative to.
     """
     allowed = allowed.expand_as(error)
     found = _NOTHING
@@ -204,7 +211,9 @@ def rounded_off(
     the same stream, bit by bit and at any depth. One rounding of the largest stream on the way is allowed (a fused
     kernel may save one); 8 + 1.5 sqrt(n) where norms stand in the stream, or where a wrapped network adds n parts in
     an order of its own. In float32 the parts are summed and `bound` is allowed, as for every other sum.
-    places: layer and name of the sublayers that wrote to the stream. Errors: IncompleteSumError.
+
+    Args:
+        places: layer and name of the sublayers that wrote to the stream. Errors: IncompleteSumError.
     """
     replay = _Replay.of(cache, model, places)
     whole = wide(whole)
@@ -445,7 +454,9 @@ def by_neuron(
     """What each neuron of a block wrote at position `pos` (`L0N17`), and b_out; checked to sum to mlp_out.
 
     n_u w_out,u for neuron u (Geva et al. 2022). One position only: all of them would be [neuron, batch, pos, d_model].
-    before: those of the MLP before attention (`L0B17`), in Macaron blocks; they sum to mlp_before_out.
+
+    Args:
+        before: those of the MLP before attention (`L0B17`), in Macaron blocks; they sum to mlp_before_out.
     """
     weights, mlp = Weights(model).layer(layer, before=before), "mlp_before" if before else "mlp"
     if weights.W_out is None or weights.b_out is None:
@@ -498,7 +509,9 @@ def _collected(
 ) -> Decomposition:
     """Embeddings and the parts that `split` makes of every sublayer before depth `n`, as they stand in the stream.
 
-    before: which sublayers, by layer and name, where they end inside of a block; whole: what they then sum to.
+    Args:
+        before: which sublayers, by layer and name, where they end inside of a block;
+        whole: what they then sum to.
     """
     parts = _embedded(cache, model)
     every = [(i, sublayer) for i in range(n) for sublayer in model.config.sublayers]

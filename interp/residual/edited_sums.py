@@ -19,7 +19,8 @@ def head_shares(
 ) -> Float[Tensor, "b h q 1"]:
     """What every head's output of an edited pass is times, at every query: 1 where no edit touched it, 0 if zeroed.
 
-    Errors: ValueError where it is no multiple of what the head moved.
+    Raises:
+        ValueError: where it is no multiple of what the head moved.
     """
     moved, size = (
         einsum(p, v, "b h q k, b k h e -> b q h e")
@@ -39,7 +40,8 @@ def multiple(
 ) -> Float[Tensor, "*b 1"]:
     """The c of `edited = c whole` for every vector; size, n: the sum of the absolute terms of `whole` and their number.
 
-    Errors: ValueError, naming the edits of the layer, where there is none.
+    Raises:
+        ValueError: naming the edits of the layer, where there is none.
     """
     tiny = torch.finfo(whole.dtype).tiny
     most = torch.maximum(size, edited.abs()).amax(-1, keepdim=True)

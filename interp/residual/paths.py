@@ -83,9 +83,13 @@ class Paths(Question):
     `L0H3>L1H2`, of which the second acts linearly on what the first wrote, and `L0.attn_bias>L1H2`. Models of more than
     two layers end in one `remainder`, all longer paths. The coordinate `order` counts heads (-1: the remainder).
     `attrs["completeness_error"]`: the largest relative difference between the sum and the model's own logits.
-    answer, wrong: one token for all prompts or one each, as text or id (None: those of the data).
-    Elhage et al. 2021, path expansion. Caveat: patterns are frozen, so Q- and K-composition is credited to nobody.
-    Errors: as `orders`, and ValueError for answers that are not one token.
+
+    Args:
+        answer, wrong: one token for all prompts or one each, as text or id (None: those of the data). Elhage et al.
+            2021, path expansion. Caveat: patterns are frozen, so Q- and K-composition is credited to nobody.
+
+    Raises:
+        ValueError: as `orders`; answers that are not one token.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -97,9 +101,7 @@ class Paths(Question):
     of_layers: ClassVar[bool] = False
 
     answer: Answers | None = None
-    """The right next token, as text or id, one for all prompts or one for each; None = that of the data."""
     wrong: Answers | None = None
-    """The token that the answer is contrasted with."""
 
     def bind(self, model: Subject) -> ByRow:
         """The patterns and scales of a pass, and a reading carried back through them."""
@@ -125,9 +127,11 @@ class Orders(Question):
     stream, every later run adds what each layer's attention computed in the run before. So beta W_U + b_U (and, in
     post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of order 1.
     Every logit of every order is kept: for prompts in memory.
-    Errors: ValueError for models with an MLP, cross-attention or a masked-LM head, or without logits, and for edits
-    under which the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine);
-    IncompleteSumError if the sum fails.
+
+    Raises:
+        ValueError: models with an MLP, cross-attention or a masked-LM head, or without logits, and for edits under
+            which the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine).
+        IncompleteSumError: if the sum fails.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -158,7 +162,9 @@ class TermImportance(Question):
     given also all other terms of their own order. Null of both: 0.
     Patterns stay those of the whole model (Elhage et al. 2021, term importance): the effect of heads on patterns counts
     for nobody. Caveat: reductions depend on the order of adding; for a layer's heads the two differ for that reason.
-    Errors: as `orders`, and ValueError for a row that predicts no token.
+
+    Raises:
+        ValueError: as `orders`; a row that predicts no token.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -193,11 +199,18 @@ def path_matrix(circuits: Model | HeadCircuits, *heads: PartName) -> FactoredMat
     No head: the direct path, a bigram table. One: its full OV circuit. Two: a virtual head (Elhage et al. 2021, "Two-
     layer attention-only transformers"), whose pattern is the product of both patterns. The matrix is kept factored, the
     circuits' conventions (`folded`, `biases`: those of the first head) apply.
-    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
-    heads: "L0H1", or whatever else names a head.
-    Caveat: the norms of the stream itself, in post-norm models, are no part of it.
-    Errors: KeyError for an unknown part, IndexError for a head that does not exist, ValueError for a part that is no
-    head, and unless each head's layer is later than the one before.
+
+    Args:
+        circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
+        heads: "L0H1", or whatever else names a head.
+
+    Raises:
+        KeyError: an unknown part.
+        IndexError: a head that does not exist.
+        ValueError: a part that is no head, and unless each head's layer is later than the one before.
+
+    Caveat:
+        The norms of the stream itself, in post-norm models, are no part of it.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -486,8 +499,9 @@ def _times_edits(
 def frozen_reads(config: ModelConfig) -> tuple[Read, ...]:
     """What has to be recorded of a pass to freeze it.
 
-    Errors: ValueError for a model that stays non-linear with patterns and scales given (MLP, masked-LM head), that
-    also attends to a memory, or that has no logits.
+    Raises:
+        ValueError: a model that stays non-linear with patterns and scales given (MLP, masked-LM head), that also
+            attends to a memory, or that has no logits.
     """
     _check(config)
     mine = {site for site in names(config) if site.partition("blocks.")[2].partition(".")[2] in _GIVEN}

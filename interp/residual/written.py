@@ -39,8 +39,10 @@ _WHOLE = ("attn", "cross_attn", "mlp", "mlp_before")
 def as_writer(given: PartName, config: ModelConfig) -> Part:
     """The part of this model that is meant, one that writes to the stream on its own.
 
-    Errors: KeyError or IndexError for a part that the model lacks; ValueError for one that is no head, neuron or whole
-    sublayer, and for neurons of a mixture or of an MLP with a convolution.
+    Raises:
+        KeyError, IndexError: a part that the model lacks.
+        ValueError: one that is no head, neuron or whole sublayer, and for neurons of a mixture or of an MLP with a
+            convolution.
     """
     part = as_part(given, config)
     if part.kind not in (*_UNITS, *_WHOLE):

@@ -88,9 +88,10 @@ def main_variables(result: "xr.Dataset") -> list[str]:
 def headline(result: "xr.Dataset", name: str) -> str:
     """The largest value of a variable (by size) with its interval and place, its mean and how many there are.
 
-    >>> import xarray as xr
-    >>> headline(xr.Dataset({"score": ("head", [0.25, 0.75])}), "score")
-    'largest 0.75 at head 1; mean 0.5 of 2'
+    Example:
+        >>> import xarray as xr
+        >>> headline(xr.Dataset({"score": ("head", [0.25, 0.75])}), "score")
+        'largest 0.75 at head 1; mean 0.5 of 2'
     """
     values = result[name]
     if not values.size:

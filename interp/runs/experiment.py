@@ -17,6 +17,7 @@ import ast
 import dataclasses
 import importlib.util
 import inspect
+import re
 import sys
 import textwrap
 import typing
@@ -26,6 +27,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
+
+import docstring_parser
+from docstring_parser import DocstringStyle
 
 from interp.core.files import regular
 from interp.core.hints import hints_of
@@ -66,8 +70,10 @@ class Parameter:
 def loaded(file: Path) -> Iterator[Experiment]:
     """The experiment in a file, importable while the context lasts.
 
-    Errors: FileNotFoundError; BrokenExperimentError from what the file raises on import; ValueError for a file that
-    has no `main(job, record)`, saying what it has, or whose name is that of a module in use.
+    Raises:
+        FileNotFoundError, BrokenExperimentError: from what the file raises on import.
+        ValueError: a file that has no `main(job, record)`, saying what it has, or whose name is that of a module in
+            use.
     """
     try:
         regular(file)
@@ -98,9 +104,10 @@ def loaded(file: Path) -> Iterator[Experiment]:
 def parameters(kind: type) -> list[Parameter]:
     """The parameters of a dataclass in order; fields that are records themselves are opened.
 
-    >>> from interp.tasks import RepeatedTokens
-    >>> parameters(RepeatedTokens)[-1].name
-    'seed'
+    Example:
+        >>> from interp.tasks import RepeatedTokens
+        >>> parameters(RepeatedTokens)[-1].name
+        'seed'
     """
     hints, docs = hints_of(kind), field_docs(kind)
     found: list[Parameter] = []
@@ -135,13 +142,27 @@ def _kind(file: Path, module: ModuleType) -> type:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The text under each field of a dataclass, those that it inherits among them."""
+    """One sentence about each field of a dataclass: the text under it, or the first of its entry under "Args".
+
+    >>> from interp.causal import Patch
+    >>> field_docs(Patch)["each"]
+    'False keeps only the moments over prompts, for data of any size.'
+    """
     classes = [each for each in reversed(kind.__mro__) if dataclasses.is_dataclass(each)]
-    trees = [ast.parse(textwrap.dedent(inspect.getsource(each))) for each in classes]
+    found: dict[str, str] = {}
+    for each in classes:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+        found |= _under_fields(typing.cast("ast.ClassDef", tree.body[0]))
+        for entry in docstring_parser.parse(inspect.getdoc(each) or "", DocstringStyle.GOOGLE).params:
+            sentence = re.split(r"(?<=[.;]) ", " ".join((entry.description or "").split()), maxsplit=1)[0]
+            found |= dict.fromkeys(entry.arg_name.split(", "), sentence.rstrip(";"))
+    return found
+
+
+def _under_fields(tree: ast.ClassDef) -> dict[str, str]:
     return {
         field.target.id: " ".join(str(below.value.value).split())
-        for tree in trees
-        for field, below in pairwise(typing.cast("ast.ClassDef", tree.body[0]).body)
+        for field, below in pairwise(tree.body)
         if isinstance(field, ast.AnnAssign)
         and isinstance(field.target, ast.Name)
         and isinstance(below, ast.Expr)

@@ -57,7 +57,8 @@ class FolderKind:
     def begun(self, folder: Path, *, resume: bool = True) -> dict[str, Any] | None:
         """What the manifest says; None for a folder that is new or empty.
 
-        Errors: ValueError for a folder that holds other things, and without `resume` for one of this kind.
+        Raises:
+            ValueError: a folder that holds other things, and without `resume` for one of this kind.
         """
         named_path(folder)
         if folder.exists() and not folder.is_dir():
@@ -78,8 +79,9 @@ class FolderKind:
     def owned(self, folder: Path, asked: Json, *, resume: bool = True) -> tuple[dict[str, Any], ExitStack]:
         """What the manifest says, as `claim`, and the lock of the one process that may write there.
 
-        Errors: as `begun` and `agree`; ValueError while another process writes there; OSError, with what to do, where
-        the folder cannot be made or written to.
+        Raises:
+            ValueError: as `begun` and `agree`; while another process writes there.
+            OSError: with what to do, where the folder cannot be made or written to.
         """
         self.begun(folder, resume=resume)
         try:
@@ -212,8 +214,9 @@ def file_hash(file: Path) -> str:
 def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Every name whose value differs, with both values as JSON text; names inside records are joined by dots.
 
-    >>> changes({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
-    [('a.b', '1', '3')]
+    Example:
+        >>> changes({"a": {"b": 1}, "c": 2}, {"a": {"b": 3}, "c": 2})
+        [('a.b', '1', '3')]
     """
     old, new = flat(before), flat(after)
     pairs = ((name, old.get(name, ABSENT), new.get(name, ABSENT)) for name in old | new)
@@ -223,8 +226,9 @@ def changes(before: Mapping[str, object], after: Mapping[str, object]) -> list[t
 def flat(values: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Values as JSON text by name; names inside records are joined by dots.
 
-    >>> flat({"a": {"b": [1]}, "c": "x"})
-    {'a.b': '[1]', 'c': '"x"'}
+    Example:
+        >>> flat({"a": {"b": [1]}, "c": "x"})
+        {'a.b': '[1]', 'c': '"x"'}
     """
     found: dict[str, str] = {}
     for name, value in values.items():

@@ -75,7 +75,8 @@ class OfWeights(Protocol[P]):
 def of_data(record: Callable[P, Question], renamed: Mapping[str, str] = NOTHING) -> OfData[P]:
     """The function that asks a question about rows of data.
 
-    renamed: what arguments were once called, as in `public`.
+    Args:
+        renamed: what arguments were once called, as in `public`.
     """
 
     def function(

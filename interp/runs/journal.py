@@ -51,9 +51,12 @@ class Journal:
     ) -> "Journal":
         """The journal of this name with all that earlier processes wrote; empty if there is none.
 
-        read_only: somebody else may be writing it. number: of its latest snapshot, as `numbers_in` found it just now;
-        without it the folder is listed.
-        Errors: ValueError for a damaged snapshot. A torn journal entry is no error: its batch is due again.
+        Args:
+            read_only: somebody else may be writing it.
+            number: of its latest snapshot, as `numbers_in` found it just now; without it the folder is listed.
+
+        Raises:
+            ValueError: a damaged snapshot. A torn journal entry is no error: its batch is due again.
         """
         while True:
             journal = cls(

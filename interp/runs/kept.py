@@ -34,7 +34,9 @@ GROUP = 2**26
 def once(model: Subject, what: object, make: Callable[[], T]) -> T:
     """What `make` gives for these weights and this tokenizer; made again only where they, or `what`, are others.
 
-    what: everything else that decides it. A value that cannot be compared, such as an open file, is made each time.
+    Args:
+        what: everything else that decides it. A value that cannot be compared, such as an open file, is made each
+            time.
     """
     said = fingerprint(what)
     if next(incomparable(said), None) is not None:

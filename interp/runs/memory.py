@@ -69,9 +69,10 @@ def memory_plan(
 ) -> MemoryPlan:
     """How many tokens one pass may have, for rows of `width` tokens.
 
-    sample: some real rows, which are run and measured. Without them it is predicted; where that is not possible, a row
-    of all kinds of tokens is run. (A prediction beside a measurement says no more, and its pass on the meta device
-    imports PyTorch's compiler: a second of a first run.)
+    Args:
+        sample: some real rows, which are run and measured. Without them it is predicted; where that is not possible,
+            a row of all kinds of tokens is run. (A prediction beside a measurement says no more, and its pass on the
+            meta device imports PyTorch's compiler: a second of a first run.)
     """
     measured = float("nan")
     predicted = measured if sample is not None else predicted_row_bytes(questions, model, width)

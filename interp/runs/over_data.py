@@ -89,8 +89,9 @@ def kept_of(
 ) -> KeptPartials:
     """What these questions, of distinct names, keep of all rows of data of any size.
 
-    Errors: ValueError for a number of rows that a question does not fit, for no usable row, and for the folder of other
-    work.
+    Raises:
+        ValueError: a number of rows that a question does not fit, for no usable row, and for the folder of other
+            work.
     """
     network, folder = subject.transformer, place.folder
     shared = Questions.of(questions, network.config)
@@ -113,7 +114,8 @@ def kept_of(
 def reduced_over(question: ByRow, model: Subject, source: DataSource) -> Partial:
     """What a question keeps of all rows, unlabelled: for others that go on computing with it.
 
-    Errors: NotFiniteError (a ValueError) for rows on which the model gives NaN or infinity.
+    Raises:
+        NotFiniteError: (a ValueError) for rows on which the model gives NaN or infinity.
     """
     return all_reduced_over([question], model, source)[question.name]
 
@@ -231,7 +233,8 @@ def _journalled(
 ) -> KeptPartials:
     """What is kept, with the progress in a folder; `sized` gives the data as the run there cuts them.
 
-    begun: whether the folder holds progress already.
+    Args:
+        begun: whether the folder holds progress already.
     """
     questions, model = work.questions, work.model
     said = work_of(questions, model, about(work.source))

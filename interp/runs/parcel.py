@@ -132,9 +132,13 @@ def packed(
 ) -> Parcel:
     """The work of a run as a parcel that any number of workers can open.
 
-    held: how numbers that are in no file are handed over, `in_shared_memory` or `as_bytes`.
-    by_path: whether to send what is in files as places there.
-    Errors: those of pickling: PicklingError, AttributeError or TypeError for a function without a name of its own.
+    Args:
+        held: how numbers that are in no file are handed over, `in_shared_memory` or `as_bytes`.
+        by_path: whether to send what is in files as places there.
+
+    Raises:
+        ValueError: as pickling: PicklingError.
+        AttributeError, TypeError: a function without a name of its own.
     """
     _, model, _ = work
     own = [*model.parameters(), *model.buffers()]

@@ -41,9 +41,13 @@ def done_by_ray(
 ) -> Iterator[Done]:
     """What all batches of the windows contribute, window by window as the actors finish them.
 
-    actors: how many; without it one per GPU of the cluster, or as many as its CPUs allow with one left to Ray's
-    readers (on two CPUs two actors that count as half a CPU each). Windows begun earlier go on at the batch due.
-    Errors: ImportError without Ray; what an analysis raises or an actor that cannot start, as Ray's task error.
+    Args:
+        actors: how many; without it one per GPU of the cluster, or as many as its CPUs allow with one left to Ray's
+            readers (on two CPUs two actors that count as half a CPU each). Windows begun earlier go on at the batch
+            due.
+
+    Raises:
+        ImportError: without Ray; what an analysis raises or an actor that cannot start, as Ray's task error.
     """
     try:
         import ray

@@ -102,9 +102,14 @@ class Record(Shown):
     ) -> "Record":
         """A new run in `root/<name>-<UTC time>-<random>/`, however many start at once; it is locked by this process.
 
-        parameters: a dataclass instance of numbers, texts, paths and records of these. command: what was typed
-        (default: this process's arguments). file: the experiment file, hashed so that a change is noticed.
-        Errors: ValueError for a bad name or parameter; OSError if the folder cannot be made.
+        Args:
+            parameters: a dataclass instance of numbers, texts, paths and records of these.
+            command: what was typed (default: this process's arguments).
+            file: the experiment file, hashed so that a change is noticed.
+
+        Raises:
+            ValueError: a bad name or parameter.
+            OSError: if the folder cannot be made.
         """
         values = fields_of(parameters)
         question, session = question_of(file) if file else "", RunSession.begun(command, file)
@@ -129,8 +134,10 @@ class Record(Shown):
 
         Code that changed since (another git revision or another experiment file under the same name) is a warning in
         the record and in the log.
-        Errors: ValueError if the folder is not a run, if the run is finished, if another process works on it, if it is
-        of another experiment, and for parameters that differ, each with what it was and is.
+
+        Raises:
+            ValueError: if the folder is not a run, if the run is finished, if another process works on it, if it is
+                of another experiment, and for parameters that differ, each with what it was and is.
         """
         lock = _locked(folder, RunFile.read(folder))
         try:
@@ -190,10 +197,15 @@ class Record(Shown):
     def step(self, name: str, compute: Callable[[], T]) -> T:
         """The result called `name`: computed and written if it is not there yet, else loaded.
 
-        compute: gives an xarray Dataset, a pandas DataFrame or a dict of tensors. What is returned is always what
-        stands on disk, so that a resumed run cannot see another value than the first; tensors come back on the CPU.
-        Errors: ValueError for a bad or repeated name and for a result that cannot be stored exactly; TypeError for a
-        result of another kind; OSError if it cannot be written, which leaves no part of it.
+        Args:
+            compute: gives an xarray Dataset, a pandas DataFrame or a dict of tensors. What is returned is always what
+                stands on disk, so that a resumed run cannot see another value than the first; tensors come back on
+                the CPU.
+
+        Raises:
+            ValueError: a bad or repeated name and for a result that cannot be stored exactly.
+            TypeError: a result of another kind.
+            OSError: if it cannot be written, which leaves no part of it.
         """
         self._claim("step", name)
         there = self._run.steps.get(name)
@@ -256,10 +268,13 @@ class Record(Shown):
     ) -> Results:
         """The answers of `interp.run` over data, kept in this run and gone on with where an earlier session was.
 
-        options: those of `interp.run`. Notes model and data; keeps every result as the step `name_analysis`, and the
-        rows set aside as a table. In one job of an array the work is kept where all jobs find it; a job that does not
-        see the end of it raises ShareDoneError, the last one goes on with the whole.
-        Errors: as in `interp.run`.
+        Args:
+            options: those of `interp.run`. Notes model and data; keeps every result as the step `name_analysis`, and
+                the rows set aside as a table. In one job of an array the work is kept where all jobs find it; a job
+                that does not see the end of it raises ShareDoneError, the last one goes on with the whole.
+
+        Raises:
+            ValueError: as in `interp.run`.
         """
         self.model(model)
         shard, folder = (None, self.stream_folder(name)) if self.shared is None else self.shared

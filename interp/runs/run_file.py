@@ -155,7 +155,8 @@ class RunFile:
 def plain(value: object) -> object:
     """A parameter as JSON holds it: records as objects, paths as text, tuples as lists.
 
-    Errors: ValueError for anything that JSON cannot hold.
+    Raises:
+        ValueError: anything that JSON cannot hold.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value.name if isinstance(value, enum.Enum) else value
@@ -184,9 +185,10 @@ def fields_of(record: object) -> Json:
 def defaults_of(kind: type) -> Json:
     """What the fields of a dataclass are if nothing is said; fields without a default are left out.
 
-    >>> from interp.tasks import RepeatedTokens
-    >>> defaults_of(RepeatedTokens)["seed"]
-    0
+    Example:
+        >>> from interp.tasks import RepeatedTokens
+        >>> defaults_of(RepeatedTokens)["seed"]
+        0
     """
     found: Json = {}
     for each in dataclasses.fields(kind):
@@ -200,8 +202,9 @@ def defaults_of(kind: type) -> Json:
 def duration(seconds: float) -> str:
     """Seconds in the two largest units.
 
-    >>> duration(7.0), duration(125.0), duration(7260.0)
-    ('7 s', '2 min 5 s', '2 h 1 min')
+    Example:
+        >>> duration(7.0), duration(125.0), duration(7260.0)
+        ('7 s', '2 min 5 s', '2 h 1 min')
     """
     whole = round(seconds)
     if whole < 60:

@@ -47,7 +47,10 @@ def encoded(value: object) -> Encoded:
 
     A Dataset is a netCDF file and beside it tidy Parquet tables, one for all variables of the same dims: `.parquet` if
     there is one table, else `.layer-head.parquet` and so on.
-    Errors: TypeError for any other kind; ValueError if the value would not come back as it is, naming what differs.
+
+    Raises:
+        TypeError: any other kind.
+        ValueError: if the value would not come back as it is, naming what differs.
     """
     import pandas as pd
     import xarray as xr

@@ -139,8 +139,10 @@ class ActivationStore:
     def open(cls, folder: Path | str) -> ActivationStore:
         """The store in a folder.
 
-        Errors: FileNotFoundError for a folder without an index or without one of its shards; ValueError for one whose
-        writing was not finished, a foreign index, or a shard of another size than when it was written.
+        Raises:
+            FileNotFoundError: a folder without an index or without one of its shards.
+            ValueError: one whose writing was not finished, a foreign index, or a shard of another size than when it
+                was written.
         """
         folder = Path(folder)
         if not (folder / STORE.manifest).is_file():
@@ -182,7 +184,9 @@ class ActivationStore:
     def read(self, name: str, entries: slice = slice(None)) -> Shaped[Tensor, "n ..."]:
         """The activations of a site, or a table, at consecutive entries `[n, *shape]`, as stored.
 
-        Errors: KeyError for a site that is not stored; ValueError for a slice with steps, or an unreadable shard.
+        Raises:
+            KeyError: a site that is not stored.
+            ValueError: a slice with steps, or an unreadable shard.
         """
         if name not in self.sites and name not in TABLES:
             raise KeyError(f"{name!r} is not stored; {nearest(name, (*self.sites, *TABLES))}")
@@ -212,7 +216,10 @@ class ActivationStore:
         Without a seed in the order stored. With one, runs of `size` neighbours are drawn from the whole store in
         random order and mixed in a buffer of `buffer` entries, the same for the same seed and anew in every epoch. The
         last batch of an epoch may be shorter. epochs: None = without end, for training.
-        Errors: KeyError for a site that is not stored; ValueError for a size, buffer or epochs below 1.
+
+        Raises:
+            KeyError: a site that is not stored.
+            ValueError: a size, buffer or epochs below 1.
         """
         if size < 1 or buffer < size or (epochs is not None and epochs < 1):
             raise ValueError(
@@ -300,17 +307,25 @@ def store_activations(
     """The store of what these sites hold at every token of the data, one forward pass per batch, in constant memory.
 
     A pass ends with the deepest site. Padding is never stored. Memory: one batch and one shard of all sites.
-    data: texts, token ids, files, a `Stream`, or batches as they are. Pieces of a text that was split share its number
-    (`row` of the store), and each begins at position 0. Rows of a file or stream that cannot be used are left out and
-    counted (`store.index.rejected`). sites: full names of sites with one value per position.
-    dtype: float16, bfloat16 or float32. pos: all tokens of a text, or its last. skip_bos: leave out the BOS of batches
-    that have one. source: the data's fingerprint, kept in the index.
 
     Called again with the same arguments, it goes on after the entries stored: the batches are compared with these, and
     run only where they are new, so an interrupted write ends with the same bits. One writer per folder, by a lock.
-    Errors: ValueError for a folder of other contents, model, sites or dtype (saying what differs), for batches that are
-    not those stored or without entries, for values that are NaN or do not fit the dtype, for an edited model, and while
-    another process writes the store; OSError, with what to do, for a full disk or a place that may not be written to.
+
+    Args:
+        data: texts, token ids, files, a `Stream`, or batches as they are. Pieces of a text that was split share its
+            number (`row` of the store), and each begins at position 0. Rows of a file or stream that cannot be used
+            are left out and counted (`store.index.rejected`).
+        sites: full names of sites with one value per position.
+        dtype: float16, bfloat16 or float32.
+        pos: all tokens of a text, or its last.
+        skip_bos: leave out the BOS of batches that have one.
+        source: the data's fingerprint, kept in the index.
+
+    Raises:
+        ValueError: a folder of other contents, model, sites or dtype (saying what differs), for batches that are not
+            those stored or without entries, for values that are NaN or do not fit the dtype, for an edited model, and
+            while another process writes the store.
+        OSError: with what to do, for a full disk or a place that may not be written to.
 
     Example:
         >>> import tempfile

@@ -60,13 +60,6 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
     of one process to rounding, and the same bits in every process, so long as edits and metrics do the same
     everywhere: random ones need the same seed. Parameters are frozen; only their own gradients are not to be had.
 
-    mesh: of one dimension; of a larger one take a part, `mesh["tensor"]`.
-    Errors: ValueError for what `check_tensor_parallel` refuses, another mesh, a model that is spread already, or
-    weights that differ between the processes.
-    Caveats: embeddings, unembedding and the key/value cache are whole in every process. Writing into a block's weights
-    is not possible. On GPUs, give a `Sweep` its `memory`: by itself each process would plan by its own free memory.
-    An error in one process only (out of memory) leaves the others waiting until the process group's timeout.
-
     Example (the team is one process):
         >>> from torch.distributed import HashStore, destroy_process_group, init_process_group
         >>> from torch.distributed.device_mesh import init_device_mesh
@@ -75,6 +68,18 @@ def tensor_parallel(model: Transformer, mesh: DeviceMesh) -> Transformer:
         >>> tensor_parallel(network, init_device_mesh("cpu", (1,))) is network
         True
         >>> destroy_process_group()
+
+    Args:
+        mesh: of one dimension; of a larger one take a part, `mesh["tensor"]`.
+
+    Raises:
+        ValueError: what `check_tensor_parallel` refuses, another mesh, a model that is spread already, or weights
+            that differ between the processes.
+
+    Caveats:
+        Embeddings, unembedding and the key/value cache are whole in every process. Writing into a block's weights is
+        not possible. On GPUs, give a `Sweep` its `memory`: by itself each process would plan by its own free memory.
+        An error in one process only (out of memory) leaves the others waiting until the process group's timeout.
     """
     if mesh.ndim != 1:
         raise ValueError(

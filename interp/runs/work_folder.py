@@ -114,7 +114,8 @@ def opened(
 ) -> Iterator[WorkFolder]:
     """The folder for one process, which holds its lock until it leaves.
 
-    Errors: ValueError while another process is working on the same share.
+    Raises:
+        ValueError: while another process is working on the same share.
     """
     name = MAIN if shard is None else f"shard-{shard.index}-of-{shard.count}"
     reductions = {each.name: each.keep for each in questions.asked}

@@ -49,7 +49,8 @@ class Worker:
     def answers(self, number: int, window: Window, first: int = 0) -> Iterator[Done]:
         """What each batch of the window contributes, from batch `first` on.
 
-        Errors: MemoryError if a single row does not fit; everything the analyses raise but for NaN in a row.
+        Raises:
+            MemoryError: if a single row does not fit; everything the analyses raise but for NaN in a row.
         """
         count, aside = len(window.batches), Tally(0, 0, window.cut, window.rejected)
         if not count:
@@ -210,8 +211,11 @@ def done_by_processes(
 
     The consumer must count each (so that `due` knows it) before it asks for the next. Processes are spawned: analyses
     and model must be picklable (functions by name), and a script needs `if __name__ == "__main__":`.
-    Errors: RuntimeError for an exception in a worker, with its traceback, for one that cannot start, or where workers
-    die at one window again and again; ValueError for what cannot be sent.
+
+    Raises:
+        RuntimeError: an exception in a worker, with its traceback, for one that cannot start, or where workers die at
+            one window again and again.
+        ValueError: what cannot be sent.
     """
     try:
         parcel = packed((questions, model, source), in_shared_memory)

@@ -53,7 +53,8 @@ class JobQueue:
     async def run(self, tab: str, work: Callable[[Event], T]) -> T | None:
         """What `work` returns, or None where it was stopped; `work` looks at its flag and raises `Stopped`.
 
-        Errors: BusyError if too many wait; whatever `work` raises.
+        Raises:
+            BusyError: if too many wait; whatever `work` raises.
         """
         if self._waiting >= MOST_WAITING:
             raise BusyError(f"{MOST_WAITING} computations wait already")
@@ -341,7 +342,8 @@ class Served:
 def opened(subject: ServedModel, port: int = 0) -> Served:
     """The application on a port of the loopback interface (0: a free one) with a fresh token.
 
-    Errors: OSError for a port that is taken.
+    Raises:
+        OSError: a port that is taken.
     """
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:

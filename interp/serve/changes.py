@@ -92,7 +92,8 @@ def _check_indices(edit: Edit, config: ModelConfig, lengths: Lengths) -> None:
 def _check_cut(edit: Edit, config: ModelConfig, cut: dict[tuple[int, int, int], set[int]]) -> None:
     """Refuse entries that the query does not see, and to renormalise a row of which nothing is left.
 
-    cut: the keys that earlier edits cut off with the rest renormalised, by layer, head and query.
+    Args:
+        cut: the keys that earlier edits cut off with the rest renormalised, by layer, head and query.
     """
     part = part_of(edit)
     if part.kind not in CUT:
@@ -139,9 +140,11 @@ def resolved(
 ) -> list[Edit]:
     """The same edits with the values that means and resampled parts stand for.
 
-    means: what sites are on average over the clean run's positions. second: what they are on the second prompt
-    `[p ...]`; its values are put at the prompt's `columns` only, since generated tokens have no counterpart in it.
-    given: the directions by site.
+    Args:
+        means: what sites are on average over the clean run's positions.
+        second: what they are on the second prompt `[p ...]`; its values are put at the prompt's `columns` only, since
+            generated tokens have no counterpart in it.
+        given: the directions by site.
     """
     return [
         directions.resolved(edit, given)

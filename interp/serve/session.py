@@ -86,9 +86,10 @@ class RowPair:
 class Session:
     """Passes of one model for the page.
 
-    Errors: ValueError for a model that the page cannot show: without logits or tokenizer, with cross-attention, or one
-    that sees both ways; and for directions that are not one per site. directions: what the page may add, as
-    `interp.causal.Subspace` holds it.
+    Raises:
+        ValueError: a model that the page cannot show: without logits or tokenizer, with cross-attention, or one that
+            sees both ways; and for directions that are not one per site. directions: what the page may add, as
+            `interp.causal.Subspace` holds it.
     """
 
     def __init__(self, model: Subject, subspaces: Sequence["Subspace"] = ()) -> None:
@@ -168,7 +169,8 @@ class Session:
     def pair(self, ask: EditedPrompt, stop: Event) -> RowPair:
         """Clean and edited row of a prompt: from what is kept, or from one pass over those that are missing.
 
-        Errors: ValueError and KeyError for a question that does not fit; Stopped.
+        Raises:
+            ValueError, KeyError: a question that does not fit; Stopped.
         """
         tokens, second, position = self.checked(ask)
         donor, values = self._donor(ask, second, position, stop)

@@ -93,7 +93,9 @@ class Agreement:
 
         Roles: evidence (the word that decides), end; distractor, where there is one. One group. Single tokens: all
         words that are drawn, and both endings. generator: where the random numbers come from, instead of the seed.
-        Errors: ValueError naming the words where too few are single tokens.
+
+        Raises:
+            ValueError: naming the words where too few are single tokens.
 
         Example:
             >>> tokenizer = interp.lab.training.Vocabulary.learned(interp.tasks.Agreement.texts(), 800).tokenizer

@@ -90,7 +90,8 @@ class Examples:
     def asked(self, *, determined_only: bool = False) -> Bool[Tensor, "b n"]:
         """Which tokens from the second on a loss is about: those predicted, or those that the context determines.
 
-        Errors: ValueError if the data does not say which are determined.
+        Raises:
+            ValueError: if the data does not say which are determined.
         """
         if not determined_only:
             return self.counted
@@ -134,8 +135,9 @@ def after_bos(tokens: IdMatrix, determined: np.ndarray[tuple[int, int], np.dtype
 def different(generator: np.random.Generator, rows: int, count: int, low: int, high: int) -> IdMatrix:
     """Per row `count` different integers of [low, high) in random order, shape [rows, count].
 
-    >>> sorted(different(np.random.default_rng(0), 1, 3, 5, 8)[0].tolist())
-    [5, 6, 7]
+    Example:
+        >>> sorted(different(np.random.default_rng(0), 1, 3, 5, 8)[0].tolist())
+        [5, 6, 7]
     """
     return low + generator.random((rows, high - low)).argsort(axis=1)[:, :count]
 

@@ -107,8 +107,9 @@ class FactPrompt:
     def prompt(self) -> str:
         """The words before the object, without a space at the end.
 
-        >>> FactPrompt(Fact("capital", "France", "Paris"), "The capital of {subject} is").prompt
-        'The capital of France is'
+        Example:
+            >>> FactPrompt(Fact("capital", "France", "Paris"), "The capital of {subject} is").prompt
+            'The capital of France is'
         """
         return self.phrasing.format(subject=self.fact.subject)
 
@@ -137,7 +138,8 @@ def fact_prompts(
 ) -> tuple[FactPrompt, ...]:
     """Every fact in each of the phrasings of its relation, fact by fact.
 
-    table: the facts; those of the package by default. Errors: ValueError for a relation without phrasings.
+    Args:
+        table: the facts; those of the package by default. Errors: ValueError for a relation without phrasings.
 
     Example:
         >>> len(interp.tasks.fact_prompts(interp.tasks.HELD_OUT_PHRASINGS)) == len(interp.tasks.load_facts())
@@ -156,7 +158,8 @@ def fact_prompts(
 class Facts:
     """Questions about facts: what is the object? "The capital of France is" -> " Paris".
 
-    Errors: ValueError for a relation without facts, or a phrasing without a subject.
+    Raises:
+        ValueError: a relation without facts, or a phrasing without a subject.
     """
 
     rows: int = 32
@@ -204,7 +207,9 @@ class Facts:
         `answer` and `wrong` are the first tokens of the objects, which need not be single, only different. Facts that
         no other fact fits are left out, and those with words that the tokenizer does not know. Roles: subject (all its
         tokens), subject_last, end. A group is a phrasing with subjects of one length.
-        Errors: ValueError where no two facts fit, naming subjects, objects and their tokens.
+
+        Raises:
+            ValueError: where no two facts fit, naming subjects, objects and their tokens.
 
         Example:
             >>> asked = interp.tasks.Facts(3, phrasings={"capital": ["The capital of {subject} is"]})

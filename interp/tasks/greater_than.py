@@ -58,7 +58,9 @@ class GreaterThan:
 
         YY runs over 02 .. 98 where the tokenizer has the year as two tokens of two digits, the century over 11 .. 17.
         Roles: noun, XX, YY, end (the second XX). Single tokens: nouns, centuries after a space, two digits of years.
-        Errors: ValueError naming the words or years where too few of them are.
+
+        Raises:
+            ValueError: naming the words or years where too few of them are.
         """
         nouns = [*required_single_tokens(tokenizer, NOUNS, task="greater_than", kind="nouns", at_least=1)]
         endings = _endings(tokenizer)

@@ -91,8 +91,9 @@ class IndirectObject:
     def prompt(self) -> str:
         """The words before the answer, without a space at the end.
 
-        >>> IndirectObject("Mary", "John", "store", "drink", TEMPLATES[0], True).prompt
-        'When Mary and John went to the store, John gave a drink to'
+        Example:
+            >>> IndirectObject("Mary", "John", "store", "drink", TEMPLATES[0], True).prompt
+            'When Mary and John went to the store, John gave a drink to'
         """
         return self.template.format(**self.words)
 
@@ -135,7 +136,8 @@ class IndirectObjects(Brief):
     in the order ABBA or BABA. One task, drawn as `sentences` (to train on, or to ask), as clean and corrupted `pairs`,
     and `balanced`, as `interp.heads` asks it.
 
-    Errors: ValueError for no rows or an empty table of words.
+    Raises:
+        ValueError: no rows or an empty table of words.
     """
 
     rows: int = 32
@@ -160,7 +162,8 @@ class IndirectObjects(Brief):
     def sentences(self, generator: np.random.Generator | None = None) -> tuple[IndirectObject, ...]:
         """Random sentences; names, order, roles, place, gift and template are uniform.
 
-        generator: where the random numbers come from, instead of the seed.
+        Args:
+            generator: where the random numbers come from, instead of the seed.
 
         Example:
             >>> interp.tasks.IndirectObjects(1).sentences()[0].text.count(".") >= 1
@@ -189,11 +192,13 @@ class IndirectObjects(Brief):
     def pairs(self, tokenizer: Tokenizer, *, corruption: NameCorruption = "swap_giver") -> TaskPairs:
         """The sentences of the seed beside corrupted ones, for any tokenizer; `wrong` is the giver.
 
-        corruption: "swap_giver" exchanges the second clause's name (role S2), so that the answers change places; "abc"
-            puts three other unrelated names at IO, S1 and S2 (the paper's p_ABC), so that there is no answer.
-
         Roles: IO, S1, S1+1 (the token after S1), S2, end; they name the clean sentence's words. A group is a template
         in one order. Errors: ValueError naming the words where too few of them are single tokens.
+
+        Args:
+            corruption: "swap_giver" exchanges the second clause's name (role S2), so that the answers change places;
+                "abc" puts three other unrelated names at IO, S1 and S2 (the paper's p_ABC), so that there is no
+                answer.
 
         Example:
             >>> tokenizer = interp.zoo.load("demo-4l")[1]
@@ -227,8 +232,10 @@ class IndirectObjects(Brief):
         Each draw of three names, with the template, place and gift whose turn it is, gives four sentences, both orders
         of the names times both roles, so that neither the place of a name nor the name itself can tell the roles apart.
         Rows end in the last column; `answer` is the receiver, `wrong` the giver (the third name in the second batch).
-        Errors: ValueError for rows that are not a multiple of 4, for `held_out`, without a tokenizer, with fewer than
-        three names that are single tokens, or for a sentence that does not fit the context.
+
+        Raises:
+            ValueError: rows that are not a multiple of 4, for `held_out`, without a tokenizer, with fewer than three
+                names that are single tokens, or for a sentence that does not fit the context.
         """
         if self.rows % A_DRAW or self.held_out:
             raise ValueError(f"rows in fours, over all pairs of names, are required, got {self}")
@@ -278,8 +285,9 @@ SHORT_SENTENCES = IndirectObjects(
 def is_held_out(name: str, other: str) -> bool:
     """Whether the pair is kept for evaluation: a fixed hash of the sorted pair, about 15 % of all pairs.
 
-    >>> is_held_out("Mary", "John") == is_held_out("John", "Mary")
-    True
+    Example:
+        >>> is_held_out("Mary", "John") == is_held_out("John", "Mary")
+        True
     """
     return zlib.crc32(" ".join(sorted((name, other))).encode()) % 100 < HELD_OUT_PER_CENT
 

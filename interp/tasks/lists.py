@@ -63,7 +63,9 @@ class ListCopy:
 
         Roles: source, match (the word before it, in the first list), end. A group is a number of words already written
         again, 1 to `words` - 1; rows are padded to the longest. Single tokens: all words.
-        Errors: ValueError naming the words where too few are single tokens.
+
+        Raises:
+            ValueError: naming the words where too few are single tokens.
 
         Example:
             >>> interp.tasks.ListCopy(5, words=4).pairs(interp.zoo.load("demo-4l")[1]).changes
@@ -117,12 +119,15 @@ class DocstringArguments:
     def pairs(self, tokenizer: Tokenizer, *, corruption: ArgumentCorruption = "names") -> TaskPairs:
         """Functions beside the same with another definition; `wrong` is d, which is defined but not next.
 
-        corruption: "names" puts four other names in the definition and leaves the docstring, so that there is no
-            answer; "swap" exchanges c and d in the definition, so that the answers change places.
-
         Roles: A_def, B_def, C_def, D_def (the definition), A_doc, B_doc (the docstring), end. One group. Single tokens:
         the function's name, its arguments and the words that describe them.
-        Errors: ValueError naming the words where too few are single tokens.
+
+        Args:
+            corruption: "names" puts four other names in the definition and leaves the docstring, so that there is no
+                answer; "swap" exchanges c and d in the definition, so that the answers change places.
+
+        Raises:
+            ValueError: naming the words where too few are single tokens.
 
         Example:
             >>> tokenizer = interp.zoo.load("demo-4l")[1]

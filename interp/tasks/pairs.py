@@ -87,7 +87,9 @@ class TaskPairs:
     def columns(self, role: str) -> Int[Tensor, "n"]:
         """The one column of a role in each row.
 
-        Errors: KeyError for an unknown role; ValueError for one of several tokens, whose columns are in `spans`.
+        Raises:
+            KeyError: an unknown role.
+            ValueError: one of several tokens, whose columns are in `spans`.
         """
         if role not in self.spans:
             raise KeyError(f"{self.task} has no role {role!r}; {nearest(role, self.spans)}")
@@ -142,7 +144,8 @@ class Pair:
 def pairs_of(task: str, pairs: Sequence[Pair], *, changes: tuple[str, ...]) -> TaskPairs:
     """Rows of any lengths as one `TaskPairs`, padded on the right.
 
-    Errors: ValueError for no pair, and for one whose rows differ in length or in the columns of their words.
+    Raises:
+        ValueError: no pair, and for one whose rows differ in length or in the columns of their words.
     """
     if not pairs:
         raise ValueError(f"{task} requires rows of at least 1, got 0")
@@ -189,8 +192,9 @@ class MergedTokensError(ValueError):
 def filled(template: str, words: Mapping[str, str]) -> tuple[str, dict[str, tuple[int, int]]]:
     """A template with its fields filled in, and the characters of each word; a word owns the space before it.
 
-    >>> filled("the {noun} of", {"noun": "war"})
-    ('the war of', {'noun': (3, 7)})
+    Example:
+        >>> filled("the {noun} of", {"noun": "war"})
+        ('the war of', {'noun': (3, 7)})
     """
     text, spans = "", {}
     for literal, field, _, _ in Formatter().parse(template):
@@ -205,7 +209,8 @@ def filled(template: str, words: Mapping[str, str]) -> tuple[str, dict[str, tupl
 def row_of(tokenizer: Tokenizer, template: str, words: Mapping[str, str]) -> WordRow:
     """The tokens of a filled template, with the columns of every word.
 
-    Errors: MergedTokensError where a word has no tokens of its own because they reach into its neighbours.
+    Raises:
+        MergedTokensError: where a word has no tokens of its own because they reach into its neighbours.
     """
     text, spans = filled(template, words)
     ids = tokenizer.encode(text)

@@ -66,9 +66,13 @@ class RepeatedTokens:
     ) -> Int[Tensor, "b p"]:
         """The rows [bos, t_1 .. t_period, t_1 .. t_period, ...].
 
-        vocab: how many ids there are (0 .. vocab - 1), or the ids to draw from. bos: begins each row if given, and is
-        never drawn. generator: where the random numbers come from, instead of the seed (which is PyTorch's).
-        Errors: ValueError for fewer different ids than the period.
+        Args:
+            vocab: how many ids there are (0 .. vocab - 1), or the ids to draw from.
+            bos: begins each row if given, and is never drawn.
+            generator: where the random numbers come from, instead of the seed (which is PyTorch's).
+
+        Raises:
+            ValueError: fewer different ids than the period.
 
         Example:
             >>> interp.tasks.RepeatedTokens(period=5, repeats=3, rows=2).tokens(100, bos=0).shape
@@ -97,12 +101,16 @@ class RepeatedTokens:
         at role match, is another token from outside the row: the answer is still there, but nothing says that it
         follows. `wrong` is another token of the row, there twice, the answer once.
 
-        ids: the tokens to draw from; by default common words that are single tokens. A row is decoded to its text,
-        which tokenises to the same ids only where the tokenizer does so for any tokens, as it does for whole words.
-
         Roles: match, source (the first occurrence of the answer, after match), end. One group. A caveat: the answer
         always stands `period` columns before its place, so attention by position alone can find it, in both prompts.
-        Errors: ValueError unless there are two copies of at least 3 tokens; for fewer than period + 1 different tokens.
+
+        Args:
+            ids: the tokens to draw from; by default common words that are single tokens. A row is decoded to its
+                text, which tokenises to the same ids only where the tokenizer does so for any tokens, as it does for
+                whole words.
+
+        Raises:
+            ValueError: unless there are two copies of at least 3 tokens; for fewer than period + 1 different tokens.
 
         Example:
             >>> pairs = interp.tasks.RepeatedTokens(3, 2, rows=2).pairs(model.text.tokenizer, ids=[7, 8, 9, 10])

@@ -43,7 +43,8 @@ class AltiLogit:
 def check_alti_logit(model: Transformer) -> None:
     """Refuse models whose logits are no sum of parts, and edits that make the stream something else than their sum.
 
-    Errors: ValueError naming the edit, or what the model has.
+    Raises:
+        ValueError: naming the edit, or what the model has.
     """
     attribution(model.config, "source")
     check_stream(model, "ALTI-Logit")
@@ -64,8 +65,11 @@ def alti_logit(model: Transformer, batch: Batch, at: Int[Tensor, "b"]) -> Steps[
     they are `total`, the logit (difference) before a soft cap, which they miss by `error`, relative. Delta is the
     affine variant: b_V counts, spread over the sources by attention; it goes through the later norms at their frozen
     scales. The rows are cut after their column, run by themselves, and put back.
-    Errors: ValueError for a column before the last token of a bidirectional model, and for edits of positions where the
-    cut moves the columns; IncompleteSumError if the parts do not sum.
+
+    Raises:
+        ValueError: a column before the last token of a bidirectional model, and for edits of positions where the cut
+            moves the columns.
+        IncompleteSumError: if the parts do not sum.
     """
     home = batch.host()
     every = home.real
@@ -125,7 +129,8 @@ def rolled_back(
 ) -> Float[Tensor, "b k"]:
     """r = sum_l moved_l M_(l-1), M_l = mixing_l M_(l-1), M_0 = I: what each layer moved, credited to the tokens.
 
-    mixing: one matrix for every layer but the last. Rows that sum to 1 preserve the sum.
+    Args:
+        mixing: one matrix for every layer but the last. Rows that sum to 1 preserve the sum.
     """
     credit = moved[-1]
     for step, matrix in zip(reversed(moved[:-1]), reversed(mixing), strict=True):

@@ -90,11 +90,23 @@ class Erasure(Brief, Question):
     its 95 % interval (NaN for one prompt) and `n`, and `each`[prompt, score]. Scores: `comprehensiveness`, the fall
     without the highest tokens, high where they matter; `sufficiency`, the fall with nothing but them, low where they
     suffice; both AOPC, means over `shares` (DeYoung et al. 2020).
-    attribution: `value[prompt, pos]` of the same prompts, as `token_attribution` returns it; ranked from the highest,
-    earlier tokens first among equals. replacement: what stands in for a removed token: the vocabulary's mean embedding,
-    "zero", or a token id. measure: the answer's "probability", or "logits".
-    Caveat: a prompt with holes is unlike any the model was trained on.
-    Errors: ValueError for values that do not fit the prompts' tokens, and for shares outside (0, 1].
+
+    Args:
+        attribution: `value[prompt, pos]` of the same prompts, as `token_attribution` returns it; ranked from the
+            highest, earlier tokens first among equals.
+        answer: The next token that is watched, one for all prompts or one for each; None = the answer that the data
+            bring.
+        wrong: The token that the answer is contrasted with, with `measure="logits"`.
+        shares: Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones.
+        replacement: what stands in for a removed token: the vocabulary's mean embedding, "zero", or a token id.
+        measure: the answer's "probability", or "logits".
+        pos: At which token of each prompt the answer is watched, negative from its end.
+
+    Raises:
+        ValueError: values that do not fit the prompts' tokens, and for shares outside (0, 1].
+
+    Caveat:
+        A prompt with holes is unlike any the model was trained on.
 
     Example:
         >>> found = interp.token_attribution(model, prompt)
@@ -103,20 +115,13 @@ class Erasure(Brief, Question):
     """
 
     attribution: xr.Dataset
-    """`value[prompt, pos]` of the same prompts, as `token_attribution` returns it."""
     answer: Answers | None = None
-    """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
     wrong: Answers | None = None
-    """The token that the answer is contrasted with, with `measure="logits"`."""
     _: KW_ONLY
     shares: Sequence[float] = SHARES
-    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
     replacement: Baseline = "mean"
-    """What stands in for a removed token."""
     measure: ErasureMeasure = "probability"
-    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
     pos: int = -1
-    """At which token of each prompt the answer is watched, negative from its end."""
 
     def bind(self, model: Subject) -> ByRow:
         """Passes with tokens removed, for every batch."""
@@ -150,10 +155,21 @@ class CompareMethods(Question):
     attribution, score] for paired comparisons. The last attribution is `random` itself: the mean over `draws` random
     orders of each prompt's tokens, drawn from its number and the seed. (A dim called `method` could not be selected
     from: xarray's `sel` has an option of that name.)
-    methods: names of `METHODS`, or records under names of your own. shares, replacement, measure: as in `erasure`.
-    Caveats: a prompt with holes is unlike any the model was trained on, and all methods meet the same holes; a score
-    for the state at a position (ALTI) is asked here about the answer. Errors: as `token_attribution`, and ValueError
-    for an unknown method or no draws.
+
+    Args:
+        answer: The next token that is watched, one for all prompts or one for each; None = the answer that the data
+            bring.
+        wrong: The token that the answer is contrasted with.
+        methods: names of `METHODS`, or records under names of your own.
+        shares, replacement, measure: as in `erasure`.
+        pos: At which token of each prompt the answer is watched, negative from its end.
+        draws: Random orders of each prompt's tokens, the chance level.
+        seed: Of the random orders.
+
+    Caveats:
+        A prompt with holes is unlike any the model was trained on, and all methods meet the same holes; a score for
+        the state at a position (ALTI) is asked here about the answer. Errors: as `token_attribution`, and ValueError
+        for an unknown method or no draws.
 
     Example:
         >>> found = compare_methods(model, prompt, " Mary", methods=["attention", "alti"])
@@ -162,24 +178,15 @@ class CompareMethods(Question):
     """
 
     answer: Answers | None = None
-    """The next token that is watched, one for all prompts or one for each; None = the answer that the data bring."""
     wrong: Answers | None = None
-    """The token that the answer is contrasted with."""
     _: KW_ONLY
     methods: Sequence[str] | Mapping[str, TokenMethod] = tuple(METHODS)
-    """Names of `METHODS`, or records under names of your own."""
     shares: Sequence[float] = SHARES
-    """Of a prompt's removable tokens (all but a prepended BOS), rounded up to whole ones."""
     replacement: Baseline = "mean"
-    """What stands in for a removed token."""
     measure: ErasureMeasure = "probability"
-    """The answer's probability, or its logit (minus the wrong answer's, before a soft cap)."""
     pos: int = -1
-    """At which token of each prompt the answer is watched, negative from its end."""
     draws: Count = 5
-    """Random orders of each prompt's tokens, the chance level."""
     seed: int = 0
-    """Of the random orders."""
 
     def bind(self, model: Subject) -> ByRow:
         """Every method's own reads and passes, and passes with tokens removed."""
@@ -255,7 +262,9 @@ def top_share(
 ) -> Bool[Tensor, "b p"]:
     """The highest `share` of each row's removable tokens, rounded up; earlier ones first among equals.
 
-    removable: on the host, where the tokens are counted. Errors: ValueError for a removable token without a score.
+    Args:
+        removable: on the host, where the tokens are counted. Errors: ValueError for a removable token without a
+            score.
     """
     count = sent([ceil(share * n - 1e-9) for n in removable.sum(1).tolist()], score.device)
     removable = sent(removable, score.device)

@@ -38,17 +38,23 @@ def evidence(
 ) -> xr.Dataset:
     """How well an attribution points at the tokens that are known to decide.
 
-    Returns Dataset[score]: `value`, the mean over prompts, with `low` and `high` (95 %, from 64 prompts on, of
-    `probes_needed` from 512 on), `null`, what a random order gives, `n`, and `each`[prompt, score]. Scores (Yin and
-    Neubig 2022, arXiv:2202.10419): `share`, the part of the positive attribution that is on the evidence (0 where
-    nothing is positive; null: its share of the tokens); `reciprocal_rank`, 1 / the place of the first token of the
-    evidence in the order of the attribution, equal ones in the least favourable order; and `probes_needed`, how many
-    others stand before it.
-    attribution: `value[prompt, pos]`, as `token_attribution` returns it. known: where the evidence is, one row per
-    prompt, such as `pairs.spans["evidence"]` of a task. among: the tokens that count; None = all of the attribution.
-    How often these intervals hold the mean is simulated in `docs/intervals.md`. Caveat: that the word decides in
-    grammar is no proof that the model goes by it.
-    Errors: ValueError for other shapes, and prompts without evidence among the tokens.
+    Args:
+        attribution: `value[prompt, pos]`, as `token_attribution` returns it.
+        known: where the evidence is, one row per prompt, such as `pairs.spans["evidence"]` of a task.
+        among: the tokens that count; None = all of the attribution. How often these intervals hold the mean is
+            simulated in `docs/intervals.md`. Caveat: that the word decides in grammar is no proof that the model goes
+            by it.
+
+    Returns:
+        Dataset[score]: `value`, the mean over prompts, with `low` and `high` (95 %, from 64 prompts on, of
+        `probes_needed` from 512 on), `null`, what a random order gives, `n`, and `each`[prompt, score]. Scores (Yin
+        and Neubig 2022, arXiv:2202.10419): `share`, the part of the positive attribution that is on the evidence (0
+        where nothing is positive; null: its share of the tokens); `reciprocal_rank`, 1 / the place of the first token
+        of the evidence in the order of the attribution, equal ones in the least favourable order; and
+        `probes_needed`, how many others stand before it.
+
+    Raises:
+        ValueError: other shapes, and prompts without evidence among the tokens.
 
     Example:
         >>> found = interp.token_attribution(model, prompt, " John", method="gradient_x_input")

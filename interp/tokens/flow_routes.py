@@ -57,12 +57,19 @@ class FlowRoutes(Question):
     neither. Padding is NaN, `token` the text of every position. Where no part brings the sum closer the stream before
     keeps all of it: our convention. The MLP's share goes to its own position; one with a convolution has also read the
     positions before.
-    Cost: b h q k d products per block (half in causal models), `CHUNK` of them held at a time (`[b h q d]`, one
-    source's, at the least).
-    Caveats: shares say what the sum is made of, not what the answer needs: parts that cancel get none, and a large part
-    may be one that nobody reads. The vocabulary of an answer takes no part in it; attribution and patching ask that.
-    Errors: ValueError for post-norm and Macaron blocks, cross-attention, mixers that do not move single sources, and
-    for edits that put something else than a multiple of its parts into the stream.
+
+    Raises:
+        ValueError: post-norm and Macaron blocks, cross-attention, mixers that do not move single sources, and for
+            edits that put something else than a multiple of its parts into the stream.
+
+    Cost:
+        B h q k d products per block (half in causal models), `CHUNK` of them held at a time (`[b h q d]`, one
+        source's, at the least).
+
+    Caveats:
+        Shares say what the sum is made of, not what the answer needs: parts that cancel get none, and a large part
+        may be one that nobody reads. The vocabulary of an answer takes no part in it; attribution and patching ask
+        that.
 
     Example:
         >>> found = flow_routes(model, prompt)
@@ -105,11 +112,16 @@ def why_no_routes(config: ModelConfig) -> str | None:
 def routes(shares: xr.Dataset, *, threshold: float = 0.02, prompt: int = 0, pos: int = -1) -> pd.DataFrame:
     """The routes into the final stream at one position: every edge of at least `threshold` met on the way back from it.
 
-    shares: what `flow_routes` returned; pos: a position of the prompt, negative from its end. One row per edge, from
-    the last layer to the first: `part` (`L1H2`, `L1.resid`, `L1.mlp`, `L1.resid_mid`), `layer`, `query` and `key`
-    (where it comes from; the query itself but for heads) with their tokens, `share`. An MLP leads on to what it read.
-    Each head is an edge of its own; the tool of Tufanov et al. 2024 adds them up before its threshold.
-    Errors: ValueError for a threshold that is not in (0, 1], IndexError for a position that the prompt lacks.
+    Args:
+        shares: what `flow_routes` returned;
+        pos: a position of the prompt, negative from its end. One row per edge, from the last layer to the first:
+            `part` (`L1H2`, `L1.resid`, `L1.mlp`, `L1.resid_mid`), `layer`, `query` and `key` (where it comes from;
+            the query itself but for heads) with their tokens, `share`. An MLP leads on to what it read. Each head is
+            an edge of its own; the tool of Tufanov et al. 2024 adds them up before its threshold.
+
+    Raises:
+        ValueError: a threshold that is not in (0, 1].
+        IndexError: a position that the prompt lacks.
 
     Example:
         >>> list(routes(flow_routes(model, prompt), threshold=0.1).columns)

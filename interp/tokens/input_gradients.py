@@ -113,7 +113,8 @@ class Integral:
 def baseline_embedding(model: Transformer, baseline: Baseline) -> Float[Tensor, "d"]:
     """The embedding that stands for an absent token, as `hook_embed` would hold it.
 
-    Errors: ValueError for an unknown name, or a token outside the vocabulary.
+    Raises:
+        ValueError: an unknown name, or a token outside the vocabulary.
     """
     table, scale = Weights(model).W_E, model.config.embed_scale
     if baseline == "zero":
@@ -148,8 +149,12 @@ def gradient_x_input(
 
     Under rules that make the model linear it sums, with `bias` (what biases and other embeddings are due), to `total`,
     the logit (difference) before a soft cap, bias of the unembedding included; `completeness_error` says how nearly.
-    Caveat: where a norm follows the token embeddings at once (BLOOM) their length changes nothing, so this is 0.
-    Errors: ValueError without answers or logits.
+
+    Raises:
+        ValueError: without answers or logits.
+
+    Caveat:
+        Where a norm follows the token embeddings at once (BLOOM) their length changes nothing, so this is 0.
     """
     end = Read(final_stream(model.config), grad=True)
     size, found = rows_at_once(model, batch, batch_size), []
@@ -172,7 +177,9 @@ def integrated_gradients(
     Prompts are done one after the other, so that which points of its line are looked at follows from a prompt alone;
     the points are rows of a pass, `batch_size` at most. Where a router changes its experts the logit jumps, and no
     gradient sees that: the error stays, and says so.
-    Errors: ValueError without answers or logits.
+
+    Raises:
+        ValueError: without answers or logits.
     """
     base, width = baseline_embedding(model, how.baseline), batch.tokens.shape[1]
     scores, totals, errors = [], [], []

@@ -235,7 +235,8 @@ def _edited_reads(model: Transformer, layer: int, upto: Extent) -> dict[Extent, 
 def check_stream(model: Transformer, what: str, allowed: tuple[type, ...] = (Detach,)) -> None:
     """Refuse edits of the stream between blocks that put there what no earlier part of the model says.
 
-    Errors: ValueError naming the edit.
+    Raises:
+        ValueError: naming the edit.
     """
     for edit in model.edits:
         inside = layer_of(edit, model) is not None and inner_site(edit) in STREAM
@@ -320,7 +321,9 @@ def flow(layers: Float[Tensor, "l q k"], at: int) -> Float[Tensor, "k"]:
     Attention flow (Abnar & Zuidema 2020): one maximum flow per token in a layered graph of (l + 1) n nodes and l n^2
     edges; each is at most 1 for rows that sum to 1, their sum is not. By shortest augmenting paths (networkx), at worst
     O(nodes^2 edges) each: 0.05 s for 4 layers and 18 tokens, 4 s for 12 and 64.
-    Errors: ValueError for more than `FLOW_TOKENS` tokens.
+
+    Raises:
+        ValueError: more than `FLOW_TOKENS` tokens.
     """
     import networkx as nx  # type: ignore[import-untyped]  # torch requires it; slow to import
 
@@ -341,7 +344,8 @@ def flow(layers: Float[Tensor, "l q k"], at: int) -> Float[Tensor, "k"]:
 def layers_read(model: Transformer, kernel: Kernel, layers: Sequence[int]) -> tuple[Read, ...]:
     """What a kernel needs recorded of some blocks.
 
-    Errors: ValueError for an unknown kernel, or a model that also attends to a memory.
+    Raises:
+        ValueError: an unknown kernel, or a model that also attends to a memory.
     """
     if kernel not in get_args(Kernel):
         raise ValueError(f"unknown kernel {kernel!r}; {nearest(kernel, get_args(Kernel))}")

@@ -113,25 +113,35 @@ class TokenAttribution(Question):
     Which words of the prompt the answer rests on, by one of ten methods.
 
     Returns Dataset[prompt, pos] with `value`, and each token's text as the coordinate `token`; padding is NaN.
-    method: a name of `METHODS` or a record with settings of its own. What the values sum to is in `attrs["sums_to"]`:
-    - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of 1, whatever the answer
-      (Abnar & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022);
-    - alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's); with
-      `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it misses, relative;
-    - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the baseline, up to `error`,
-      relative to it, which is below .05, or a note says that it is not;
-    - gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in particular;
-    - relp (the rules of Jafari et al. 2025): with `bias`, the share of biases and positions, `total`, the logit
-      (difference).
-    Logits are those before a soft cap. pos: of each prompt, BOS counted; negative from its end.
-    Under edits, patterns and values count as the edited pass has them; one that is zeroed or scaled counts by
-    what is left of it. Edits that make the stream something else than what the model's parts wrote are refused by the
-    methods that follow it through the layers.
-    Caveats: attention to BOS is mostly a way to do nothing, and shares count it (a note says where it takes more than
-    0.9 of them); mixing says nothing about the MLPs.
-    Errors: ValueError for a method without the answer it needs, for cross-attention, packed rows, ALTI-Logit before
-    the last token of a bidirectional model, and edits that a method cannot see; IndexError for a position or layer that
-    does not exist; IncompleteSumError where ALTI-Logit does not sum.
+
+    Args:
+        answer: The next token that is attributed, one for all prompts or one for each; None = the answer that the
+            data bring. Methods that mix tokens (`Mixing`) have no use for one, and a note says so.
+        wrong: The token that the answer is contrasted with.
+        method: a name of `METHODS` or a record with settings of its own. What the values sum to is in
+            `attrs["sums_to"]`: - attention, values, norms (last block), rollout, flow, norm_rollout, alti: shares of
+            1, whatever the answer (Abnar & Zuidema 2020; Kobayashi et al. 2020, 2021; Ferrando et al. 2022); -
+            alti_logit (Ferrando et al. 2023): what attention added to the answer's logit (minus the wrong answer's);
+            with `initial`, `mlp` and `bias` it makes `total`, the logit (difference); `error` is by how much it
+            misses, relative; - integrated_gradients (Sundararajan et al. 2017): `total`, the logit's change from the
+            baseline, up to `error`, relative to it, which is below .05, or a note says that it is not; -
+            gradient_x_input and attnlrp (Achtibat et al. 2024; its gradient under backward rules): nothing in
+            particular; - relp (the rules of Jafari et al. 2025): with `bias`, the share of biases and positions,
+            `total`, the logit (difference). Logits are those before a soft cap.
+        pos: of each prompt, BOS counted; negative from its end. Under edits, patterns and values count as the edited
+            pass has them; one that is zeroed or scaled counts by what is left of it. Edits that make the stream
+            something else than what the model's parts wrote are refused by the methods that follow it through the
+            layers.
+
+    Raises:
+        ValueError: a method without the answer it needs, for cross-attention, packed rows, ALTI-Logit before the last
+            token of a bidirectional model, and edits that a method cannot see.
+        IndexError: a position or layer that does not exist.
+        IncompleteSumError: where ALTI-Logit does not sum.
+
+    Caveats:
+        Attention to BOS is mostly a way to do nothing, and shares count it (a note says where it takes more than 0.9
+        of them); mixing says nothing about the MLPs.
 
     Example:
         >>> token_attribution(model, prompt, " Mary", " John", method="alti_logit").value.dims
@@ -139,15 +149,10 @@ class TokenAttribution(Question):
     """
 
     answer: Answers | None = None
-    """The next token that is attributed, one for all prompts or one for each; None = the answer that the data bring.
-    Methods that mix tokens (`Mixing`) have no use for one, and a note says so."""
     wrong: Answers | None = None
-    """The token that the answer is contrasted with."""
     _: KW_ONLY
     method: str | TokenMethod = "alti"
-    """A name of `METHODS`, or a record with settings of its own."""
     pos: int = -1
-    """Which token of each prompt, negative from its end."""
 
     def bind(self, model: Subject) -> ByRow:
         """What the mixing methods read in the shared pass; passes of its own for the others."""
@@ -210,6 +215,9 @@ class LayerMixing(Question):
     ||sum of the others|| / (||sum of the others|| + ||own||) (Kobayashi et al. 2021), else the others' share.
     Padding is NaN; `token` is the text of every position. Edits and errors: as in `token_attribution`.
 
+    Args:
+        kernel: How a block becomes a matrix.
+
     Example:
         >>> layer_mixing(model, prompt, kernel="attn_res_norms").mixing_ratio.mean("query").dims
         ('prompt', 'layer')
@@ -217,7 +225,6 @@ class LayerMixing(Question):
 
     _: KW_ONLY
     kernel: Kernel = "alti"
-    """How a block becomes a matrix."""
 
     def bind(self, model: Subject) -> ByRow:
         """What the kernel needs of every block."""
@@ -253,7 +260,9 @@ def as_method(method: str | TokenMethod) -> TokenMethod:
 def columns(batch: Batch, pos: int) -> Int[Tensor, "b"]:
     """The column of each row's real token number `pos`, negative from its end; on the host.
 
-    Errors: PositionError for a row that is too short, ValueError for packed rows.
+    Raises:
+        PositionError: a row that is too short.
+        ValueError: packed rows.
     """
     batch.last()
     return batch.tokens_at(pos).columns[:, 0]

@@ -40,10 +40,17 @@ class BigramTable(Question):
     and `null_overall` [score] are means weighted by `n`; that of `kl` under the null is the mutual information
     of neighbours. The coordinates `token` and `token_id` are its text and id. Elhage et al. 2021, "Zero-Layer
     Transformers": kl = 0 is the best one can do.
-    data: texts or ids, of any size; prompts and packed texts are not joined.
-    folded: the final norm is at each row's own scale (a softmax has a temperature); beta and b_U are left out.
-    Caveat: rare tokens make the corpus' own frequencies too sharp, so that kl has a floor above 0.
-    Errors: ValueError for no two neighbours, or a model without logits that are linear in the stream.
+
+    Args:
+        data: texts or ids, of any size; prompts and packed texts are not joined.
+        folded: the final norm is at each row's own scale (a softmax has a temperature); beta and b_U are left out.
+        embedding: What a vocabulary entry puts on the stream, as in `HeadCircuits`.
+
+    Raises:
+        ValueError: no two neighbours, or a model without logits that are linear in the stream.
+
+    Caveat:
+        Rare tokens make the corpus' own frequencies too sharp, so that kl has a floor above 0.
 
     Example:
         >>> found = bigram_table(model, torch.tensor([[3, 1, 3, 1, 2]]))
@@ -55,9 +62,7 @@ class BigramTable(Question):
 
     _: KW_ONLY
     folded: bool = True
-    """Whether the final norm is part of the path, at each row's own scale."""
     embedding: Embedding = "token"
-    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> ByRow:

@@ -61,18 +61,24 @@ class Composition(Question):
     all heads write and read those; `relative` leaves out what is common to the heads of a layer, and cannot see a head
     that composes with more than half of them, nor anything with one head a layer: read both.
 
-    folded: norms are part of the heads, as in `HeadCircuits`. offset: under rotary positions QK, and with it Q- and
-    K-composition, holds for a key that many tokens before the query (None: 0). A previous-token head's is 1; an
-    induction head's distance is that between repeats, so look at several. Grouped queries: every query head counts,
-    with the key and value weights of its group.
+    Args:
+        kind: What the destination reads the source with: its queries, keys or values.
+        folded: norms are part of the heads, as in `HeadCircuits`.
+        offset: under rotary positions QK, and with it Q- and K-composition, holds for a key that many tokens before
+            the query (None: 0). A previous-token head's is 1; an induction head's distance is that between repeats,
+            so look at several. Grouped queries: every query head counts, with the key and value weights of its group.
 
-    Caveats: it says what can be read, not what is: attention may never look there. A pair below the null can
-    still be the mechanism, where the directions that matter are a small part of both norms: look at the circuit between
-    tokens. Only self-attention within one stack composes here; of an encoder-decoder, ask about one side. In post-norm
-    models the stream also passes norms between the layers, which belong to no head and are left out. Everything is NaN
-    for a head of zeros.
-    Errors: ValueError for an unknown kind, a single layer, and an offset for V, outside the context, or under
-    other positions; AttributeError for a layer whose heads have no such circuit.
+    Raises:
+        ValueError: an unknown kind, a single layer, and an offset for V, outside the context, or under other
+            positions.
+        AttributeError: a layer whose heads have no such circuit.
+
+    Caveats:
+        It says what can be read, not what is: attention may never look there. A pair below the null can still be the
+        mechanism, where the directions that matter are a small part of both norms: look at the circuit between
+        tokens. Only self-attention within one stack composes here; of an encoder-decoder, ask about one side. In
+        post-norm models the stream also passes norms between the layers, which belong to no head and are left out.
+        Everything is NaN for a head of zeros.
 
     Example:
         >>> scores = interp.composition(model, "K")
@@ -82,12 +88,9 @@ class Composition(Question):
     """
 
     kind: CompositionKind = "K"
-    """What the destination reads the source with: its queries, keys or values."""
     _: KW_ONLY
     folded: bool = True
-    """Whether norms are part of the heads, as in `HeadCircuits`."""
     offset: int | None = None
-    """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:
@@ -112,8 +115,12 @@ def composition_scores(
     With W = A B, ||A1 B1 A2 B2|| = ||(R B1) (A2 S^T)|| for the triangular factors R of A1 and S of B2^T: one product
     of thin matrices per pair of layers, and nothing of size d x d. 15 times as fast as TransformerLens'
     all_composition_scores (experiments/bench/composition.py).
-    circuits: a model (norms folded in), or circuits under other conventions.
-    Errors: ValueError as in `composition`, and for circuits with biases, whose last row is no direction of the stream.
+
+    Args:
+        circuits: a model (norms folded in), or circuits under other conventions.
+
+    Raises:
+        ValueError: as in `composition`, and for circuits with biases, whose last row is no direction of the stream.
 
     Example:
         >>> composition_scores(model, "V").shape
@@ -148,8 +155,14 @@ def virtual_heads(circuits: Model | HeadCircuits, src: PartName, dst: PartName) 
     """OV1 @ OV2 of two heads: what the pair moves when the second attends to what the first moved.
 
     Elhage et al. 2021, "Virtual attention heads"; its pattern is A2 A1. In float32 at least.
-    circuits: a model (norms folded in), or circuits under other conventions. src, dst: heads by name.
-    Errors: IndexError for a head that does not exist, ValueError unless the source is in an earlier layer.
+
+    Args:
+        circuits: a model (norms folded in), or circuits under other conventions.
+        src, dst: heads by name.
+
+    Raises:
+        IndexError: a head that does not exist.
+        ValueError: unless the source is in an earlier layer.
 
     Example:
         >>> virtual_heads(model, "L0H1", "L2H3").trace()
@@ -188,8 +201,13 @@ def composition_directions(
     """Which directions carry the composition of two heads: the strongest singular triples of W1 W2 (top=None: all).
 
     They are tensors, so that they can be read on: `directions(model, found.between)` says them in tokens.
-    circuits: a model (norms folded in), or circuits under other conventions. src, dst: heads by name.
-    Errors: as in `virtual_heads` and `composition`, and ValueError for a `top` that is not 1 to d_head.
+
+    Args:
+        circuits: a model (norms folded in), or circuits under other conventions.
+        src, dst: heads by name.
+
+    Raises:
+        ValueError: as in `virtual_heads` and `composition`; a `top` that is not 1 to d_head.
 
     Example:
         >>> composition_directions(model, "K", "L0H1", "L1H2", top=3).share

@@ -66,11 +66,13 @@ def copying_scores(
 ) -> Float[Tensor, "b l h"]:
     """The copying score of each row and head: 1 for a head that raises only what it attends to, -1 if never that.
 
-    values: of each layer, at each of the distinct tokens of a sample. Direct path: value W_O, the final norm's linear
-    part, W_U, minus the mean over the vocabulary, ReLU. With a the rise of the attended token and S that of the whole
-    sample (a included), r = a / (a + S) lies in [0, 1/2]; the score is 4 r - 1, averaged over the sample's tokens.
-    0 is not chance: `chance_copying` is. A token at which nothing in the sample is raised counts as chance.
-    The norm's scale cancels, and so does every other positive factor on what a head writes.
+    Args:
+        values: of each layer, at each of the distinct tokens of a sample. Direct path: value W_O, the final norm's
+            linear part, W_U, minus the mean over the vocabulary, ReLU. With a the rise of the attended token and S
+            that of the whole sample (a included), r = a / (a + S) lies in [0, 1/2]; the score is 4 r - 1, averaged
+            over the sample's tokens. 0 is not chance: `chance_copying` is. A token at which nothing in the sample is
+            raised counts as chance. The norm's scale cancels, and so does every other positive factor on what a head
+            writes.
     """
     weights, circuits = Weights(model), HeadCircuits(model, folded=True)
     direction = unembedding_rows(model, tokens)
@@ -140,16 +142,22 @@ class Copying(Question):
     copies; no interval: a few tokens far down decide such a mean).
     `previous` adds `matching` (see `matching_scores`; exact).
     NaN: the circuit is zero.
-    folded, embedding: as in `HeadCircuits`. ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
-    sample: rank so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary, or "all".
-    None ranks all where that takes at most 4e11 FLOPs, else as many as do, at least 128; a note says how many. Of a
-    sample, `top1` is exact, and `mean_rank` is estimated without bias from 2 048 outputs.
-    previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
-    random: `p` of `top1` and `mean_rank` is how often a random head of the same layer is as far out, among so many per
-    head (`interp.weights.random_heads`), each as much work as the head's own ranks; without, it is NaN. Ranks of a
-    random head are not uniform where the embeddings are trained or tied, so that no interval over tokens tells.
-    Errors: ValueError for a sample that is not 2 to V tokens, or weights that are not one per head; ValueError and
-    AttributeError where no circuit ends in the logits (masked-LM head, no unembedding).
+
+    Args:
+        folded, embedding: as in `HeadCircuits`.
+        ranks: 2 V^2 d_head FLOPs per head, nearly all of the work; or without.
+        sample: rank so many tokens, drawn without replacement from a fixed seed, against the whole vocabulary, or
+            "all". None ranks all where that takes at most 4e11 FLOPs, else as many as do, at least 128; a note says
+            how many. Of a sample, `top1` is exact, and `mean_rank` is estimated without bias from 2 048 outputs.
+        previous: the weight of each head, dims layer and head: the `previous_token` of `interp.heads`.
+        random: `p` of `top1` and `mean_rank` is how often a random head of the same layer is as far out, among so
+            many per head (`interp.weights.random_heads`), each as much work as the head's own ranks; without, it is
+            NaN. Ranks of a random head are not uniform where the embeddings are trained or tied, so that no interval
+            over tokens tells.
+
+    Raises:
+        ValueError: a sample that is not 2 to V tokens, or weights that are not one per head.
+        ValueError, AttributeError: where no circuit ends in the logits (masked-LM head, no unembedding).
 
     Example:
         >>> previous = interp.heads(model).value.sel(score="previous_token")
@@ -160,17 +168,11 @@ class Copying(Question):
 
     _: KW_ONLY
     folded: bool = True
-    """Whether norms are part of the circuits, as in `HeadCircuits`."""
     embedding: Embedding = "effective"
-    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     ranks: bool = True
-    """Whether tokens are ranked, which is nearly all of the work."""
     sample: int | Literal["all"] | None = None
-    """How many tokens are ranked against the whole vocabulary; None = as many as `RANKING` allows, at least 128."""
     previous: xr.DataArray | None = None
-    """The weight `[layer, head]` of each head as one that attends to the previous token."""
     random: int = 0
-    """How many random heads are ranked beside each head, for `p` of the ranks."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:
@@ -206,8 +208,12 @@ def eigenvalue_scores(circuits: Model | HeadCircuits) -> Float[Tensor, "l h"]:
     Matrices"), which are those of the small W_O (U E) W_V; U E is one product over the vocabulary for all heads. The
     same for W_V M and M^-1 W_O. NaN for a circuit that is zero. Caveat: eigenvectors need not be orthogonal, so a
     positive score is no proof of copying.
-    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
-    Errors: ValueError for circuits with biases, which have no square form.
+
+    Args:
+        circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
+
+    Raises:
+        ValueError: circuits with biases, which have no square form.
 
     Example:
         >>> eigenvalue_scores(model).shape
@@ -253,10 +259,13 @@ def matching_scores(circuits: Model | HeadCircuits, previous: Float[Tensor, "l h
     token. Row form of Elhage et al. 2021, "induction heads" (W_E^T W_QK W_OV W_E), summed over heads as in Olsson et
     al. 2022 (QK eigenvalue trace). The eigenvalues are those of W_K^T P^T (E^T E) W_Q, d_head x d_head.
 
-    circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
-    previous: the weight of each head, such as its previous-token score. Under rotary positions QK is the content term
-    at offset 0. Norms between the two heads are at scale 1, if folded at all.
-    Errors: ValueError for circuits with biases, or weights of another shape or that are not finite.
+    Args:
+        circuits: a model (norms folded in, effective embedding), or circuits under other conventions.
+        previous: the weight of each head, such as its previous-token score. Under rotary positions QK is the content
+            term at offset 0. Norms between the two heads are at scale 1, if folded at all.
+
+    Raises:
+        ValueError: circuits with biases, or weights of another shape or that are not finite.
     """
     circuits = as_circuits(circuits)
     found = torch.stack([scores for scores, _ in _matching(circuits, previous)])
@@ -322,10 +331,12 @@ class RandomHeads:
     ) -> dict[int, RandomHeads]:
         """Scores of random circuits A B, of each of some kinds; what is made of them on a device is fetched once.
 
-        given: `back`, which takes what is written, rows `[... d]` of B, through the vocabulary to the directions that
-        are read, so that the small product is `back(B) A`; and the singular values of the model's own circuits.
-        draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues take
-        longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
+        Args:
+            given: `back`, which takes what is written, rows `[... d]` of B, through the vocabulary to the directions
+                that are read, so that the small product is `back(B) A`; and the singular values of the model's own
+                circuits.
+            draws: how many; None = 1 024 for heads of up to 48 dimensions, fewer for wider ones, whose eigenvalues
+                take longer, down to 256. With n of them p = 0.05 is right to about 0.22 / sqrt(n): 0.007 to 0.014.
         """
         model = circuits.network
         small = {
@@ -410,7 +421,8 @@ def random_copying(
 ) -> RandomHeads:
     """What `eigenvalue_scores` gives random heads: spectra of the model's OV circuits, of all layers together.
 
-    without: heads whose spectra do not count.
+    Args:
+        without: heads whose spectra do not count.
     """
     layers = range(circuits.config.n_layers)
     cores = fetched({layer: circuits.ov(Part("attn", layer)).core() for layer in layers})
@@ -426,7 +438,8 @@ def against_random(
 ) -> tuple[Float[Tensor, "l h"], RandomHeads, dict[str, Tensor]]:
     """`eigenvalue_scores` and `random_copying`, both on the host: what they take of a device is fetched together.
 
-    beside: what else is fetched with it; it comes last.
+    Args:
+        beside: what else is fetched with it; it comes last.
     """
     _check_square(circuits)
     layers = range(circuits.config.n_layers)

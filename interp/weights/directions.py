@@ -59,15 +59,22 @@ _CONVENTIONS = {
 class Directions(Brief, Question):
     """Any vectors of the residual stream as lists of tokens: biases, embeddings, rows of a matrix, probes.
 
-    side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the vocabulary
-    (`model.b_out`, `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of `model.W_out[2]`); "read", every
-    token's embedding along it, W_E v (a column of `model.W_Q[0, 1].mT`, a probe). Returns Dataset[direction, end,
-    rank]: `value`, the token's number; `token`, its text, and `token_id`; `norm`[direction], the vector's length.
-    `end`: top and bottom, rank 0 the most extreme.
-    Caveat: vectors are taken as they stand in the stream. The norm that a matrix reads through, or that its output
-    passes (sandwich norms), is not folded in; `neurons` and `singular_directions` do that.
-    Errors: ValueError for vectors that are not of floating type, finite and as wide as the stream, or more tokens than
-    the vocabulary has.
+    Args:
+        vectors: One vector, or one per row.
+        side: "written", what a vector adds to the logits, v W_U with the final norm at scale 1, centred over the
+            vocabulary (`model.b_out`, `model.b_O`, `model.W_pos`, `model.W_E[5]`, a neuron's row of
+            `model.W_out[2]`); "read", every token's embedding along it, W_E v (a column of `model.W_Q[0, 1].mT`, a
+            probe). Returns Dataset[direction, end, rank]: `value`, the token's number; `token`, its text, and
+            `token_id`; `norm`[direction], the vector's length. `end`: top and bottom, rank 0 the most extreme.
+        top: How many tokens are listed at each end.
+
+    Raises:
+        ValueError: vectors that are not of floating type, finite and as wide as the stream, or more tokens than the
+            vocabulary has.
+
+    Caveat:
+        Vectors are taken as they stand in the stream. The norm that a matrix reads through, or that its output passes
+        (sandwich norms), is not folded in; `neurons` and `singular_directions` do that.
 
     Example:
         >>> directions(model, model.b_out, top=5).token.sel(direction=0, end="top").shape
@@ -77,12 +84,9 @@ class Directions(Brief, Question):
     of_layers: ClassVar[bool] = False
 
     vectors: Shaped[Tensor, "*n d"]
-    """One vector, or one per row."""
     _: KW_ONLY
     side: DirectionSide = "written"
-    """written: what a vector adds to the logits; read: every token's embedding along it."""
     top: int | None = None
-    """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:
@@ -110,14 +114,21 @@ class SingularDirections(Question):
     Returns Dataset[direction, side, end, rank]: `value`, the token's number, in the `unit` of its side; `token`, its
     text, and `token_id`; `singular_value`[direction]. `side`: read and written for OV, query and key for QK, read for
     W_in and W_gate (a gated MLP's), written for W_out; `end`: top and bottom, rank 0 the most extreme.
-    part: the head (`"L1H2"`) or the MLP (`"L1.mlp"`) that has the matrix. count: how many directions. top: how many
-    tokens of each end.
-    offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in `HeadCircuits.qk`.
-    u_i and v_i have one common sign, which is arbitrary; here the token of the largest absolute score on the last side
-    is positive. Directions of equal singular values are arbitrary up to rotation. Invariant to W_V -> W_V M, W_O ->
-    M^-1 W_O.
-    Errors: IndexError for a layer or head that does not exist; ValueError for a part that has no such matrix, an offset
-    without rotary QK, more directions than the rank's bound, or more tokens than the vocabulary has.
+
+    Args:
+        matrix: OV or QK of a head, or W_in, W_gate or W_out of an MLP.
+        part: the head (`"L1H2"`) or the MLP (`"L1.mlp"`) that has the matrix.
+        offset: under rotary positions, how many tokens before the query the key stands (None: 0), as in
+            `HeadCircuits.qk`. u_i and v_i have one common sign, which is arbitrary; here the token of the largest
+            absolute score on the last side is positive. Directions of equal singular values are arbitrary up to
+            rotation. Invariant to W_V -> W_V M, W_O -> M^-1 W_O.
+        count: how many directions.
+        top: how many tokens of each end.
+
+    Raises:
+        IndexError: a layer or head that does not exist.
+        ValueError: a part that has no such matrix, an offset without rotary QK, more directions than the rank's
+            bound, or more tokens than the vocabulary has.
 
     Example:
         >>> found = singular_directions(model, "OV", "L1H2", count=3, top=5)
@@ -126,16 +137,11 @@ class SingularDirections(Question):
     """
 
     matrix: DirectionMatrix
-    """OV or QK of a head, or W_in, W_gate or W_out of an MLP."""
     part: PartName
-    """The head or the MLP that has it."""
     _: KW_ONLY
     offset: int | None = None
-    """Under rotary positions, how many tokens before the query the key of QK stands (None: 0)."""
     count: int = 10
-    """How many directions."""
     top: int | None = None
-    """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:
@@ -163,9 +169,15 @@ class Neurons(Question):
     `HeadCircuits(folded=True)`. Returns Dataset[part, matrix, end, rank]: `value`, the token's number, in the `unit` of
     its matrix; `token`, its text, and `token_id`; `norm`[part, matrix]. `part`: the neurons' names; `matrix`: W_in
     (W_gate, W_in) and W_out; `end`: top and bottom, rank 0 the most extreme.
-    parts: the neuron by name, `"L0N17"`, or several, of any layers.
-    Errors: IndexError for a layer or neuron that does not exist; ValueError for a model without neurons of its own
-    (attention-only, mixture of experts, two MLPs in a block), or more tokens than the vocabulary has.
+
+    Args:
+        parts: the neuron by name, `"L0N17"`, or several, of any layers.
+        top: How many tokens are listed at each end.
+
+    Raises:
+        IndexError: a layer or neuron that does not exist.
+        ValueError: a model without neurons of its own (attention-only, mixture of experts, two MLPs in a block), or
+            more tokens than the vocabulary has.
 
     Example:
         >>> found = neurons(model, ["L0N3", "L0N17"], top=5)
@@ -174,10 +186,8 @@ class Neurons(Question):
     """
 
     parts: PartName | Sequence[PartName]
-    """The neuron, or several."""
     _: KW_ONLY
     top: int | None = None
-    """How many tokens are listed at each end."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:

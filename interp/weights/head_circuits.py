@@ -64,14 +64,17 @@ _TABLES: MutableMapping[Tensor, _Known] = WeakTensorKeyDictionary()
 class HeadCircuits:
     """The QK and OV circuits of one model's heads, under one set of conventions.
 
-    model: a `HookedTransformer` or a `Transformer`. Heads are named `L1H2`, those of cross-attention `L1X2`.
-    folded: norms are part of the circuit at scale 1: gamma and LayerNorm's centring of what a head reads, the norm of
-    what it adds, query and key norms, the final norm, and the family's constant factors on the stream and the logits.
-    biases: what is read gets a constant 1 appended, and the circuit a last row (QK: row and column) for it: b_V, b_Q,
-    b_K, and, with `folded`, beta. b_O belongs to no head.
-    scaled: QK carries the factor between q . k and the attention score.
-    embedding: what a vocabulary entry puts on the stream: "token", its embedding (normed where the family norms
-    embeddings), or "effective", the same and what the MLP (the MLPs) of block 0 make of it while attention is silent.
+    Args:
+        model: a `HookedTransformer` or a `Transformer`. Heads are named `L1H2`, those of cross-attention `L1X2`.
+        folded: norms are part of the circuit at scale 1: gamma and LayerNorm's centring of what a head reads, the
+            norm of what it adds, query and key norms, the final norm, and the family's constant factors on the stream
+            and the logits.
+        biases: what is read gets a constant 1 appended, and the circuit a last row (QK: row and column) for it: b_V,
+            b_Q, b_K, and, with `folded`, beta. b_O belongs to no head.
+        scaled: QK carries the factor between q . k and the attention score.
+        embedding: what a vocabulary entry puts on the stream: "token", its embedding (normed where the family norms
+            embeddings), or "effective", the same and what the MLP (the MLPs) of block 0 make of it while attention is
+            silent.
 
     Example:
         >>> circuits = HeadCircuits(model, folded=True)
@@ -105,8 +108,12 @@ class HeadCircuits:
 
         The source is on the rows. All are those of self-attention; cross-attention's are `"L1X2"` and
         `"L1.cross_attn"`.
-        Errors: IndexError for a layer or head that does not exist, KeyError for cross-attention a model lacks,
-        ValueError for a part that is neither, AttributeError for a layer whose mixer has no such circuit.
+
+        Raises:
+            IndexError: a layer or head that does not exist.
+            KeyError: cross-attention a model lacks.
+            ValueError: a part that is neither.
+            AttributeError: a layer whose mixer has no such circuit.
         """
         chosen = self._named(heads)
         return self._stacked(chosen, lambda layer: self._ov(layer, cross=_is_cross(chosen)))
@@ -117,7 +124,9 @@ class HeadCircuits:
         Under rotary positions it holds for a key that stands `offset` tokens before the query (None: 0): W_Q R(offset)
         W_K^T; several offsets are one more axis in front. It is the content's part of the score: ALiBi, relative
         buckets and soft caps come on top.
-        Errors: as in `ov`, and ValueError for an offset under other positions or outside the context.
+
+        Raises:
+            ValueError: as in `ov`; an offset under other positions or outside the context.
         """
         chosen = self._named(heads)
         cross = _is_cross(chosen)
@@ -128,7 +137,9 @@ class HeadCircuits:
         """W_E OV W_U `[source token, output token]`: how a source token, once attended to, moves each logit.
 
         In float32 at least; the final norm is put on W_O's side, so that no second array of W_U's size is made.
-        Errors: as `ov` and `unembedding`.
+
+        Raises:
+            ValueError: as `ov` and `unembedding`.
         """
         ov = self.ov(head).wide()
         return FactoredMatrix(
@@ -220,7 +231,8 @@ class HeadCircuits:
     def unembedding(self) -> Float[Tensor, "d v"]:
         """W_U; with `folded` after the final norm at scale 1 and times the factor on the logits.
 
-        Errors: AttributeError without an unembedding, ValueError after a masked-LM head, which is not linear.
+        Raises:
+            AttributeError: without an unembedding, ValueError after a masked-LM head, which is not linear.
         """
         found = self.bare_unembedding
         if not self.folded:
@@ -384,7 +396,8 @@ def as_circuits(given: Model | HeadCircuits) -> HeadCircuits:
     """The circuits themselves; of a model those that analyses of weights ask about: norms folded in, QK scaled, the
     effective embedding.
 
-    Errors: ValueError for anything else.
+    Raises:
+        ValueError: anything else.
     """
     if isinstance(given, HeadCircuits):
         return given

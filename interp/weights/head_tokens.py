@@ -51,13 +51,23 @@ class HeadTokens(Question):
     coordinate `unit` says which. All norms have the scale 1; `factor`[layer, list] is what an entry is multiplied by in
     a typical pass, where they divide by more. Rank 0 is the most extreme; where there are fewer tokens to seek than
     `top`, `value` is NaN and `word_id` -1.
-    tokens: single tokens, as text or ids. folded, scaled, embedding: the conventions, as in `HeadCircuits`; positions
-    are ignored (rotary: offset 0).
-    Caveats: heads after layer 0 read what earlier layers wrote, not bare embeddings, and those of layer 0 read no
-    MLP's work, which the effective embedding holds; scores of different queries have no common scale.
-    Cost: 2 l h t d V FLOPs for t tokens, nearly all of it for the outputs.
-    Errors: ValueError for texts that are not one token, none at all, repeated ones, or more of `top` than the
-    vocabulary has; ValueError and AttributeError where no circuit ends in the logits.
+
+    Args:
+        tokens: single tokens, as text or ids.
+        top: How many tokens each list has.
+        folded, scaled, embedding: the conventions, as in `HeadCircuits`; positions are ignored (rotary: offset 0).
+
+    Raises:
+        ValueError: texts that are not one token, none at all, repeated ones, or more of `top` than the vocabulary
+            has.
+        ValueError, AttributeError: where no circuit ends in the logits.
+
+    Caveats:
+        Heads after layer 0 read what earlier layers wrote, not bare embeddings, and those of layer 0 read no MLP's
+        work, which the effective embedding holds; scores of different queries have no common scale.
+
+    Cost:
+        2 l h t d V FLOPs for t tokens, nearly all of it for the outputs.
 
     Example:
         >>> found = head_tokens(model, torch.tensor([5, 6, 7]), top=3)
@@ -66,16 +76,11 @@ class HeadTokens(Question):
     """
 
     tokens: Answers
-    """Different single tokens, as text or ids."""
     _: KW_ONLY
     top: int | None = None
-    """How many tokens each list has."""
     folded: bool = True
-    """Whether norms are part of the circuits, as in `HeadCircuits`."""
     scaled: bool = True
-    """Whether QK carries the factor between q . k and the attention score."""
     embedding: Embedding = "effective"
-    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:

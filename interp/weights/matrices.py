@@ -37,8 +37,10 @@ class MatrixPlace:
 def held(model: Transformer, name: str) -> MatrixPlace:
     """Where the matrix of this name is in the model.
 
-    Errors: KeyError for an unknown name, IndexError for a layer that does not exist, ValueError for a matrix that
-    this model lacks, or has several of (a mixture of experts).
+    Raises:
+        KeyError: an unknown name.
+        IndexError: a layer that does not exist.
+        ValueError: a matrix that this model lacks, or has several of (a mixture of experts).
     """
     config, match = model.config, _NAME.fullmatch(name)
     if match is None:
@@ -104,8 +106,9 @@ class Ends:
 def ends(config: ModelConfig, name: str) -> Ends:
     """The sites of a block matrix' input and output.
 
-    Errors: ValueError for a matrix outside the blocks, and for W_out or W_O in families that norm what the sublayer
-    adds: there the site holds the normed output.
+    Raises:
+        ValueError: a matrix outside the blocks, and for W_out or W_O in families that norm what the sublayer adds:
+            there the site holds the normed output.
     """
     match = _NAME.fullmatch(name)
     if match is None:

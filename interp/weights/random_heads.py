@@ -26,8 +26,9 @@ MOST_RANDOM = 1_000_000
 def random_heads(model: Transformer, n: int) -> Iterator[Transformer]:
     """The model with random heads, n times: `with_random_heads` of the seeds 0 to n - 1, one model at a time.
 
-    Errors: ValueError for fewer than 0 or more than `MOST_RANDOM`, for a model whose heads read more of the stream
-    than queries, keys and values, and for one that is edited.
+    Raises:
+        ValueError: fewer than 0 or more than `MOST_RANDOM`, for a model whose heads read more of the stream than
+            queries, keys and values, and for one that is edited.
     """
     if not 0 <= n <= MOST_RANDOM:
         raise ValueError(

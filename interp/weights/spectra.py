@@ -68,8 +68,13 @@ class Spectra(Question):
     by head, through their thin factors, of the layers that have these circuits. The expert that every token passes has
     matrices of its own (`blocks.0.mlp.shared.W_in`), of part `L0.mlp`. Raw weights: no norm is folded in, in
     float32 at least.
-    Caveats: with rotary positions QK is the circuit at offset 0; the score's scale and biases are not in it. W_U of a
-    tied model is W_E and listed once. Errors: ValueError for top < 1.
+
+    Args:
+        top: Of how many of the largest the share is given.
+
+    Caveats:
+        With rotary positions QK is the circuit at offset 0; the score's scale and biases are not in it. W_U of a tied
+        model is W_E and listed once. Errors: ValueError for top < 1.
 
     Example:
         >>> table = spectra(model)
@@ -82,7 +87,6 @@ class Spectra(Question):
 
     _: KW_ONLY
     top: int = 10
-    """Of how many of the largest the share is given."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:

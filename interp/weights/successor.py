@@ -42,7 +42,8 @@ SHORTEST = 5
 def known_sequences(text: Text) -> dict[str, Int[Tensor, "n"]]:
     """The sequences that this tokenizer can ask about: the first longest run of single-token items of each, as ids.
 
-    Errors: ValueError where none has `SHORTEST` such items in a row, or there is no tokenizer.
+    Raises:
+        ValueError: where none has `SHORTEST` such items in a row, or there is no tokenizer.
     """
     runs = {name: _longest_run([single_token(text, item) for item in s]) for name, s in SEQUENCES.items()}
     found = {name: torch.tensor(ids) for name, ids in runs.items() if len(ids) >= SHORTEST}

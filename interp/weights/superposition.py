@@ -43,12 +43,20 @@ class Superposition(Question):
     `bias`, the mean b_u; `negative_bias`, the share of neurons with b_u < 0; `norm_times_bias`, the mean |w_u| b_u; and
     `correlation`, Pearson's of |w_u| and b_u (NaN where one does not vary). `neuron_norm` and `neuron_bias`
     [layer, neuron] hold them all. Exact numbers of the weights: `low` and `high` are `value`, `n` is 0.
-    Source: Gurnee et al. 2023 (arXiv:2305.01610), after Elhage et al. 2022: many features in few neurons need large
-    input weights and negative biases, which they find in the first layers.
-    folded: the norm before the MLP is part of the weights: its gain scales the rows of W_in (a LayerNorm's centring
-    takes their mean away), its bias adds to b_in.
-    Caveat: a sign, not a count: the same numbers come about without any superposition.
-    Errors: ValueError for gated MLPs, mixtures and MLPs without biases.
+
+    Args:
+        folded: the norm before the MLP is part of the weights: its gain scales the rows of W_in (a LayerNorm's
+            centring takes their mean away), its bias adds to b_in.
+
+    Raises:
+        ValueError: gated MLPs, mixtures and MLPs without biases.
+
+    Source:
+        Gurnee et al. 2023 (arXiv:2305.01610), after Elhage et al. 2022: many features in few neurons need large input
+        weights and negative biases, which they find in the first layers.
+
+    Caveat:
+        A sign, not a count: the same numbers come about without any superposition.
 
     Example:
         >>> superposition(model).value.sel(score="negative_bias").sizes["layer"]
@@ -57,7 +65,6 @@ class Superposition(Question):
 
     _: KW_ONLY
     folded: bool = True
-    """Whether the gain and the bias of the norm before the MLP count as parts of its weights."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:

@@ -45,10 +45,18 @@ class TopPairs(Question):
     have the scale 1 here, so that entries of a real model are hundreds. The coordinates `source` and `output` (or
     `query` and `key`) are the tokens' text, `source_id` and so on their ids. Rank 0 is the most extreme.
     Dar et al. 2022 read the uncentred forms. Caveat: QK entries of different queries have no common scale.
-    head: by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
-    folded, scaled, embedding: the conventions, as in `HeadCircuits`.
-    Errors: IndexError for a head that does not exist, ValueError for another kind or more than V^2 entries; ValueError
-    and AttributeError where no circuit ends in the logits.
+
+    Args:
+        head: by name, `"L1H2"`, or several: the embedding of the vocabulary is then made once.
+        kind: OV: what a source token makes likely; QK: which key a query token attends to.
+        top: How many pairs are listed.
+        largest: Whether the largest entries are listed; False = the smallest.
+        folded, scaled, embedding: the conventions, as in `HeadCircuits`.
+
+    Raises:
+        IndexError: a head that does not exist.
+        ValueError: another kind or more than V^2 entries.
+        ValueError, AttributeError: where no circuit ends in the logits.
 
     Example:
         >>> list(interp.frame(top_pairs(model, "L1H0", top=3)).columns)[4:]
@@ -56,20 +64,13 @@ class TopPairs(Question):
     """
 
     head: PartName | Sequence[PartName]
-    """The head, or several."""
     kind: CircuitKind = "OV"
-    """OV: what a source token makes likely; QK: which key a query token attends to."""
     _: KW_ONLY
     top: int | None = None
-    """How many pairs are listed."""
     largest: bool = True
-    """Whether the largest entries are listed; False = the smallest."""
     folded: bool = True
-    """Whether norms are part of the circuits, as in `HeadCircuits`."""
     scaled: bool = True
-    """Whether QK carries the factor between q . k and the attention score."""
     embedding: Embedding = "effective"
-    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:
@@ -93,9 +94,15 @@ class SkipTrigrams(Question):
     Returns Dataset[part, pair, rank]: `ov`[part, pair, rank] and `qk`[part, pair], each minus the mean of its row, and
     `ov_factor`[part], as in `top_pairs`, whose caveat holds here too; the coordinates `source`, `destination`
     and `output` are the tokens' text, `source_id` and so on their ids. Every pair of a source is combined with all its
-    outputs: the form cannot do otherwise (their "bugs").
-    head, folded, scaled, embedding: as in `top_pairs`. top: how many pairs, with `sources` how many of each.
-    Errors: as in `top_pairs`, and ValueError for sources that are not single tokens, or more than the vocabulary has.
+
+    Args:
+        head, folded, scaled, embedding: as in `top_pairs`.
+        sources: The source tokens asked about, as text or ids; None = those of the largest QK entries.
+        top: how many pairs, with `sources` how many of each.
+        outputs: the form cannot do otherwise (their "bugs").
+
+    Raises:
+        ValueError: as in `top_pairs`; sources that are not single tokens, or more than the vocabulary has.
 
     Example:
         >>> found = skip_trigrams(model, "L0H1", top=4, outputs=2)
@@ -104,20 +111,13 @@ class SkipTrigrams(Question):
     """
 
     head: PartName | Sequence[PartName]
-    """The head, or several."""
     _: KW_ONLY
     sources: Answers | None = None
-    """The source tokens asked about, as text or ids; None = those of the largest QK entries."""
     top: int | None = None
-    """How many (destination, source) pairs are listed; with `sources`, how many destinations of each."""
     outputs: int = 5
-    """How many outputs of each source are listed."""
     folded: bool = True
-    """Whether norms are part of the circuits, as in `HeadCircuits`."""
     scaled: bool = True
-    """Whether QK carries the factor between q . k and the attention score."""
     embedding: Embedding = "effective"
-    """What a vocabulary entry puts on the stream, as in `HeadCircuits`."""
     of_weights: ClassVar[bool] = True
 
     def bind(self, model: Subject) -> Alone:

@@ -157,8 +157,9 @@ def induction(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     L0H1 writes the previous symbol, L1H2 looks for the place where it is the present one. The corrupted prompt
     has eight other symbols and repeats one from another place; it answers `wrong`.
 
-    >>> induction(n=4).clean.shape
-    torch.Size([4, 10])
+    Example:
+        >>> induction(n=4).clean.shape
+        torch.Size([4, 10])
     """
     generator = generator_of(seed, n)
     model = groundtruth.induction(noise=noise, seed=seed).eval()
@@ -190,8 +191,9 @@ def fact_memory(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     key-value memories: Geva et al. 2021, arXiv:2012.14913.)
     The corrupted prompt has another subject at another place, and another relation; it answers `wrong`.
 
-    >>> fact_memory(n=4).clean.shape
-    torch.Size([4, 9])
+    Example:
+        >>> fact_memory(n=4).clean.shape
+        torch.Size([4, 9])
     """
     generator = generator_of(seed, n)
     model = blank(noise, generator)
@@ -231,8 +233,9 @@ def two_hop(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     of both OV circuits, does (Elhage et al. 2021, "Virtual attention heads").
     The corrupted prompt has another x and has x and the marker at other places; it answers `wrong`.
 
-    >>> sorted(two_hop(n=4).nodes)
-    ['L0.resid', 'L0H2', 'L1H0', 'logits']
+    Example:
+        >>> sorted(two_hop(n=4).nodes)
+        ['L0.resid', 'L0H2', 'L1H0', 'logits']
     """
     generator = generator_of(seed, n)
     model = blank(noise, generator)
@@ -285,9 +288,10 @@ def backup(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     nothing to suppress, the backup speaks). The corrupted prompt has a digit, `wrong`, in place of the name: no head
     finds anything, all logits are 0 but for noise.
 
-    >>> circuit = backup(n=4)
-    >>> sorted(circuit.hidden)[:2]
-    ['L0.resid->L0H3.k', 'L0.resid->L0H3.v']
+    Example:
+        >>> circuit = backup(n=4)
+        >>> sorted(circuit.hidden)[:2]
+        ['L0.resid->L0H3.k', 'L0.resid->L0H3.v']
     """
     generator = generator_of(seed, n)
     model = blank(noise, generator)
@@ -330,9 +334,10 @@ def either(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     there. With one head x = 1, with both x = 2: the prediction is 1 all the same. The corrupted prompt has digits in
     place of both letters, the first of them is `wrong`; no head finds anything, all logits are 0 but for noise.
 
-    >>> circuit = either(n=4)
-    >>> sorted(circuit.edges - circuit.hidden)
-    ['L1.mlp->logits']
+    Example:
+        >>> circuit = either(n=4)
+        >>> sorted(circuit.edges - circuit.hidden)
+        ['L1.mlp->logits']
     """
     generator = generator_of(seed, n)
     model = blank(noise, generator)

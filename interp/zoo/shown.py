@@ -60,8 +60,9 @@ def early_site(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Planted:
     and a late one at the last token, through attention; and the gradient of the answer is longest at that token.
     The corrupted prompt has another subject, both names changed; it answers `wrong`.
 
-    >>> early_site(n=4).clean.shape
-    torch.Size([4, 9])
+    Example:
+        >>> early_site(n=4).clean.shape
+        torch.Size([4, 9])
     """
     generator = generator_of(seed, n)
     model = blank(noise, generator)
@@ -104,8 +105,9 @@ def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Pla
     answer, which is rare, and raise the digits and the space, which are frequent (`frequencies`).
     The corrupted prompt has another letter at that place; it answers `wrong`.
 
-    >>> late_suppression(n=4).clean.shape
-    torch.Size([4, 9])
+    Example:
+        >>> late_suppression(n=4).clean.shape
+        torch.Size([4, 9])
     """
     generator = generator_of(seed, n)
     model = blank(noise, generator)
@@ -139,8 +141,9 @@ def late_suppression(seed: int = 0, n: int = 16, *, noise: float = NOISE) -> Pla
 def frequencies() -> Float[Tensor, "v"]:
     """How often each symbol of `late_suppression` stands in a text, sum 1: digits and the space ten times a letter.
 
-    >>> frequencies().shape
-    torch.Size([64])
+    Example:
+        >>> frequencies().shape
+        torch.Size([64])
     """
     counts = torch.tensor([10.0 if symbol.isdigit() or symbol == " " else 1.0 for symbol in SYMBOLS])
     return counts / counts.sum()

@@ -45,8 +45,8 @@ class Source:
     undocumented: list[tuple[int, str]]
     """Line and dotted name of public functions, classes and methods without a docstring."""
     prints: list[int]
-    first_lines: list[tuple[int, str]]
-    """Line of every function, class and method with a docstring, and the docstring's first line."""
+    docstrings: list[tuple[int, str]]
+    """Line of every function, class and method with a docstring, and the docstring without its indentation."""
 
     @property
     def module(self) -> str:
@@ -98,8 +98,8 @@ def _read(path: Path) -> Source:
             (node.lineno, name) for name, node in _public(tree.body) if not ast.get_docstring(node)
         ],
         prints=[node.lineno for node in ast.walk(tree) if _prints(node)] if "print" in text else [],
-        first_lines=[
-            (node.lineno, said.splitlines()[0])
+        docstrings=[
+            (node.lineno, said)
             for node in statements
             if isinstance(node, Definition | ast.ClassDef) and (said := ast.get_docstring(node))
         ],

@@ -38,7 +38,7 @@ def test_everything_public_is_documented() -> None:
 
 def test_first_lines_name_what_they_speak_of() -> None:
     written_here = [s for s in package() if not s.path.startswith(("interp/compat/", "interp/lab/"))]
-    lines = [(s.path, line, said) for s in written_here for line, said in s.first_lines]
+    lines = [(s.path, line, doc.splitlines()[0]) for s in written_here for line, doc in s.docstrings]
     assert len(lines) > 1000
     none([f"{path}:{line}: {said}" for path, line, said in lines if RIDDLE.match(said)])
 

@@ -44,13 +44,18 @@ class Consensus(Question):
     token at the same depth and `to_first_start`, the first token at depth 0; `distance_to_first`, their mean Euclidean
     distance to it, and `norm`, the mean length of all tokens, in the units of the stream. Source: Rodríguez Abella et
     al. 2024/25, who iterate trained blocks.
-    layer: one block alone, None = the whole stack in order. repeats: how often it is applied; what leaves it enters it
-    again, with the same positions and mask. mlp: False leaves the MLPs out (they add 0).
-    Depth 0 is the stream that enters the model's first block (or block `layer`), one more for every block applied.
-    Caveats: in blocks without a norm of the sum the stream grows, and high cosines may come from one common direction;
-    subtracting it is a choice, made here nowhere. An edit of the stream that enters the first block acts once, at depth
-    0. Errors: IndexError for a layer that does not exist; ValueError for repeats < 1, mlp=False without MLPs, packed
-    rows, rows of a single token.
+
+    Args:
+        layer: one block alone, None = the whole stack in order.
+        repeats: how often it is applied; what leaves it enters it again, with the same positions and mask.
+        mlp: False leaves the MLPs out (they add 0). Depth 0 is the stream that enters the model's first block (or
+            block `layer`), one more for every block applied.
+
+    Caveats:
+        In blocks without a norm of the sum the stream grows, and high cosines may come from one common direction;
+        subtracting it is a choice, made here nowhere. An edit of the stream that enters the first block acts once, at
+        depth 0. Errors: IndexError for a layer that does not exist; ValueError for repeats < 1, mlp=False without
+        MLPs, packed rows, rows of a single token.
 
     Example:
         >>> consensus(model, prompt, repeats=3).value.sizes["depth"]
@@ -59,11 +64,8 @@ class Consensus(Question):
 
     _: KW_ONLY
     layer: int | None = None
-    """One block alone; None = the whole stack in order."""
     repeats: Count = 1
-    """How often it is applied; what leaves it enters it again."""
     mlp: bool = True
-    """Whether the MLPs are there; otherwise they add 0."""
 
     def bind(self, model: Subject) -> ByRow:
         """One pass per repeat, each from the stream that the one before left."""

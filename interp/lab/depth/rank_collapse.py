@@ -47,13 +47,20 @@ class RankCollapse(Question):
     composite norm sqrt(|.|_1 |.|_inf): its mean over texts, with `low` and `high` (95 % over texts), `n` and the `null`
     0 = all tokens alike. Depth 0 is the stream entering the first block, l the stream after l blocks. Source: Dong et
     al. 2021, section 4 (relative residual of a SAN, with MLPs, with skips, and of the transformer).
-    lines: "SAN", "SAN+MLP", "SAN+skip", "transformer"; None: all, or those without MLPs in attention-only models.
-    A switched-off MLP adds 0; a switched-off skip leaves what the sublayer adds. Norms stay where the family has them.
-    Caveats: numbers at or below `attrs["floor"]` (10 roundings of the model's dtype) are rounding, not a residual: use
-    a float64 model to look deeper. Not a true norm; a mean of ratios that span decades is ruled by the largest. The
-    stream of a causal model never collapses doubly exponentially.
-    Errors: KeyError for an unknown line; ValueError for MLPs switched in a model without them, packed rows, rows of a
-    single token.
+
+    Args:
+        lines: "SAN", "SAN+MLP", "SAN+skip", "transformer"; None: all, or those without MLPs in attention-only models.
+            A switched-off MLP adds 0; a switched-off skip leaves what the sublayer adds. Norms stay where the family
+            has them.
+
+    Raises:
+        KeyError: an unknown line.
+        ValueError: MLPs switched in a model without them, packed rows, rows of a single token.
+
+    Caveats:
+        Numbers at or below `attrs["floor"]` (10 roundings of the model's dtype) are rounding, not a residual: use a
+        float64 model to look deeper. Not a true norm; a mean of ratios that span decades is ruled by the largest. The
+        stream of a causal model never collapses doubly exponentially.
 
     Example:
         >>> rank_collapse(model, prompt, lines=["SAN", "transformer"]).value.sizes["depth"]
@@ -62,7 +69,6 @@ class RankCollapse(Question):
 
     _: KW_ONLY
     lines: Sequence[str] | None = None
-    """What is left of every block, of `LINES`; None: all, or those without MLPs in attention-only models."""
 
     def bind(self, model: Subject) -> ByRow:
         """One pass per line, each from the stream that enters the first block."""

@@ -54,10 +54,17 @@ class Refinement(Question):
     stream to the one of the most steps, |X - X'| / |X'|, which halves as the steps double where the stack approximates
     a flow. Source: Chen et al. 2018 (arXiv:1806.07366); Lu et al. 2019 (arXiv:1906.02762). It is the stack of a model
     with `times` as many blocks and `residual_scale` / times, which uses each block's weights so often.
-    Caveats: a model is trained at times = 1 and owes the limit nothing: a large KL says that its blocks are steps of
-    their own, not samples of a flow. An edit of the stream that enters a block but the first acts in every step.
-    Errors: ValueError for times that are not ascending from 1 on, models that norm the sum (post-norm: no step can be
-    halved), without an unembedding or without layers, and packed rows.
+
+    Args:
+        times: Into how many steps each block is cut, ascending; distances are to the last.
+
+    Raises:
+        ValueError: times that are not ascending from 1 on, models that norm the sum (post-norm: no step can be
+            halved), without an unembedding or without layers, and packed rows.
+
+    Caveats:
+        A model is trained at times = 1 and owes the limit nothing: a large KL says that its blocks are steps of their
+        own, not samples of a flow. An edit of the stream that enters a block but the first acts in every step.
 
     Example:
         >>> float(refinement(model, prompt, times=(1, 2)).value.sel(score="kl", times=1).round(6))
@@ -66,7 +73,6 @@ class Refinement(Question):
 
     _: KW_ONLY
     times: Sequence[Count] = TIMES
-    """Into how many steps each block is cut, ascending; distances are to the last."""
 
     def bind(self, model: Subject) -> ByRow:
         """The stack once per number of steps, each from the stream that enters the first block."""
@@ -165,10 +171,17 @@ class Splitting(Question):
     then that of the MLP: order 1. "Strang": half the MLP's, attention's, half the MLP's: order 2. "block" and
     "Macaron": the same with one Euler step x + h f(x) for each flow, which is what a Transformer and a Macaron block
     compute (Lu et al. 2019, arXiv:1906.02762): both of order 1, for Euler's step is.
-    fine: steps of the classical Runge-Kutta scheme that stand for an exact flow; `attrs["floor"]` is the mean distance
-    of the reference from that with half as many: an error near it says nothing, nor does its order.
-    Errors: IndexError for a layer that does not exist; ValueError for blocks other than attention and one MLP, for
-    post-norm blocks, steps that do not divide `fine`, and packed rows.
+
+    Args:
+        layer: Whose block.
+        steps: Into how many steps its time is cut, ascending.
+        fine: steps of the classical Runge-Kutta scheme that stand for an exact flow; `attrs["floor"]` is the mean
+            distance of the reference from that with half as many: an error near it says nothing, nor does its order.
+
+    Raises:
+        IndexError: a layer that does not exist.
+        ValueError: blocks other than attention and one MLP, for post-norm blocks, steps that do not divide `fine`,
+            and packed rows.
 
     Example:
         >>> splitting(model, prompt, 1, steps=(1, 2), fine=4).scheme.values.tolist()
@@ -176,12 +189,9 @@ class Splitting(Question):
     """
 
     layer: int
-    """Whose block."""
     _: KW_ONLY
     steps: Sequence[Count] = TIMES
-    """Into how many steps its time is cut, ascending."""
     fine: Count = 32
-    """Runge-Kutta steps of what stands for an exact flow, over the whole time."""
 
     def bind(self, model: Subject) -> ByRow:
         """The stream that enters the block, and its sublayers again and again."""

@@ -119,8 +119,11 @@ def pass_through(
     The model's own forward pass, with what is off switched off. A model's own edits hold, and come before the switches
     where they act on the same value, but where a sum is replaced: there they come after. An edit of the stream that
     enters the first of the blocks has been applied to `stream`.
-    stream: what enters the first of them, in place of what the model would have there. via: None: nothing is kept.
-    step: a factor on what every sublayer adds, after all edits of it: the step of Euler's scheme.
+
+    Args:
+        stream: what enters the first of them, in place of what the model would have there.
+        via: None: nothing is kept.
+        step: a factor on what every sublayer adds, after all edits of it: the step of Euler's scheme.
     """
     first, config = layers[0], model.config
     reads = [] if via is None else [Read(leaving(config, layer), via) for layer in layers]

@@ -139,7 +139,9 @@ class Compiled:
     ) -> Float[Tensor, "n p v"]:
         """The logits when one edge carries nothing or, with `other`, what its sender says on these tokens.
 
-        Errors: KeyError or IndexError for parts that the model lacks; ValueError for an edge that leads backwards.
+        Raises:
+            KeyError, IndexError: parts that the model lacks.
+            ValueError: an edge that leads backwards.
         """
         cut = Edge.of(edge)
         sender, receiver = (

@@ -53,10 +53,14 @@ GAP = 32.0
 def compile(program: Program, *, norm: Norm = NoNorm()) -> Compiled:  # noqa: B008  # a frozen record
     """The model of a program, whose most likely token at every position is the program's output there.
 
-    norm: what stands before each sublayer and the logits. The stream of a program without numbers has the same norm at
-    every position that a program sees, so that the trained vectors of `RMSNorm()` or `LayerNorm()` undo it exactly.
-    Errors: ValueError for a norm of a program with numbers (or with a default of None), and for outputs that are not
-    told apart by `str`.
+    Args:
+        norm: what stands before each sublayer and the logits. The stream of a program without numbers has the same
+            norm at every position that a program sees, so that the trained vectors of `RMSNorm()` or `LayerNorm()`
+            undo it exactly.
+
+    Raises:
+        ValueError: a norm of a program with numbers (or with a default of None), and for outputs that are not told
+            apart by `str`.
 
     Example:
         >>> from interp.lab.rasp.programs import PROGRAMS

@@ -81,7 +81,9 @@ def interchange_trained(compiled: Compiled, training: InterchangeTraining | None
     `check()` of it says how often it answers as the program does, `interchange_accuracy` how far each part is the
     variables it stands for. Its variables have no known directions: `directions` and `subspaces` are empty.
     The global random state is left as it is.
-    Source: Geiger et al. 2022, section 3, with all parts exchanged; Gupta et al. 2024, section 4.
+
+    Source:
+        Geiger et al. 2022, section 3, with all parts exchanged; Gupta et al. 2024, section 4.
 
     Example:
         >>> from interp.zoo import PROGRAMS, compile
@@ -114,12 +116,15 @@ def interchange_trained(compiled: Compiled, training: InterchangeTraining | None
 def interchange_accuracy(compiled: Compiled, n: Count = 256, seed: int = 0) -> xr.Dataset:
     """How often a part that is exchanged for what it says in another run changes the answers as the program says.
 
-    Returns Dataset[part] over all heads and MLPs: `value`, the share of pairs of random sequences of the full length
-    whose answers, at every position, are those of the program with the part's variables taken from the other sequence,
-    with `low` and `high` (95 %); `null`, the share in which the answers without any exchange are these; `n`,
-    how many pairs there were (pairs that the program has no answer for are left out). The coordinate `computes` names
-    the variables of a part; parts without any should change nothing.
-    Errors: ValueError for fewer than one pair.
+    Returns:
+        Dataset[part] over all heads and MLPs: `value`, the share of pairs of random sequences of the full length
+        whose answers, at every position, are those of the program with the part's variables taken from the other
+        sequence, with `low` and `high` (95 %); `null`, the share in which the answers without any exchange are these;
+        `n`, how many pairs there were (pairs that the program has no answer for are left out). The coordinate
+        `computes` names the variables of a part; parts without any should change nothing.
+
+    Raises:
+        ValueError: fewer than one pair.
 
     Example:
         >>> from interp.zoo import PROGRAMS, compile

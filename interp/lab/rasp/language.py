@@ -497,8 +497,12 @@ class Program:
     ) -> Mapping[str, Track]:
         """Every variable at every position, by name.
 
-        given: variables that are set to these values instead, all that depends on them follows.
-        Errors: ValueError for other symbols, or too many; KeyError for a variable that the program does not have.
+        Args:
+            given: variables that are set to these values instead, all that depends on them follows.
+
+        Raises:
+            ValueError: other symbols, or too many.
+            KeyError: a variable that the program does not have.
         """
         self.check_tokens(tokens)
         for name in given or {}:

@@ -36,7 +36,8 @@ MOST_HEADS = 1000
 def rotated(compiled: Compiled, seed: int = 0) -> Compiled:
     """The model in a random orthogonal basis of its stream: every logit is the same up to rounding.
 
-    Errors: ValueError for a model with norms.
+    Raises:
+        ValueError: a model with norms.
     """
     return _through(compiled, _orthogonal(compiled.model.config.d_model, seed))
 
@@ -49,7 +50,9 @@ def superposed(compiled: Compiled, width: int, seed: int = 0) -> Compiled:
     program's inputs in a random orthogonal basis, and what is read by its transpose: of all linear compressions the one
     that loses least of the stream. It is exact as long as `width` is no less than the stream's rank; below, `check()`
     says how many outputs are wrong. The directions of the result are rows of E.
-    Errors: ValueError for a width that is none of 1 to d_model, or a model with norms.
+
+    Raises:
+        ValueError: a width that is none of 1 to d_model, or a model with norms.
     """
     d = compiled.model.config.d_model
     if not 1 <= width <= d:
@@ -64,7 +67,9 @@ def with_noise_heads(compiled: Compiled, heads: int = 2, *, spill: float = 0.0, 
 
     They write numbers of about 1 to some dimensions that no part of the circuit reads, and of about `spill` to those of
     the variables: with 0 the answers are the same, with more `check()` says how far the margin fell.
-    Errors: ValueError for no heads or more than 1000, a negative spill, or a model with norms.
+
+    Raises:
+        ValueError: no heads or more than 1000, a negative spill, or a model with norms.
     """
     if not 1 <= heads <= MOST_HEADS or not 0 <= spill < math.inf:
         raise ValueError(f"1 to {MOST_HEADS} heads and a spill >= 0 are required, got {heads} and {spill}")

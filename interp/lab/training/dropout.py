@@ -25,7 +25,8 @@ STREAM = 1
 class Dropout:
     """Which share of the numbers of a training pass is set to 0; the others are divided by what is kept.
 
-    Errors: ValueError for a share outside [0, 1).
+    Raises:
+        ValueError: a share outside [0, 1).
     """
 
     residual: float = 0.0

@@ -48,7 +48,9 @@ class FixedRows:
     """Rows to train on again and again: each once per epoch, in an order that the seed and the epoch decide.
 
     It is data for `interp.lab.training.train`; what stands in a batch does not depend on which rows are left out.
-    Errors: ValueError for packed rows, and for rows to leave out that do not exist.
+
+    Raises:
+        ValueError: packed rows, and for rows to leave out that do not exist.
 
     Example:
         >>> rows = interp.tasks.RepeatedSequences(8, 12, 3, 4).batch(interp.tasks.Place(0, 0), 6)
@@ -123,17 +125,26 @@ def leave_out(
     A model is trained on all rows and then once more without each group. Left out means: the row's loss is multiplied
     by 0 in every batch in which it stands. The batch stays and the divisor of its mean is kept, so that first weights,
     the order of all rows and the learning rates are the same bits; an empty group changes nothing.
-    rows: what is trained on (`FixedRows` draws them); queries: what is measured in the end, one number per row
-    (`Examples.measured`): mean nats per token that is asked, -log p of the answers that the queries bring, or with
-    wrong answers logit(answer) - logit(wrong). groups: indices of rows; None = each row on its own.
-    `training.determined_only` holds for rows and queries. processes: worker processes; every run uses one thread, so
-    their number changes no bit (a script needs `if __name__ == "__main__":`). out: a folder that keeps one file per
-    finished run, and goes on where it stopped.
-    Returns Dataset[group, query]: `value`, the effect (in nats: positive where the group had made the query easier);
-    `full`[query], what was measured with all rows; `left_out`[group, row], which rows each group has. There is no
-    interval: these are exact numbers of one seed, and another seed has others.
-    Caveat: AdamW divides by running sizes of the gradient, so what a row does is what it does under this optimiser.
-    Errors: those of `train`; ValueError for no or empty queries, rows that do not exist, a folder of another study.
+
+    Args:
+        rows: what is trained on (`FixedRows` draws them);
+        queries: what is measured in the end, one number per row (`Examples.measured`): mean nats per token that is
+            asked, -log p of the answers that the queries bring, or with wrong answers logit(answer) - logit(wrong).
+        groups: indices of rows; None = each row on its own. `training.determined_only` holds for rows and queries.
+        processes: worker processes; every run uses one thread, so their number changes no bit (a script needs `if
+            __name__ == "__main__":`).
+        out: a folder that keeps one file per finished run, and goes on where it stopped.
+
+    Returns:
+        Dataset[group, query]: `value`, the effect (in nats: positive where the group had made the query easier);
+        `full`[query], what was measured with all rows; `left_out`[group, row], which rows each group has. There is no
+        interval: these are exact numbers of one seed, and another seed has others.
+
+    Raises:
+        ValueError: as `train`; no or empty queries, rows that do not exist, a folder of another study.
+
+    Caveat:
+        AdamW divides by running sizes of the gradient, so what a row does is what it does under this optimiser.
 
     Example:
         >>> task = interp.tasks.RepeatedSequences(8, 12, 3, 4)

@@ -83,10 +83,13 @@ def train(
     the log besides `held_out_loss` and `accuracy` (`examples.scores`); it is called at every row of the log,
     checkpoints included. In the log `loss` and `gradient_norm` (before clipping) are means over the updates since the
     last row. The global random state is left as it is.
-    Errors: ValueError for data that does not fit the model, for a folder of another run or in which another process
-    trains, and for a kept state that is damaged; NotFiniteError, naming the step, for a loss that is not finite;
-    OSError, with what to do, for a full disk or a place that may not be written to: `resume=True` goes on from what was
-    kept last.
+
+    Raises:
+        ValueError: data that does not fit the model, for a folder of another run or in which another process trains,
+            and for a kept state that is damaged.
+        NotFiniteError: naming the step, for a loss that is not finite.
+        OSError: with what to do, for a full disk or a place that may not be written to: `resume=True` goes on from
+            what was kept last.
 
     Example:
         >>> from interp.tasks import RepeatedSequences

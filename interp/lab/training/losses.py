@@ -65,10 +65,14 @@ def mean_loss(
 ) -> Float[Tensor, ""]:
     """Mean nats per token that is predicted, or per token that the context determines.
 
-    label_smoothing: the share s of each target that is spread evenly over all tokens, so that a loss is
-    (1 - s) (-log p(target)) + s mean(-log p) (Szegedy et al. 2016, section 7). edits: of the pass (`Dropout.edits`).
-    Rows with a weight have their losses multiplied by it; the divisor is the number of tokens all the same.
-    Errors: ValueError if the data does not say which are determined; NaN if there are none.
+    Args:
+        label_smoothing: the share s of each target that is spread evenly over all tokens, so that a loss is (1 - s)
+            (-log p(target)) + s mean(-log p) (Szegedy et al. 2016, section 7).
+        edits: of the pass (`Dropout.edits`). Rows with a weight have their losses multiplied by it; the divisor is
+            the number of tokens all the same.
+
+    Raises:
+        ValueError: if the data does not say which are determined; NaN if there are none.
     """
     batch = examples.batch
     losses = _losses(model, examples, label_smoothing, edits).contiguous()  # sums of views have other bits
@@ -105,7 +109,9 @@ def scores(model: AnyModel, examples: Examples, *, rows_at_once: int = 32) -> di
 
     held_out_loss: nats per predicted token. accuracy: of the tokens that the context determines (of all predicted
     ones, where the data does not say) the share whose logit is the largest, given all tokens before (teacher forcing).
-    Errors: ValueError if no token is predicted, or none determined.
+
+    Raises:
+        ValueError: if no token is predicted, or none determined.
     """
     if rows_at_once < 1:
         raise ValueError(f"rows_at_once must be at least 1, got {rows_at_once}")

@@ -91,8 +91,9 @@ class Training:
         r min(1, (step + 1) / warm_up) during the warm-up; then from r to final_share r along half a cosine, or
         r sqrt(warm_up / (step + 1)).
 
-        >>> [round(Training(steps=3, warm_up=1, learning_rate=1.0, final_share=0.0).rate(s), 2) for s in range(3)]
-        [1.0, 1.0, 0.5]
+        Example:
+            >>> [round(Training(steps=3, warm_up=1, learning_rate=1.0, final_share=0.0).rate(s), 2) for s in range(3)]
+            [1.0, 1.0, 0.5]
         """
         if step < self.warm_up:
             return self.learning_rate * (step + 1) / self.warm_up
@@ -106,8 +107,9 @@ class Training:
     def checkpoint_steps(self) -> tuple[int, ...]:
         """The steps whose models are kept: 0, then from 1 to the last in equal ratios, equal ones once.
 
-        >>> Training(steps=100, checkpoints=4).checkpoint_steps
-        (0, 1, 10, 100)
+        Example:
+            >>> Training(steps=100, checkpoints=4).checkpoint_steps
+            (0, 1, 10, 100)
         """
         if self.checkpoints == 0:
             return ()

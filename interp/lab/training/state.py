@@ -60,8 +60,9 @@ class TrainingFolder:
     ) -> "TrainingFolder":
         """The folder for a run of this question, made if need be, and locked until `close`.
 
-        Errors: ValueError for a folder that holds a run already unless `resume`, for one of another question, saying
-        what differs, for one with other files, and while another process trains there.
+        Raises:
+            ValueError: a folder that holds a run already unless `resume`, for one of another question, saying what
+                differs, for one with other files, and while another process trains there.
         """
         asked = json.loads(json.dumps(question))
         there, held = TRAINING.owned(path, asked, resume=resume)
@@ -82,7 +83,8 @@ class TrainingFolder:
     def restore(self, state: TrainingState) -> None:
         """Put what was kept last into a fresh state, bit for bit; nothing if nothing was kept yet.
 
-        Errors: ValueError for a file whose bytes are not those that were written.
+        Raises:
+            ValueError: a file whose bytes are not those that were written.
         """
         from safetensors import SafetensorError, safe_open
 

@@ -37,7 +37,8 @@ class PackedTexts:
     ) -> None:
         """Texts as ids, each of two tokens or more; held_out: the share of texts at the end that is never trained on.
 
-        Errors: ValueError if one part does not fill a row, or for ids outside the vocabulary.
+        Raises:
+            ValueError: if one part does not fill a row, or for ids outside the vocabulary.
         """
         self.vocabulary, self.width, self.share = vocabulary, width, held_out
         if width < 2 or not 0 < held_out < 1:
@@ -55,7 +56,8 @@ class PackedTexts:
     ) -> "PackedTexts":
         """The texts of anything that `open_source` reads; each begins with BOS, one over `width` is split, with BOS.
 
-        Errors: ValueError naming the first row that cannot be used (an empty one, say), and as above.
+        Raises:
+            ValueError: naming the first row that cannot be used (an empty one, say), and as above.
         """
         text = Text(vocabulary.tokenizer, width, vocabulary.size)
         stream = Stream(

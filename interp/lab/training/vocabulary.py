@@ -32,7 +32,8 @@ class Vocabulary(Brief):
     def learned(cls, texts: Iterable[str], size: int) -> "Vocabulary":
         """A byte-level BPE of at most `size` tokens, learned from the texts; every text can be encoded.
 
-        Errors: ValueError for fewer than 257 tokens, all bytes and the beginning.
+        Raises:
+            ValueError: fewer than 257 tokens, all bytes and the beginning.
         """
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
