@@ -1,50 +1,38 @@
-"""Prepares the package's docstrings for the API reference: their plain text becomes the Markdown that is meant."""
+"""Shows the API reference what no parser sees: functions that are made of a question's record."""
 
 import re
 
 import griffe
 
 PAIR = {"clean": "Prompts | Data", "corrupt": "Prompts | Data"}
-MAKERS = {"of_data": {"data": "DataSource | Data | Pairs"}, "of_pairs": PAIR, "of_weights": {}}
+DATA = {"data": "DataSource | Data | Pairs"}
+MAKERS = {"of_data": DATA, "of_pairs": PAIR, "of_own_rows": DATA, "of_weights": {}}
 """What makes a function of a question's record (`interp.runs.functions`), and what it takes before the fields."""
-OPENING = re.compile(r"^(Returns|Errors|Caveats?|Memory|Cost|Names|Source)\b:?")
+
+GROUPED = re.compile(r"^    (\w+(?:, \w+)+): (\S.*\n(?:        .*(?:\n|$))*)", re.MULTILINE)
 
 
-class AsMarkdown(griffe.Extension):
-    """Examples become code, parameters and the usual openings paragraphs of their own; asterisks stay asterisks."""
+class QuestionFunctions(griffe.Extension):
+    """`patch = of_pairs(Patch)` is shown as a function with the fields and the words of `Patch`."""
+
+    def on_module(self, *, mod: griffe.Module, **_: object) -> None:
+        """Put functions in the place of a module's attributes."""
+        for name, each in list(mod.attributes.items()):
+            if not each.is_alias and (made := function_of(each)) is not None:
+                mod.members[name] = made
+                for alias in list(each.aliases.values()):
+                    alias.target = made
 
     def on_object(self, *, obj: griffe.Object, **_: object) -> None:
-        """Rewrite one docstring; called for every object, a module before what is in it."""
-        if isinstance(obj, griffe.Module):
-            for name, each in list(obj.attributes.items()):
-                if not each.is_alias and (made := function_of(each)) is not None:
-                    obj.members[name] = made
-                    for alias in list(each.aliases.values()):
-                        alias.target = made
-        if obj.docstring is None:
-            return
-        names = {p.name for p in obj.parameters} if isinstance(obj, griffe.Function) else set(obj.members)
-        text, prompt, example = obj.docstring.value.replace("\nExample:\n    >>>", "\n>>>").partition("\n>>>")
-        lines = [self.line(line, names) for line in text.splitlines()]
-        if prompt:
-            code = "\n".join(line.removeprefix("    ") for line in (">>>" + example).rstrip().splitlines())
-            lines += ["", "```pycon", code, "```"]
-        obj.docstring.value = "\n".join(lines)
+        """Write what Google's parser reads: `Examples` for its code, and one entry for each of several arguments."""
+        if obj.docstring is not None:
+            text = obj.docstring.value.replace("\nExample:\n", "\nExamples:\n")
+            obj.docstring.value = GROUPED.sub(apart, text)
 
-    @staticmethod
-    def line(line: str, names: set[str]) -> str:
-        """One line of plain text, as Markdown."""
-        if line.startswith("    ") or not line:
-            return line
-        pieces = line.split("`")
-        line = "`".join(
-            p if i % 2 else p.replace("*", r"\*").replace("<", "&lt;") for i, p in enumerate(pieces)
-        )
-        head, colon, rest = line.partition(":")
-        if colon and names and set(re.split(r", ", head)) <= names:
-            return "\n" + ", ".join(f"`{name}`" for name in head.split(", ")) + colon + rest
-        opening = OPENING.match(line)
-        return f"\n**{opening[0]}**{line[opening.end() :]}" if opening else line
+
+def apart(entry: re.Match[str]) -> str:
+    """An entry about several arguments, once for each."""
+    return "".join(f"    {name}: {entry[2]}" for name in entry[1].split(", "))
 
 
 def function_of(attribute: griffe.Attribute) -> griffe.Function | None:

@@ -41,8 +41,8 @@ cp-lrp: conservative propagation (Ali et al. 2022).
 SUMMANDS = ("hook_embed", "hook_pos_embed", "hook_type_embed")
 """What the first block's stream is the sum of."""
 ROUNDING, AT_MOST = 200, 0.2
-"""How many times the precision of the model a sum may be off, relative to the absolute values of its terms; and how far
-at most, where that precision is low.
+"""How many times the precision of the model a sum may be off, relative to the size of its terms; and how far at most,
+where that precision is low.
 """
 Rules = str | Sequence[str]
 """Backward rules: the name of a preset, or the rules one by one; none of them for the gradient as it is."""
@@ -167,14 +167,18 @@ def completeness(
     """
     if not promises(model):
         return {}
-    parts = torch.stack([(wide(x) * wide(g)).sum() for x, g in _slopes(model, batch, gradient)])
-    whole, scale = (wide(stream) * wide(gradient)).sum(), parts.abs().sum()
-    error = (parts.sum() - whole).abs() / scale.clamp_min(torch.finfo(scale.dtype).tiny)
-    if not float(error) <= min(ROUNDING * torch.finfo(model.dtype).eps, AT_MOST):
+    relevances = [wide(x) * wide(g) for x, g in _slopes(model, batch, gradient)]
+    parts, whole = torch.stack([each.sum() for each in relevances]), (wide(stream) * wide(gradient)).sum()
+    missed, scale = (parts.sum() - whole).abs(), parts.abs().sum()
+    # Products that cancel within every part leave rounding of the size of their root sum of squares.
+    squares = torch.stack([each.square().sum() for each in relevances]).sum()
+    share = min(ROUNDING * torch.finfo(model.dtype).eps, AT_MOST)
+    if not bool(missed <= share * torch.maximum(scale, squares.sqrt())):
         raise ArithmeticError(
             f"under the rules {', '.join(sorted(model.rules))} the relevances of embeddings and biases should sum to "
             f"{float(whole):.6g}, they sum to {float(parts.sum()):.6g}"
         )
+    error = missed / scale.clamp_min(torch.finfo(scale.dtype).tiny)
     return {"completeness_error": error.expand(len(batch))}
 
 

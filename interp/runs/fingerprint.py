@@ -12,10 +12,11 @@ import hashlib
 import sys
 import sysconfig
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,6 +24,9 @@ from torch import Tensor, nn
 
 from interp.passes.question import ByRow
 from interp.runs.provenance import bytes_of
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MARK = "cannot be compared"
 """The key under which a fingerprint says why a value has none."""
@@ -72,18 +76,9 @@ class _Walk:
         if isinstance(value, functools.partial):
             return {"of": self.of(value.func), "args": self.of(value.args), **self.each(value.keywords)}
         if is_dataclass(value) and not isinstance(value, type):
-            if isinstance(value, ByRow):  # how its result is labelled decides no number
-                return self.each(
-                    {f.name: getattr(value, f.name) for f in fields(value) if f.name != "result"}
-                )
-            own = {f.name: getattr(value, f.name) for f in fields(value)}
-            return self._kind(type(value)) | self.each(own)
-        if isinstance(value, Mapping):
-            return self.each(value)
-        if isinstance(value, list | tuple):
-            return [self.of(each) for each in value]
-        if isinstance(value, set | frozenset):
-            return sorted((self.of(each) for each in value), key=repr)
+            return self._record(value)
+        if isinstance(value, Mapping | list | tuple | set | frozenset):
+            return self._container(value)
         if isinstance(value, nn.Module):
             return {**self._kind(type(value)), "shown": repr(value), **self.each(value.state_dict())}
         if isinstance(value, type):
@@ -94,6 +89,20 @@ class _Walk:
             return "weakref"
         wrapped = getattr(value, "__wrapped__", None)  # of functools.cache, say
         return self._object(value) if wrapped is None else self.of(wrapped)
+
+    def _record(self, value: "DataclassInstance") -> object:
+        own = {f.name: getattr(value, f.name) for f in fields(value)}
+        if isinstance(value, ByRow):
+            return self.each(
+                {name: each for name, each in own.items() if name != "result"}
+            )  # labels no number
+        return self._kind(type(value)) | self.each(own)
+
+    def _container(self, value: Mapping[str, object] | Iterable[object]) -> object:
+        if isinstance(value, Mapping):
+            return self.each(value)
+        found = [self.of(each) for each in value]
+        return sorted(found, key=repr) if isinstance(value, set | frozenset) else found
 
     def _of_numbers(self, value: object) -> str | None:
         """Arrays by their hash; None for anything else."""

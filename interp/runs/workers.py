@@ -225,7 +225,7 @@ def done_by_processes(
         ) from cause
     crew = _Crew(parcel, devices)
     reductions = {each.name: each.keep for each in questions.asked}
-    waiting, deaths = iter(windows), dict[int, int]()
+    waiting = iter(windows)
     try:
         while True:
             for helper in crew.idle():
@@ -238,27 +238,15 @@ def done_by_processes(
                 message = crew.heard(helper)
                 if message == STARTED:
                     helper.started = True
-                    continue
-                if isinstance(message, bytes):
+                elif isinstance(message, bytes):
                     done = unpacked_done(message, reductions)
                     yield done
                     if done.last:
                         helper.window = None
-                    continue
-                window = helper.window
-                if message is not None:
-                    what = f"window {window} failed in a worker process" if helper.started else NOT_STARTED
-                    raise RuntimeError(f"{what}:\n{message}")
-                assert window is not None
-                deaths[window] = deaths.get(window, 0) + 1
-                how = helper.end
-                if not helper.started and "exit code" in how:
-                    raise RuntimeError(f"{NOT_STARTED} ({how}); what it wrote to stderr says why. {GUARD}")
-                if deaths[window] >= DEATHS:
-                    where = f"at window {window}" if helper.started else "before they could begin"
-                    raise RuntimeError(f"{DEATHS} worker processes died {where}: {how}")
-                crew.replace(helper)
-                waiting = itertools.chain([window], waiting)
+                else:
+                    assert helper.window is not None
+                    waiting = itertools.chain([helper.window], waiting)
+                    crew.failed(helper, message)
     finally:
         crew.end()
 
@@ -272,6 +260,8 @@ class _Crew:
         hosts = sum(device.type == "cpu" for device in devices)
         share = len(os.sched_getaffinity(0)) // max(1, hosts)
         self._threads = max(1, min(torch.get_num_threads(), share))
+        self._deaths: dict[int, int] = {}
+        """How many workers died, by window."""
         self._helpers = [self._started(device) for device in devices]
 
     def _started(self, device: torch.device) -> _Helper:
@@ -312,7 +302,23 @@ class _Crew:
             return None
         return message
 
-    def replace(self, helper: _Helper) -> None:
+    def failed(self, helper: _Helper, traceback: str | None) -> None:
+        """Replace a worker that died. RuntimeError for one that raised, could not start, or is the last of many."""
+        window = helper.window
+        if traceback is not None:
+            what = f"window {window} failed in a worker process" if helper.started else NOT_STARTED
+            raise RuntimeError(f"{what}:\n{traceback}")
+        assert window is not None
+        self._deaths[window] = self._deaths.get(window, 0) + 1
+        how = helper.end
+        if not helper.started and "exit code" in how:
+            raise RuntimeError(f"{NOT_STARTED} ({how}); what it wrote to stderr says why. {GUARD}")
+        if self._deaths[window] >= DEATHS:
+            where = f"at window {window}" if helper.started else "before they could begin"
+            raise RuntimeError(f"{DEATHS} worker processes died {where}: {how}")
+        self._replace(helper)
+
+    def _replace(self, helper: _Helper) -> None:
         """Put a new process in a dead one's place."""
         helper.pipe.close()
         helper.process.join(1)

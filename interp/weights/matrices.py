@@ -61,6 +61,11 @@ def held(model: Transformer, name: str) -> MatrixPlace:
         return MatrixPlace(
             f"blocks.{layer}.cross_attn.{_CROSSED[matrix]}.weight", _crossed_view(config, matrix)
         )
+    return _in_mlp(config, name, layer, part, matrix)
+
+
+def _in_mlp(config: ModelConfig, name: str, layer: int, part: str, matrix: str) -> MatrixPlace:
+    """Where the matrix of an MLP is. ValueError for a model without it, or with several."""
     mlp = config.mlp
     if isinstance(mlp, MoE):
         raise ValueError(f"{name!r}: this model has a mixture of {mlp.n_experts} experts, not one matrix")

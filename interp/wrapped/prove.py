@@ -57,6 +57,8 @@ SINGLE = 24
 NORMS = {"attn_out": "ln1_post", "mlp_out": "ln2_post"}
 """The norm of what a sublayer adds."""
 SiteValues = Mapping[str, Tensor]
+Law = tuple[str, Sequence[str], Callable[[], bool]]
+"""What should hold: the site that follows from others, those that lose their meaning if it does not, the comparison."""
 Reads = tuple[Read, ...]
 
 
@@ -187,20 +189,23 @@ class _Proof:
             self._laws(layer, base, edited=None)
         kinds = dict.fromkeys(site for m in self._mixers for site in m.offered)
         for kind in kinds:
-            layers = [i for i, m in enumerate(self._mixers) if kind in m.offered]
-            if not layers:
-                continue
-            seen = self._passed([Edit(f"blocks.{i}.{kind}", _changed(kind)) for i in layers])
-            if seen is None:
-                for i in layers:
-                    self._drop(i, [kind], "an edit of it fails")
-                continue
-            for i in layers:
-                self._laws(i, seen, edited=kind)
-                if kind in self._mixers[i].offered:
-                    self._matters(i, kind, base)
+            self._edited(kind, base)
         self._outside()
         self._traits(base)
+
+    def _edited(self, kind: str, base: SiteValues) -> None:
+        """Take away a site in the layers where an edit of it fails, breaks what follows from it, or changes nothing."""
+        layers = [i for i, m in enumerate(self._mixers) if kind in m.offered]
+        if not layers:
+            return
+        seen = self._passed([Edit(f"blocks.{i}.{kind}", _changed(kind)) for i in layers])
+        for i in layers:
+            if seen is None:
+                self._drop(i, [kind], "an edit of it fails")
+                continue
+            self._laws(i, seen, edited=kind)
+            if kind in self._mixers[i].offered:
+                self._matters(i, kind, base)
 
     def _ends(self, stream: Tensor) -> None:
         """Refuse a network whose logits of other final streams, put there by hand, are not those that are read out."""
@@ -275,7 +280,14 @@ class _Proof:
 
     def _laws(self, layer: int, seen: SiteValues, *, edited: str | None) -> None:
         """Compare every site with what it follows from, the edited one excepted; drop what does not agree."""
-        for target, sites, holds in list(self._identities(layer, seen)):
+        laws = [*self._sums_of_the_stream(layer, seen), *self._within_attention(layer, seen)]
+        if layer:
+            before, here = (
+                seen[f"blocks.{layer - 1}.hook_resid_post"],
+                seen[f"blocks.{layer}.hook_resid_pre"],
+            )
+            laws.append(("hook_resid_pre", ["hook_resid_pre"], lambda: close(before, here, SUMS)))
+        for target, sites, holds in laws:
             if target == edited or (target not in self._mixers[layer].offered and target != "stream"):
                 continue
             if not holds():
@@ -283,17 +295,15 @@ class _Proof:
                 gone = [edited] if edited is not None and edited not in ("hook_resid_pre",) else sites
                 self._drop(layer, gone, f"{target} is not what follows from it{under}")
 
-    def _identities(
-        self, layer: int, seen: SiteValues
-    ) -> Iterator[tuple[str, Sequence[str], Callable[[], bool]]]:
-        """What should equal what: a site, those that lose their meaning if it does not, and the comparison."""
+    def _sums_of_the_stream(self, layer: int, seen: SiteValues) -> Iterator[Law]:
+        """The stream is what it was plus what is added to it, each through its norm."""
 
         def at(site: str) -> Tensor:
             return seen[f"blocks.{layer}.{site}"]
 
-        mixer, block = self._mixers[layer], self.config.block
+        has, block = set(self._mixers[layer].offered), self.config.block
         assert isinstance(block, WrappedBlock)
-        here, has = [n for n in block.added if f"hook_{n}" in mixer.offered], set(mixer.offered)
+        here = [n for n in block.added if f"hook_{n}" in has]
         written = [f"hook_{n}" for n in here]
         if here:
             middle = "hook_resid_mid" in has
@@ -322,6 +332,10 @@ class _Proof:
                         at(norm) * self.config.factor(name), at(f"hook_{name}"), SUMS
                     ),
                 )
+
+    def _within_attention(self, layer: int, seen: SiteValues) -> Iterator[Law]:
+        """Scores follow from queries and keys, the pattern from scores, z from it and values, the output from z."""
+        has = set(self._mixers[layer].offered)
         if "attn.hook_z" in has and "hook_attn_out" in has:
             normed = "ln1_post.hook_normalized" in has
             target = "ln1_post.hook_normalized" if normed else "hook_attn_out"
@@ -332,12 +346,6 @@ class _Proof:
             yield "attn.hook_z", ["attn.hook_v"], lambda: self._moved(layer, seen)
         if {"attn.hook_attn_scores", *HEADS[:2]} <= has:
             yield "attn.hook_attn_scores", HEADS[:2], lambda: self._scored(layer, seen)
-        if layer:
-            yield (
-                "hook_resid_pre",
-                ["hook_resid_pre"],
-                lambda: close(seen[f"blocks.{layer - 1}.hook_resid_post"], at("hook_resid_pre"), SUMS),
-            )
 
     def _written(self, layer: int, seen: SiteValues, target: str) -> bool:
         """Whether what attention writes is what its heads do, and its bias, through the norm where there is one."""

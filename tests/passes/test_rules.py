@@ -19,7 +19,7 @@ from interp.model.rules import Rule
 from interp.model.sites import final_stream
 from interp.passes import schedule
 from interp.passes.metrics import logit_difference, next_token_loss
-from interp.passes.rules import LINEAR, PRESETS, as_rules, completeness, under_rules
+from interp.passes.rules import LINEAR, PRESETS, _slopes as gradients_of, as_rules, completeness, under_rules
 from interp.tokens import METHODS, token_attribution
 from tests.causal.slow_edges import ANSWER, WRONG, by_autograd, difference, gradients
 from tests.causal.test_graph import SUMS
@@ -237,6 +237,27 @@ def test_a_promise_that_is_broken_is_an_error() -> None:
     stream = under(TOKENS, stop=under.config.n_layers).detach()
     with pytest.raises(ArithmeticError, match="should sum to"):
         completeness(under, Batch(TOKENS), stream, torch.randn_like(stream))
+
+
+def test_relevances_that_all_cancel_keep_the_promise() -> None:
+    """A gradient across every embedding and bias: none has relevance, though the products in each are of size one."""
+    under, batch = ruled("llama-gqa"), Batch(TOKENS[:1])
+    stream = under(batch.tokens, stop=under.config.n_layers).detach()
+    along = torch.zeros(stream.shape[-1], *stream.shape, dtype=stream.dtype)
+    along[:, 0, -1] = torch.eye(len(along), dtype=stream.dtype)
+    parts = torch.stack(
+        [torch.stack([(x * g).sum() for x, g in gradients_of(under, batch, each)]) for each in along]
+    )
+    assert parts.shape[1] < len(along)
+    across = torch.linalg.svd(parts.T).Vh[-1]
+    gradient = torch.einsum("d,dbpe->bpe", across, along)
+    relevances = [x * g for x, g in gradients_of(under, batch, gradient)]
+    assert max(float(each.sum().abs()) for each in relevances) < 1e-13 < 0.1 < max(
+        float(each.abs().sum()) for each in relevances
+    )  # fmt: skip
+    completeness(under, batch, stream, gradient)
+    with pytest.raises(ArithmeticError, match="should sum to"):
+        completeness(under, batch, stream + torch.randn_like(stream), gradient)
 
 
 PLACES = ("L0H1", "L0.mlp", "L1.attn", "embed", "blocks.1.attn.hook_v")

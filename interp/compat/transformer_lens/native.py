@@ -397,42 +397,66 @@ FIELDS = frozenset(field.name for field in fields(HookedTransformerConfig))
 def blueprint(cfg: HookedTransformerConfig) -> Blueprint:
     """Our config for one of theirs. Errors: ValueError for fields that contradict each other."""
     given = {name: value for name, value in cfg.to_dict().items() if name in FIELDS}
-    kind, positions = cfg.normalization_type or "", cfg.positional_embedding_type
-    values, alibi = given | {"d_vocab_out": -1, "d_vocab": max(cfg.d_vocab, 1)}, positions == "alibi"
-    stray: dict[str, object] = {}
-    if cfg.n_layers == 0:
-        stray["n_layers"] = 1
-    if kind.startswith("LN") and cfg.final_rms:
-        stray["final_rms"] = False
-    if cfg.use_local_attn and cfg.attention_dir != "causal":
-        stray["use_local_attn"] = False
-    odd_alibi = alibi and (cfg.n_heads & (cfg.n_heads - 1) > 0 or cfg.attention_dir != "causal")
-    if positions == "shortformer" or odd_alibi:
-        stray["positional_embedding_type"] = "standard"
-    normed_embedding = cfg.post_embedding_ln and (
-        not kind.startswith("LN") or positions in ("standard", "shortformer") or odd_alibi
-    )
+    normed_embedding = _has_odd_embedding_norm(cfg)
+    stray = _odd_layers(cfg) | _odd_positions(cfg) | _odd_attention(cfg) | _odd_mlp(cfg)
     if normed_embedding:
         stray["post_embedding_ln"] = False
-    wide = cfg.original_architecture in hooked_config.WIDE_QK_NORM
-    if (cfg.use_qk_norm or wide) and not kind.startswith("RMS"):
-        stray |= {"use_qk_norm": False, "original_architecture": None}
-    for name, plain in {"clip_qkv": None, "use_logn_attn": False, "use_dynamic_ntk_rope": False}.items():
-        if getattr(cfg, name) != plain:
-            stray[name] = plain
-    if not cfg.attn_only:
-        if cfg.num_experts:
-            stray |= {"num_experts": None, "experts_per_token": None, "gated_mlp": False}
-        if cfg.is_layer_norm_activation():
-            stray["act_fn"] = "gelu_new"
-        elif cfg.act_fn not in hooked_config.ACTIVATIONS:
-            values["act_fn"] = "gelu_new"  # replaced in `filled`
-    config = hooked_config.to_config(values | stray)
-    if odd_alibi:
+    values = given | {"d_vocab_out": -1, "d_vocab": max(cfg.d_vocab, 1)} | stray
+    if not (cfg.attn_only or cfg.is_layer_norm_activation() or cfg.act_fn in hooked_config.ACTIVATIONS):
+        values["act_fn"] = "gelu_new"  # replaced in `filled`
+    config = hooked_config.to_config(values)
+    if _has_odd_alibi(cfg):
         config = replace(config, position=Alibi())
-    if kind and cfg.original_architecture in hooked_config.OUTPUT_NORMED:
+    if cfg.normalization_type and cfg.original_architecture in hooked_config.OUTPUT_NORMED:
         config = replace(config, norm_place="output")
     return Blueprint(config, not stray, not normed_embedding, not cfg.num_experts)
+
+
+# Fields that our config has not, each with the nearest that it has; the module's own code then does what is asked.
+
+
+def _odd_layers(cfg: HookedTransformerConfig) -> dict[str, object]:
+    found: dict[str, object] = {"n_layers": 1} if cfg.n_layers == 0 else {}
+    layer_norms = (cfg.normalization_type or "").startswith("LN")
+    return found | ({"final_rms": False} if layer_norms and cfg.final_rms else {})
+
+
+def _odd_positions(cfg: HookedTransformerConfig) -> dict[str, object]:
+    if cfg.positional_embedding_type == "shortformer" or _has_odd_alibi(cfg):
+        return {"positional_embedding_type": "standard"}
+    return {}
+
+
+def _odd_attention(cfg: HookedTransformerConfig) -> dict[str, object]:
+    plain = {"clip_qkv": None, "use_logn_attn": False, "use_dynamic_ntk_rope": False}
+    found: dict[str, object] = {name: value for name, value in plain.items() if getattr(cfg, name) != value}
+    if cfg.use_local_attn and cfg.attention_dir != "causal":
+        found["use_local_attn"] = False
+    wide = cfg.original_architecture in hooked_config.WIDE_QK_NORM
+    if (cfg.use_qk_norm or wide) and not (cfg.normalization_type or "").startswith("RMS"):
+        found |= {"use_qk_norm": False, "original_architecture": None}
+    return found
+
+
+def _odd_mlp(cfg: HookedTransformerConfig) -> dict[str, object]:
+    if cfg.attn_only:
+        return {}
+    experts = {"num_experts": None, "experts_per_token": None, "gated_mlp": False}
+    return (experts if cfg.num_experts else {}) | (
+        {"act_fn": "gelu_new"} if cfg.is_layer_norm_activation() else {}
+    )
+
+
+def _has_odd_alibi(cfg: HookedTransformerConfig) -> bool:
+    """Whether distances are penalised otherwise than ours: both ways, or by heads that are no power of two."""
+    odd = cfg.n_heads & (cfg.n_heads - 1) > 0 or cfg.attention_dir != "causal"
+    return cfg.positional_embedding_type == "alibi" and odd
+
+
+def _has_odd_embedding_norm(cfg: HookedTransformerConfig) -> bool:
+    """Whether the embedding's norm is of another kind than ours, or comes before the positions."""
+    before = cfg.positional_embedding_type in ("standard", "shortformer") or _has_odd_alibi(cfg)
+    return cfg.post_embedding_ln and (not (cfg.normalization_type or "").startswith("LN") or before)
 
 
 def native_of(cfg: HookedTransformerConfig, plan: Blueprint, device: Any) -> LensTransformer:

@@ -86,7 +86,7 @@ def interchange_trained(compiled: Compiled, training: InterchangeTraining | None
         Geiger et al. 2022, section 3, with all parts exchanged; Gupta et al. 2024, section 4.
 
     Example:
-        >>> from interp.zoo import PROGRAMS, compile
+        >>> from interp.lab.rasp import PROGRAMS, compile
         >>> shift = interchange_trained(compile(PROGRAMS["shift"]("ab", 3)), InterchangeTraining(steps=2, pairs=8))
         >>> sorted(shift.edges) == sorted(compile(PROGRAMS["shift"]("ab", 3)).edges)
         True
@@ -127,7 +127,7 @@ def interchange_accuracy(compiled: Compiled, n: Count = 256, seed: int = 0) -> x
         ValueError: fewer than one pair.
 
     Example:
-        >>> from interp.zoo import PROGRAMS, compile
+        >>> from interp.lab.rasp import PROGRAMS, compile
         >>> float(interchange_accuracy(compile(PROGRAMS["reverse"]()), 32).value.min())
         1.0
     """
