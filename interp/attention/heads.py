@@ -652,7 +652,7 @@ def rewritten(model: Transformer) -> Bool[Tensor, "l h"]:
 
 
 def unlike_weights(model: Transformer) -> Bool[Tensor, "l h"]:
-    """Mask of the heads whose OV circuit is not that of the weights: edits change what they read, or what they write."""
+    """Mask of the heads whose OV circuit is not that of the weights: edits change what they read or write."""
     return _touched(model, TO_VALUES)
 
 

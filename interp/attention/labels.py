@@ -90,7 +90,7 @@ class PartOf(Evidence):
         return (self.score,) if self.whole is None else (self.score, self.whole)
 
     def confidence(self, cells: Mapping[str, ScoreByHead]) -> NDArray[np.float64]:
-        """Confidence that the score reaches its share of the other's value; the other's error is added to this score's."""
+        """Confidence that the score reaches its share of the other's value, whose error is added to this score's."""
         if self.whole is None:
             return sure_above(cells[self.score], self.share)
         whole = cells[self.whole]
