@@ -55,7 +55,7 @@ AblatedKind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron
 
 @dataclass(frozen=True, eq=False)
 class Ablate(Question):
-    """Effect of ablating each part: how far the metric moves when the part's output is replaced by zero, a mean or another.
+    """Effect of ablating each part: how far the metric moves when zero, a mean or another value replaces its output.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class AttributionPatch(Question):
-    """First-order estimate of the effect of patching each cell of a site: change of the activations times the gradient.
+    """First-order estimate of the effect of patching each cell of a site: change of the values times the gradient.
 
     Two forward passes and one backward pass instead of a pass for every cell. Denoising is (a_clean - a_corrupt) . d
     metric / d a at the corrupted run, noising (a_corrupt - a_clean) . d metric / d a at the clean run. Vectors

@@ -263,7 +263,7 @@ def patch_preset(
 
 
 def _first_mlps(preset: str, config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The MLP before attention of Macaron blocks, which TransformerLens does not know: an addition to "block_every"."""
+    """The MLP before attention of Macaron blocks, unknown to TransformerLens: an addition to "block_every"."""
     return (
         (("mlp_before_out", ("layer", "pos")),)
         if preset == "block_every" and "mlp_before" in config.mlps

@@ -43,7 +43,7 @@ INTO_HEADS = ("query", "key", "value", "group_key", "group_value")
 
 @dataclass(frozen=True, eq=False)
 class PathPatch(Question):
-    """Effect of each sender along direct paths: how far the metric moves when only the receivers see its patched value.
+    """Effect of each sender on direct paths: how far the metric moves when only the receivers see its patched value.
 
     For each sender 1. the sender takes its value of the other run, all other heads keep theirs, and the inputs of the
     receivers are
@@ -280,7 +280,7 @@ class PathRuns:
         return MeasuredEffects.of(found, shape, pair.runs(found.base, there.value(metric, reference)))
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
-        """Senders to receivers: each sender's variant, and the edits under all of them that hold other parts fixed."""
+        """Senders to receivers: each sender's variant, and the edits that hold other parts fixed under all of them."""
         held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.held])
         other = {site: Set(there) for site, (_, there) in values.items()}
         variants = [
