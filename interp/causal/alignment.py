@@ -66,7 +66,7 @@ NULLS: Mapping[str, tuple[Null, ...]] = {
 VECTORS = "dem"
 """Axes along which a subspace may lie: the stream, a head's width, neurons."""
 _FOUND, _RANDOM = 0, 1
-"""Which draw of a cell's seed: where the search begins, the random subspace."""
+"""Purpose of a random draw, part of a cell's seed: the start of the search, or the random subspace."""
 
 
 @public()
@@ -113,7 +113,7 @@ def align(
     prepend_bos: bool | None = None,
     batch_size: Count = 32,
 ) -> xr.Dataset:
-    """Directions of each cell that hold a variable, found by interchange between two runs, and scores on held-out pairs.
+    """Directions of each cell that hold a variable, found by interchange of two runs, and scores on held-out pairs.
 
     A pair is a base prompt, a source prompt as long whose variable has another value, and the answer that the base
     prompt has with the source's value. R [k d] is found on some pairs and scored on the others: the base run gets x +
@@ -380,7 +380,7 @@ class AlignedRuns:
         return loss.unflatten(0, (groups, -1))
 
     def first(self, places: Sequence[tuple[int, ...]]) -> int:
-        """First column that an exchange at any of these places changes; 0 where earlier columns must be computed again."""
+        """First column that an exchange at any of these places changes; 0 where no keys and values are kept."""
         if self.base.cache is None:
             return 0
         if "pos" in self.cells.dims:

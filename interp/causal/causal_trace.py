@@ -64,7 +64,7 @@ ESTIMATE = ("value", "low", "high")
 
 @dataclass(frozen=True, eq=False)
 class CausalTrace(Question):
-    """Indirect effect of restoring one clean state in a run with a noised subject (causal tracing), by layer and role.
+    """Indirect effect of restoring one clean state in a run with a noised subject (causal tracing), by layer, role.
 
     Corrupted run: token embeddings of all subject tokens + noise * sigma * N(0, 1). Restored run: the same noise, and
     clean values at one token: where that brings the answer back, the fact passes. Total effect = metric(clean) -

@@ -280,7 +280,7 @@ class PathRuns:
         return MeasuredEffects.of(found, shape, pair.runs(found.base, there.value(metric, reference)))
 
     def _direct(self, values: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[list[Variant], Variant]:
-        """Senders to receivers: each sender's variant, and the edits that hold other parts fixed under all of them."""
+        """Senders to receivers: each sender's variant, and the edits under all of them that hold other parts."""
         held = Variant([Edit(site, Set(values[site][0])) for site in self.routes.held])
         other = {site: Set(there) for site, (_, there) in values.items()}
         variants = [

@@ -1,4 +1,4 @@
-"""Recall of memorised text: given continuations, token by token, by the whole model and with short-circuited attention.
+"""Recall of memorised text: given continuations, token by token, by the whole and the short-circuited model.
 
 Memorised is what greedy decoding writes exactly (Carlini et al. 2023, arXiv:2202.07646). Under an intervention the
 share of continuations that survive, and of their tokens, says how much of the memory needs what was taken away. Menta
@@ -184,7 +184,7 @@ def continuations(model: Model, pairs: Sequence[tuple[str, str]]) -> tuple[Batch
 
 @dataclass(frozen=True)
 class RecallMeasure:
-    """How well the tokens of a span are predicted: a score per token, and its reduction over the tokens of a prompt."""
+    """How well the tokens of a span are predicted: a score per token, and its reduction over a prompt."""
 
     unit: str
     score: Callable[[Float[Tensor, "r n v"], Int[Tensor, "r n"]], Float[Tensor, "r n"]]

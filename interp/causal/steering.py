@@ -52,7 +52,7 @@ SteeringMethod = Literal["mean difference", "pca", "probe", "sae"]
 STRENGTHS = (-4.0, -2.0, -1.0, 0.0, 1.0, 2.0, 4.0)
 """The default doses of a curve: multiples of the direction."""
 RANDOM = 39
-"""Default number of random directions: the fewest whose smallest and largest effect are a band of 95 %, 1 - 2 / (39 + 1)."""
+"""Default number of random directions: the fewest whose extremes are a band of 95 %, 1 - 2 / (39 + 1)."""
 
 
 # --- the direction ----------------------------------------------------------------------------------------------------
@@ -515,7 +515,7 @@ class Doses:
 
 
 def _noise(asked: SteeringCurve, found: Float[Tensor, "l d"]) -> Float[Tensor, "l r d"]:
-    """Comparison vectors of every direction, of any length. ValueError for a shape that does not fit, or a length of 0."""
+    """Comparison vectors of every direction, of any length. ValueError for another shape, or a length of 0."""
     if asked.beside is None:
         draw = torch.Generator().manual_seed(asked.seed)
         return torch.randn(len(found), asked.random, found.shape[1], generator=draw, dtype=torch.float64)
