@@ -73,8 +73,10 @@ class MeasuredEffects:
     runs: Mapping[str, Float[Tensor, "b"]]
     """The metric of the runs without an intervention, by name."""
     beside: Mapping[str, Float[Tensor, "b"]] = field(default_factory=dict)
-    """Numbers about the quality of estimates: Fisher's z of their agreement with effects, by coefficient (NaN for prompts
-    where that is not known); `completeness_error`; what an integral missed (`MISSED`) of how far it goes (`MOVED`).
+    """Numbers about the quality of estimates.
+
+    Fisher's z of their agreement with effects, by coefficient (NaN for prompts where that is not known);
+    `completeness_error`; what an integral missed (`MISSED`) of how far it goes (`MOVED`).
     """
 
     @classmethod
@@ -351,7 +353,7 @@ def _coefficients(merged: Partial, moments: Moments, name: str) -> Moments:
 
 
 def _agreed(rows: Sequence[Moments]) -> Float[Tensor, "coefficient 3"]:
-    """Mean of every coefficient with the ends of its interval, as Fisher's z, since correlations near 1 are skewed."""
+    """Mean of every coefficient with the ends of its interval, via Fisher's z: correlations near 1 are skewed."""
     each = [moments.estimate((), fewest=FEWEST_CORRELATIONS) for moments in rows]
     found = torch.stack([torch.stack([one[part][1] for part in ("value", "low", "high")]) for one in each])
     there = torch.stack([moments.count() > 0 for moments in rows])

@@ -28,7 +28,7 @@ from interp.model.parts import Edge, Part
 
 INPUT, LOGITS = "L0.resid", "logits"
 MOST_HEADS = 100_000
-"""Most heads of a graph, whose matrix of edges is that many squared; the largest published models have some 20 000."""
+"""Most heads of a graph, whose edge matrix is that many squared; the largest published models have some 20 000."""
 
 
 def reads_by_qkv(config: ModelConfig) -> bool:
@@ -171,7 +171,7 @@ class EdgeGraph:
         return mask
 
     def nodes_of(self, receiver: int) -> tuple[str, ...]:
-        """Names of the nodes that compute with this input: one, or, for shared keys and values, the heads of the group."""
+        """Names of the nodes that compute with this input: one, or, for shared keys and values, the group's heads."""
         part = Part.of(self.receivers[receiver])
         assert part.layer is not None or part.kind == LOGITS
         if part.kind in ("query", "key", "value"):

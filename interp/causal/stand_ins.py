@@ -129,7 +129,7 @@ class StandIns:
         *,
         batch_size: int = 32,
     ) -> StandIns:
-        """The stand-ins of a change, with means taken over the reference prompts. ValueError for a mean without them."""
+        """The stand-ins of a change, with means over the reference prompts. ValueError for a mean without them."""
         if not isinstance(change, Mean):
             return cls(change)
         if reference is None:

@@ -95,7 +95,11 @@ class Subspace(Brief):
         return Edit(self.site, Project(self.directions), self.at)
 
     def swap(self, values: Float[Tensor, "..."]) -> Edit:
-        """The edit that replaces the part of a state in the subspace by that of other values (as in `interp.edits.Set`)."""
+        """The edit that replaces the part of a state in the subspace by that of other values.
+
+        Args:
+            values: as in `interp.edits.Set`.
+        """
         return Edit(self.site, Swap(self.directions, values), self.at)
 
     def angles(self, other: Subspace) -> Float[Tensor, "k"]:
