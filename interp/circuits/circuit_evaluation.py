@@ -134,7 +134,7 @@ class CircuitCurve(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """The question with the prompts that means are taken over, where none are named and the pairs are in memory."""
+        """The question with the prompts that means are over, where none are named and the pairs are in memory."""
         return replace(
             self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
         ), data
@@ -233,7 +233,7 @@ class EvaluateCircuit(Brief, Question):
     def with_data(
         self, model: Model, data: DataSource | Data | Pairs
     ) -> tuple[Question, DataSource | Data | Pairs]:
-        """The question with the prompts that means are taken over, where none are named and the pairs are in memory."""
+        """The question with the prompts that means are over, where none are named and the pairs are in memory."""
         return replace(
             self, reference=reference_of(model, self.replacement, self.reference, data, self.metric)
         ), data

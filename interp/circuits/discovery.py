@@ -316,7 +316,10 @@ def score_edges(
 def backwards(
     graph: EdgeGraph, values: Float[Tensor, "sender receiver"], n: int
 ) -> Bool[Tensor, "sender receiver"]:
-    """Mask of n edges from the logits backwards: always the largest of those into a node that sends already, or the logits."""
+    """Mask of n edges grown from the logits backwards.
+
+    The next edge is always the largest of those into a node that sends already, or into the logits.
+    """
     computes, found = computing(graph), torch.zeros_like(graph.exists)
     waiting: list[tuple[float, int, int]] = []
     inside: set[int] = set()
