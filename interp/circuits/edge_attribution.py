@@ -47,7 +47,7 @@ LineRule = Literal["released", "midpoint", "gauss"]
 
 @dataclass(frozen=True)
 class GradientLine:
-    """Points on the line from the corrupted run (0) to the clean run (1) where the gradient is taken, and their weights.
+    """Points on the line from the corrupted run (0) to the clean run (1), and weights, of the mean gradient.
 
     eap: at the run that is intervened on, whichever it is. clean-corrupted: the mean of both ends. eap-ig-inputs: the
     stream entering block 0 moves. eap-ig-activations: the output of one sublayer moves, in the run that is intervened
@@ -56,7 +56,7 @@ class GradientLine:
 
     method: EdgeMethod = "eap"
     steps: Count = 5
-    """Number of points of the integrated methods, equally far apart as in the released code, or by a quadrature rule."""
+    """Number of points of the integrated methods, equally far apart, or by a quadrature rule."""
     rule: LineRule = "released"
     """released: k/m, for inputs k = 0 ... m-1, for activations 1 ... m. midpoint, gauss: smaller error per step."""
 
@@ -80,7 +80,7 @@ class GradientLine:
 
 @dataclass(frozen=True)
 class Sublayer:
-    """One sublayer as a group of senders: the site where its output enters the stream, and the layers that read it."""
+    """One sublayer as a group of senders: the site of its output in the stream, and the layers that read it."""
 
     site: str
     senders: slice
@@ -92,7 +92,7 @@ class Sublayer:
 
 @dataclass(frozen=True, eq=False)
 class EdgeAttribution(Question):
-    """First-order estimate of each edge's effect on the metric when it carries the other run's value (edge attribution).
+    """First-order estimate of each edge's effect on the metric when it carries the other run's value.
 
     score(u, v) = sum_pos (u_other - u_own) . mean gradient at v's input, before v's norm. In "denoise" own is the
     corrupted run and other the clean one, and the score is positive where the clean edge raises the metric; in "noise"

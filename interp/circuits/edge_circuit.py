@@ -50,8 +50,9 @@ class CircuitProtocol:
     seed: int | None = None
     """Seed that the prompts were drawn with; None: not said."""
     direction: Direction = "denoise"
-    """Run that a score is an effect in: "denoise", the clean edge in the corrupted run; "noise", the corrupted edge in the
-    clean run.
+    """Run that a score is an effect in.
+
+    "denoise", the clean edge in the corrupted run; "noise", the corrupted edge in the clean run.
     """
     faithfulness: float | None = None
     """The share of the metric's difference between the whole model and no edge that the circuit keeps on those pairs;
@@ -237,7 +238,7 @@ def graph_of(held: object) -> EdgeGraph:
 def connected(
     graph: EdgeGraph, kept: Bool[Tensor, "*c sender receiver"]
 ) -> Bool[Tensor, "*c sender receiver"]:
-    """Mask of the edges that are on a path from the input to the logits inside some edges, or inside each of several sets.
+    """Mask of the edges that are on a path from the input to the logits inside the given edges.
 
     A node stays if it reads anything on any of its inputs and sends anything. The others compute the same whatever the
     input is, or nothing reads them: with resampled replacements, dropping them changes no number, unless a norm of the

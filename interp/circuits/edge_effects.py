@@ -47,12 +47,12 @@ if TYPE_CHECKING:
 MANY = 5_000
 """Edges from which a call notes beforehand that there are so many."""
 PRESELECTING: EdgeMethod = "eap-ig-inputs"
-"""The estimate that finds the largest edges: it is not blind where a saturated softmax hides effects from one gradient."""
+"""The estimate that finds the largest edges: it sees effects that a saturated softmax hides from one gradient."""
 
 
 @dataclass(frozen=True, eq=False)
 class EdgeEffects(Question):
-    """Exact effect of each edge on the metric when it carries the other run's value, as a question about pairs of prompts.
+    """Exact effect of each edge on the metric when it carries the other run's value, for pairs of prompts.
 
     Args:
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the

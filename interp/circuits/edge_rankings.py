@@ -185,7 +185,7 @@ def _recall(table: xr.Dataset, planted: Collection[str]) -> tuple[float, float]:
 
 
 def resampled(n: int, resamples: int, generator: np.random.Generator) -> Float[Tensor, "w n"]:
-    """Weights of n prompts: all alike in the first row, then those of bootstrap resamples; NaN for a single prompt."""
+    """Weights of n prompts: all alike in the first row, then bootstrap resamples; NaN for a single prompt."""
     counts = (
         generator.multinomial(n, np.full(n, 1 / n), size=resamples)
         if n > 1
@@ -218,7 +218,7 @@ def valued(scores: Float[Tensor, "*n"], rank: Rank, sign: int) -> Float[Tensor, 
 def largest(
     values: Float[Tensor, "sender receiver"], n: int | Sequence[int]
 ) -> Bool[Tensor, "*n sender receiver"]:
-    """Mask of the n largest values, or of those of each of several n; of equal ones those that come first in the graph."""
+    """Mask of the n largest values, or of those of each of several n; ties go to the first in the graph."""
     place = values.flatten().argsort(descending=True, stable=True).argsort()
     found = place < torch.tensor(n)[..., None]
     return found.unflatten(-1, values.shape) & ~values.isneginf()

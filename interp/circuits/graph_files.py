@@ -61,7 +61,7 @@ class GraphPrompt:
 
 @dataclass(frozen=True)
 class GraphNode:
-    """One node of a file: a token, a feature, an error, a logit; or in our files a head, an MLP, the input, the logits."""
+    """One node of a file: a token, a feature, an error, a logit; in our files a head, an MLP, input or logits."""
 
     name: str
     kind: str
@@ -91,7 +91,10 @@ class AttributionGraph(Brief):
     ours: Mapping[str, object] | None = None
     """Notes of `write_attribution_graph`; None in files of other tools."""
     parts: tuple[Mapping[str, float], ...] = ()
-    """For each link of our files, its weight by the input that it enters (`q`, `k`, `v`, or nothing for MLPs and logits)."""
+    """For each link of our files, its weight by the input that it enters.
+
+    `q`, `k`, `v`, or nothing for MLPs and logits.
+    """
 
     def table(self) -> pd.DataFrame:
         """The links with the labels of their ends, the largest absolute weight first."""
@@ -130,7 +133,7 @@ class AttributionGraph(Brief):
 
 @public()
 def write_attribution_graph(circuit: Circuit, asked: GraphPrompt, path: str | Path) -> None:
-    """Write a circuit of one prompt as an attribution graph, for Neuronpedia's viewer and for `read_attribution_graph`.
+    """Write a circuit of one prompt as an attribution graph for Neuronpedia's viewer or `read_attribution_graph`.
 
     A link is an edge, its weight the score with the sign by which it speaks for the answer (`WEIGHT`); the three edges
     into a head's query, key and value are one link, whose weight is their sum, as first-order estimates add up (each

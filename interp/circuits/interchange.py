@@ -556,7 +556,7 @@ class KnownSenders(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class DroppedEdges:
-    """The change of one pass over rows `circuit, pair`: a correction at every input that some circuit drops an edge into.
+    """Change of one pass over rows `circuit, pair`: corrections at inputs that some circuit drops an edge into.
 
     The pass must answer `DroppedEdges.reads`: the outputs of its senders are its answers so far.
     """
@@ -582,7 +582,7 @@ class DroppedEdges:
         return tuple(Edit(site, self) for site in (*heard, *self._inputs))
 
     def at_site(self, site: str, memory: dict[str, object]) -> Function:
-        """The function that corrects one input in this pass; in a differentiable one also that which keeps a sender's value."""
+        """The function that corrects one input in this pass, or, with gradients, keeps a sender's value."""
         if site not in self._inputs:
             return partial(_remembered, site=site, memory=memory)
         said = memory.setdefault(_LIVE, {}) if self.differentiable else memory[ANSWERS]

@@ -107,7 +107,7 @@ def write_mib(
 
 @public()
 def read_mib(path: Path | str, model: Model) -> MibScores:
-    """Edge scores in a file of MIB or the EAP-IG library (`.json` or `.pt`), in the order of this model's `EdgeGraph`.
+    """Edge scores in a file of MIB or the EAP-IG library (`.json` or `.pt`), in the order of `EdgeGraph`.
 
     The scores of heads that share keys or values are added up. A torch file is read without running code that it may
     contain.
@@ -205,7 +205,7 @@ class _Layout:
         return found / counts[self.columns].clamp_min(1)
 
     def gathered(self, path: Path | str, scores: Tensor, kept: Tensor) -> MibScores:
-        """The file's matrices in our cells. ValueError for edges of MLPs that the model lacks, or parts of a group."""
+        """The file's matrices in our cells. ValueError for edges of MLPs that the model lacks, or split groups."""
         lacking = (self.rows < 0)[:, None] | (self.columns < 0)
         if bool((scores[lacking] != 0).any()):
             raise ValueError(f"{path} scores edges of MLPs, and this model has none")
