@@ -123,7 +123,8 @@ def align(
         base: prompts that are intervened on.
         source: prompts whose states are put in, as long as the base prompts and aligned with them one by one.
         answer: token with the exchange, one for all pairs or one for each; None: those of the source prompts.
-        wrong: token without the exchange, given like `answer`; None: those of the source prompts.
+        wrong: token without the exchange, given like `answer`; None: none, or without `answer` those of the source
+            prompts.
         site: which activation: any site of every layer with a vector at each cell.
         by: dims that tell cells apart, `layer` among them; along other dims all is exchanged at once, by one R.
         layers: layers that are searched; None: all.

@@ -86,7 +86,8 @@ class Attribute(Question):
             data. Or a direction u at the output of the final norm, a floating tensor [d] or [prompt, d] (a probe, a
             feature). The total is then the model's normed final stream . u, `final_bias` beta . u, and the model needs
             no logits.
-        wrong: token that the answer is contrasted with, given like `answer`; None: that of the data, if any.
+        wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer`
+            that of the data.
         parts: grain of the split: "layer" (`L0`), "sublayer" (`L0.attn`, `L0.mlp`), "head" (`L0H3`, of cross-attention
             `L0X3`), "source", which also splits each head by the token it moved from, or "neuron" (`L0N17`, of the MLP
             before attention in Macaron blocks `L0B17`).

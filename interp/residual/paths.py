@@ -86,7 +86,8 @@ class Paths(Question):
         data: prompts, token ids, a batch, files or a stream of any size.
         answer: token whose logit is split, one for all prompts or one each, as text or id; None: the answers of the
             data.
-        wrong: token that the answer is contrasted with, given like `answer`; None: that of the data, if any.
+        wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer`
+            that of the data.
 
     Returns:
         Dataset over `prompt` and `path`, in logits (before a soft cap). The coordinate `order` counts heads (-1: the
@@ -393,7 +394,7 @@ def _losses(trace: Trace, batch: Batch, model: Transformer) -> Mapping[str, Tens
 
 
 def _row_loss(frozen: Frozen, batch: Batch, stream: Float[Tensor, "b p d"]) -> Float[Tensor, "b"]:
-    """Each row's mean loss if this were the final stream, in nats; for one stream at a time, as its logits are large."""
+    """Each row's mean loss if this were the final stream, in nats; one stream at a time: logits are large."""
     logits, cap = frozen.logits(stream), frozen.model.config.logit_softcap
     if cap is not None:
         logits = cap * (logits / cap).tanh()
@@ -757,7 +758,7 @@ class FrozenLayer:
         return self.output.size(terms)
 
     def added(self, z: Float[Tensor, "order b p h e"]) -> Float[Tensor, "order b p d"]:
-        """Attention's addition to the stream: z W_O through the norm and factor of its output; constants on order 0."""
+        """Attention's addition to the stream: z W_O through its output norm and factor; constants on order 0."""
         out = _with(einsum(z, self.weights.W_O.to(z), "o b p h e, h e d -> o b p d"), self.weights.b_O)
         return self.output.split(out, 0)
 
@@ -798,7 +799,7 @@ class Readings:
         return Readings(weight, replace(norm, factor=1.0, scale=None).back(self.direction))
 
     def through_heads(self, layer: FrozenLayer) -> "Readings":
-        """One reading of the attention output carried back through each head to the stream `[b h]`, without constants."""
+        """One reading of the attention output carried back through each head to the stream `[b h]`, no constants."""
         w, weight = layer.weights, torch.einsum("bq,bhqk->bhk", self.weight[:, 0], layer.pattern)
         assert w.W_V is not None
         value = w.W_V[layer.kv_head].to(self.direction)
