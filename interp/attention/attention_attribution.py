@@ -105,7 +105,7 @@ class AttentionAttribution(Question):
     by: ScoreSplit = "part"
 
     def bind(self, model: Subject) -> ByRow:
-        """One pass, whose stream is read at the query and the key."""
+        """One pass that reads the stream at the query and the key."""
         config = model.transformer.config
         head = as_head(self.head, config)
         if self.by == "source" and not any(mixer.traits.additive for mixer in config.mixers[: head[0]]):

@@ -91,7 +91,7 @@ class AttentionPaths(Question):
     top: int = 10
 
     def bind(self, model: Subject) -> ByRow:
-        """One pass, whose stream is read at the query and the key, and its earlier heads by source."""
+        """One pass that reads the stream at the query and the key, and earlier heads by source."""
         config = model.transformer.config
         head = as_head(self.head, config)
         names = sides_of(config, head[0], heads=True)

@@ -1,4 +1,4 @@
-"""How sharp attention is: entropy per head, and how it and the largest weight change with the number of keys.
+"""Entropy of attention per head, and the change of it and of the largest weight with the number of keys.
 
 With scores in [m, M] and n visible keys every weight lies in [exp(-(M - m)) / n, exp(M - m) / n], so bounded scores
 mean attention that spreads with length (Veličković et al. 2024, "softmax is not enough"). Scores here are what enters

@@ -474,7 +474,7 @@ def _even(config: ModelConfig, data: RepeatedTokens) -> Float[Tensor, "l s"]:
 
 
 def _windows(config: ModelConfig) -> list[int | None]:
-    """How far each layer sees; None = all that came before."""
+    """Number of keys that each layer's queries see; None: all that came before."""
     return [config.window if config.is_local(layer) else None for layer in range(config.n_layers)]
 
 

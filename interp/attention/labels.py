@@ -1,4 +1,4 @@
-"""One plain word per head, and how sure it is: what a rule asks of the scores, and the most specific one that holds."""
+"""A plain word per head, and its confidence: rules on the head's scores, of which the most specific one counts."""
 
 from __future__ import annotations
 

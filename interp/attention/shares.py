@@ -1,4 +1,4 @@
-"""Which layers have an attention pattern, and whose weights are no shares: negative, or of any sum."""
+"""Layers with an attention pattern, and layers whose weights are no shares: negative, or of any sum."""
 
 from __future__ import annotations
 

@@ -518,7 +518,7 @@ class DirectionSearch:
         return both[0], both[1] if permuted else None
 
     def random(self, runs: AlignedRuns, rank: int) -> CellDirections:
-        """As many random directions in every cell."""
+        """Random directions in every cell, as many as were found."""
         drawn = [self._drawn(runs, layer, rank, _RANDOM) for layer in range(len(runs.cells.names))]
         return _rows(torch.stack(drawn))
 

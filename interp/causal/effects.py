@@ -111,7 +111,7 @@ that passes are shared with other questions."""
 
 @dataclass(frozen=True)
 class Compared:
-    """How many effects are measured besides estimates."""
+    """Number of effects that are measured besides estimates."""
 
     cells: int
     """Cells of each prompt."""

@@ -45,11 +45,13 @@ INTO_HEADS = ("query", "key", "value", "group_key", "group_value")
 class PathPatch(Question):
     """Effect of each sender on direct paths: how far the metric moves when only the receivers see its patched value.
 
-    For each sender 1. the sender takes its value of the other run, all other heads keep theirs, and the inputs of the
-    receivers are
-       computed: the change travels through the residual stream, its norms and (unless freeze_mlps) the MLPs;
-    2. the receivers get those inputs in an untouched run, and everything after them is computed. For the receiver
-    `logits` the first run is the result. All senders are two planned sweeps.
+    For each sender:
+
+    1. The sender takes its value of the other run, all other heads keep theirs, and the inputs of the receivers are
+       computed: the change travels through the residual stream, its norms and (unless freeze_mlps) the MLPs.
+    2. The receivers get those inputs in an untouched run, and everything after them is computed.
+
+    For the receiver `logits` the first run is the result. All senders are two planned sweeps.
 
     Args:
         clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are

@@ -202,7 +202,7 @@ class States(NamedTuple):
         return cls(torch.cat(found), labels, test)
 
     def shuffled(self, generator: torch.Generator) -> States:
-        """These states, with the kinds of the prompts that directions are made from in another order."""
+        """The states with the kinds of the prompts that directions are made from in another order."""
         labels, mine = self.labels.clone(), (~self.test).nonzero()[:, 0]
         labels[mine] = labels[mine[torch.randperm(len(mine), generator=generator)]]
         return self._replace(labels=labels)
@@ -275,7 +275,7 @@ def _by_method(states: States, asked: Steering) -> tuple[Float[Tensor, "l d"], i
 def _separation(
     states: States, directions: Float[Tensor, "l d"], seed: int
 ) -> dict[str, tuple[Sequence[str], Tensor]]:
-    """How well the prompts set aside are told apart: balanced accuracy, its interval, its rows and its null."""
+    """Separation of the prompts set aside: balanced accuracy, its interval, its rows and its null."""
     n, layers = int(states.test.sum()), len(directions)
     nothing = torch.full((layers,), torch.nan, dtype=torch.float64)
     value, low, high = nothing, nothing, nothing

@@ -1,17 +1,4 @@
-"""How good a circuit is: faithfulness over its size (CPR, CMD), completeness, minimality, beside random circuits.
-
-Faithfulness, CPR and CMD as in the MIB benchmark (Mueller et al. 2025, arXiv:2504.13151, and its released code,
-`evaluate_area_under_curve`); completeness and minimality as in Wang et al. 2022 (arXiv:2211.00593, section 4). All are
-in shares of what the metric loses between the whole model M and no edge at all:
-
-    f(C) = (m(C) - m(empty)) / (m(M) - m(empty)),    m = mean of the metric over prompts
-
-f is a ratio of two means over the same prompts. Its interval is that of the mean of n pseudo-values, one per prompt,
-
-    f + ((m_i(C) - m_i(empty)) - f (m_i(M) - m_i(empty))) / (m(M) - m(empty)),
-
-whose mean is f (the delta method, linear in the prompts) by Student's t; areas and differences of f are sums of them.
-"""
+"""Quality of a circuit: faithfulness over its size (CPR, CMD), completeness and minimality, with random controls."""
 
 from __future__ import annotations
 

@@ -171,17 +171,16 @@ def find_circuit(
     0, and those on no path from the input to the logits, are pruned in the end, so there may be fewer than `edges`.
     The circuit is then run on the pairs.
 
-    The searches are
+    The searches:
 
-    top_n       the `edges` largest.
-    threshold   all of at least `threshold`, in the metric's unit.
-    greedy      from the logits backwards: again and again the largest edge into a node that is already in, until there
-                are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
-    iterative   from the whole model: again and again the exact effect of dropping each edge that is left, in the
-                circuit as it is by then (`interchange`); the quarter with the smallest goes, or less of it where they
-                do together what none of them does alone, until there are `edges`, or the smallest exceeds `threshold`
-                (in the spirit of ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per
-                edge and round: for small models.
+    - top_n: the `edges` largest.
+    - threshold: all of at least `threshold`, in the metric's unit.
+    - greedy: from the logits backwards, again and again the largest edge into a node that is already in, until there
+      are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
+    - iterative: from the whole model, again and again the exact effect of dropping each edge that is left, in the
+      circuit as it is by then (`interchange`); the quarter with the smallest goes, or less of it where they do together
+      what none of them does alone, until there are `edges`, or the smallest exceeds `threshold` (in the spirit of ACDC,
+      Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per edge and round: for small models.
 
     `interp.run([FindCircuit(...)], model, Pairs(...))` finds a circuit on data of any size, but for the iterative
     search.

@@ -103,8 +103,8 @@ class EdgeAttribution(Question):
         clean-corrupted     mean of both ends, g(x(0)) and g(x(1)): alike in both directions but for the sign
         eap-ig-inputs       mean over a of g(x(a)), x the embedding: the whole run moves, so that the gradients are the
                             same in both directions, and the scores differ in their sign alone
-        eap-ig-activations  mean over a of g_own with one sublayer's output at x(a), all else as in the own run: gradients
-                            of either run, so that the scores of one direction do not give those of the other
+        eap-ig-activations  mean over a of g_own with one sublayer's output at x(a), all else as in the own run:
+                            gradients of either run, so that one direction's scores do not give the other's
 
     With enough steps the scores out of the input ("eap-ig-inputs") or out of one sublayer ("eap-ig-activations") sum
     to the exact effect of changing it. Points are those of the released code in both directions, a = k/m. (That code
@@ -258,7 +258,7 @@ class PairedRuns:
 
     @cached_property
     def change(self) -> SenderChange:
-        """From the own run to the other one."""
+        """Change of every sender from the own run to the other one."""
         return SenderChange.between(self.own.model, self.own.trace, self.other.trace)
 
     def moved(

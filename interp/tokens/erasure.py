@@ -1,4 +1,4 @@
-"""Faithfulness of an attribution by erasure: remove the tokens that it names, or keep only them, and watch the answer.
+"""Faithfulness of an attribution by erasure: remove the tokens that it names, or keep only them; watch the answer.
 
 Comprehensiveness: how far the answer falls when the k % highest tokens are removed (high is good). Sufficiency: how
 far it falls when only they are kept (low is good). Both as AOPC, the mean over k (DeYoung et al. 2020, "ERASER"; at 1,
@@ -84,7 +84,7 @@ class Removal:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Erasure(Brief, Question):
-    """Comprehensiveness and sufficiency of an attribution: how far the answer falls as the tokens it names are erased.
+    """Comprehensiveness and sufficiency of an attribution: fall of the answer as the tokens it names are erased.
 
     Args:
         data: the prompts that were attributed: prompts, token ids, a batch, files or a stream.
@@ -161,7 +161,7 @@ class Erasure(Brief, Question):
 
 @dataclass(frozen=True, eq=False)
 class CompareMethods(Question):
-    """Comprehensiveness and sufficiency of several attribution methods, with those of random orders as the chance level.
+    """Comprehensiveness and sufficiency of several attribution methods, with random orders as the chance level.
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
