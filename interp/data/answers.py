@@ -78,7 +78,7 @@ class AnswerTokens:
     def _ending(
         cls, ends: Sequence[tuple[list[int], list[int]]], spellings: Spellings | None, cut: tuple[str, ...]
     ) -> AnswerTokens:
-        """The answers, from the tokens before the last one of each, and the last one, or the two that are compared."""
+        """The answers, from the tokens before the last one of each, and the last one or the two compared."""
         width = max(len(before) for before, _ in ends)
         forced = torch.tensor([[*before, *[-1] * (width - len(before))] for before, _ in ends])
         last = torch.tensor([both for _, both in ends])

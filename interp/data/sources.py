@@ -146,7 +146,7 @@ MARKS = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""Marks at the beginning of a file that say its encoding; UTF-32 comes first because its mark begins with UTF-16's."""
+"""Marks at the beginning of a file that say its encoding; UTF-32 first, whose mark begins with UTF-16's."""
 
 
 def lines(handle: BinaryIO) -> Iterator[bytes]:
