@@ -59,11 +59,12 @@ class Ablate(Question):
 
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
-        parts: what is ablated: every "head" (its z; the bias of the layer's output stays), "mlp", "attn" (what the
-            whole sublayer adds, biases and norm included), "neuron" (after the non-linearity) or "resid" (the stream
-            that enters a layer); in models with cross-attention "cross_head"; of the MLP before attention, which
-            Macaron blocks have besides the other, "mlp_before" and "neuron_before"; or parts by name, `["L0H1",
-            "L2.mlp", ["L0H1", "L1H2"]]`, those of an inner list ablated together.
+        parts: parts that are ablated in turn: every "head", "mlp", "attn", "neuron" or "resid", or parts by name,
+            `["L0H1", "L2.mlp", ["L0H1", "L1H2"]]`, those of an inner list ablated together. A head is its z (the bias
+            of the layer's output stays), "attn" what the whole sublayer adds, biases and norm included, a neuron its
+            value after the non-linearity, "resid" the stream that enters a layer. Models with cross-attention have
+            "cross_head" too, and "mlp_before" and "neuron_before" are those of the MLP before attention, which
+            Macaron blocks have besides the other.
         change: what replaces the part's values: `Zero()`, `Mean(...)` or `Resample(...)`.
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             data's answers. A metric that compares, such as the KL divergence, compares with the run without ablation.
@@ -299,7 +300,7 @@ def _kept(possible: Mapping[str, object], by: Sequence[str] | None) -> tuple[str
 
 
 def chosen_layers(layers: Sequence[int] | None, n_layers: int) -> list[int]:
-    """The layers asked for, all if None. IndexError for one that the model does not have, ValueError for none."""
+    """The layers of an argument, all if None. IndexError for one that the model lacks, ValueError for none."""
     if layers is None:
         return list(range(n_layers))
     return chosen(layers, n_layers, "layer")

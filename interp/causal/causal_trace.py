@@ -1,13 +1,13 @@
-"""Causal tracing: which states, restored alone, bring back a fact whose subject was drowned in noise?
+"""Causal tracing: indirect effects of restoring single states in a run whose subject is corrupted by noise.
 
 Meng et al. 2022, "Locating and Editing Factual Associations in GPT" (arXiv:2202.05262), section 2. Clean run ->
 corrupted run (noise on the subject's token embeddings) -> corrupted run with clean values put back at one token: a
 block's output, or a window of MLP or attention outputs. The corrupted run is the base run of a `Sweep`.
 
-Beside the released code of the paper (ROME): its arrays named `scores` (and `differences`) hold the *restored*
+Unlike the released code of the paper (ROME): its arrays named `scores` (and `differences`) hold the *restored*
 probability, subtract its `low_score` for the indirect effect. It takes sigma from the subjects tokenised alone, gives
-all prompts the same draws, and its averages over roles weigh tokens instead of prompts, count a subject of one token as
-first and last, and one token after it as first after and last.
+all prompts the same draws, and its averages over roles weigh tokens instead of prompts, count a subject of one token
+as first and last, and one token after it as first after and last.
 """
 
 from __future__ import annotations

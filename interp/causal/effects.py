@@ -465,7 +465,7 @@ def listed(given: PartName | Sequence[PartName]) -> list[PartName]:
 
 
 def site_dims(names: Sequence[str]) -> list[str]:
-    """The dims along which cells of a site are told apart, given its name in every layer."""
+    """The dims that tell the cells of a site apart, given its name in every layer."""
     own = [DIMS[axis] for axis in axes_of(names[0]).split()[1:] if axis in DIMS]
     return ["layer"] * names[0].startswith("blocks.") + own
 

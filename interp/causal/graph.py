@@ -60,7 +60,7 @@ class EdgeGraph:
     """Whether an MLP reads what the heads of its own layer read, instead of their sum."""
 
     def __post_init__(self) -> None:
-        """ValueError for numbers that no model has; the names of the nodes alone would not fit the memory."""
+        """ValueError for numbers that no model has, of which the names of the nodes would not fit the memory."""
         sizes = (self.n_layers, self.n_heads, self.n_kv_heads)
         if min(sizes) < 1 or self.n_layers * self.n_heads > MOST_HEADS or self.n_heads % self.n_kv_heads:
             raise ValueError(

@@ -56,8 +56,8 @@ class PathPatch(Question):
     Args:
         clean, corrupt: prompts; each pair has the same number of tokens, aligned one by one. Files and streams are
             paired row by row.
-        receivers: inputs of heads or MLPs, or "logits" alone: `L1H2.q`, `.k`, `.v` (the head's own query, ...;
-            `L1G0.k` where heads share keys), `L3.mlp` (the stream that the MLP reads, before its norm). Several
+        receivers: inputs that see the patched value: of heads `L1H2.q`, `.k`, `.v` (the head's own query, ...) or
+            `L1G0.k` (where heads share keys), of MLPs `L3.mlp` (the stream before its norm), or "logits" only. Several
             receivers get their inputs together, each of the first run: what one does to another is not passed on. A
             receiver MLP gets its patched input; MLPs on the way to it pass the change on.
         senders: parts whose value is patched: `L0.resid` (the stream that enters layer 0), heads `L0H1` (their z),

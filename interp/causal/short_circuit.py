@@ -1,8 +1,8 @@
-"""Attention short-circuit: every token attends to itself alone, in some layers, and everything else stays.
+"""Attention short-circuit: in some layers every token attends to itself only, and everything else stays.
 
 Menta et al. 2025 (arXiv:2501.05078): the pattern after the softmax becomes the identity, so a layer's attention adds
-x_i W_V W_O (with its norms and biases) and moves nothing between positions. That is not the removal of attention, which
-adds nothing. Done to the last layers of large models it costs memorised continuations more than benchmarks.
+x_i W_V W_O (with its norms and biases) and moves nothing between positions. That is not the removal of attention,
+which adds nothing. Done to the last layers of large models it costs memorised continuations more than benchmarks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ INTERVENTION = "attention pattern = identity"
 
 @public()
 def identity(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
-    """The attention pattern in which every query attends to itself alone: 1 at its own column, 0 elsewhere.
+    """The attention pattern in which every query attends to itself only: 1 at its own column, 0 elsewhere.
 
     As a change it short-circuits a layer in any pass; attention to the memory of an encoder stays as it is. With a
     key/value cache the queries are the last of the keys, so a single query attends to the last key.
@@ -64,7 +64,7 @@ def identity(pattern: Float[Tensor, "b h q k"]) -> Float[Tensor, "b h q k"]:
 
 @dataclass(frozen=True, eq=False)
 class ShortCircuit(Question):
-    """Effect of short-circuiting attention: how far the metric moves when every token attends to itself alone.
+    """Effect of short-circuiting attention: how far the metric moves when every token attends to itself only.
 
     The pattern after the softmax becomes the identity, so a layer's attention adds x_i W_V W_O (with its norms and
     biases) and moves nothing between positions. With all layers short-circuited the logits at a position depend on its

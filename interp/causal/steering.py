@@ -144,7 +144,7 @@ class Steering(Brief, Question):
         return Staged(self.name, partial(_found, model, self, names), data="none")
 
     def _check_sae(self, names: Sequence[str], config: ModelConfig) -> None:
-        """ValueError unless there is an autoencoder where one is asked for, and it can say what is asked."""
+        """ValueError for a method "sae" without an autoencoder, and for one that does not fit the site."""
         if (self.sae is None) == (self.method == "sae"):
             raise ValueError("an autoencoder (sae=) goes with method='sae', and with no other")
         if self.sae is None:
@@ -556,7 +556,7 @@ def _curve(
     elsewhere: Mapping[str, Moments],
     attrs: Mapping[str, str | int | float],
 ) -> xr.Dataset:
-    """The curve of every measure beside its null."""
+    """The curve of every measure with its null."""
     assert isinstance(merged, Means)
     moments, cells = {**merged.moments, **elsewhere}, ("layer", "strength", "score")
     random = {score: moments[f"{score} random"].mean for score in measures}

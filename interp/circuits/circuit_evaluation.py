@@ -64,8 +64,9 @@ class CircuitCurve(Brief, Question):
         greedy: whether circuits are grown from the logits backwards, as by `find_circuit(..., search="greedy")`.
         fractions: shares of all edges that are kept, rising within (0, 1].
         draws: number of random circuits of either kind for each share; 0: no controls.
-        replacement: what the edges outside a circuit carry: "resample", their sender's value in the corrupted run of
-            the same pair; "mean", its mean over the `reference` prompts, position by position; "zero", nothing.
+        replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
+            `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
+            means are taken position by position.
         reference: prompts that means are taken over; None: the corrupted ones.
         seed: seed of the random circuits.
 
@@ -152,8 +153,9 @@ class EvaluateCircuit(Brief, Question):
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
             the clean run.
-        replacement: what the edges outside a circuit carry: "resample", their sender's value in the corrupted run of
-            the same pair; "mean", its mean over the `reference` prompts, position by position; "zero", nothing.
+        replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
+            `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
+            means are taken position by position.
         reference: prompts that means are taken over; None: the corrupted ones.
         subsets: number of random subsets K of the circuit's nodes, each node in K with probability 1/2; all subsets,
             if there are no more than this.

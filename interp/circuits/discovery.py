@@ -199,9 +199,9 @@ def find_circuit(
             16, ... edges are run, and three sizes between the last that falls short and the next. The circuit's
             `notes` say why it has so many.
         search: "top_n", "threshold", "greedy" or "iterative", as above.
-        replacement: what the edges outside the circuit carry wherever circuits are run: "resample", their sender's
-            value in the corrupted run of the same pair; "mean", its mean over the `reference` prompts; "zero",
-            nothing.
+        replacement: values of the edges outside a circuit, wherever one is run: "resample", of the corrupted run,
+            "mean", over the `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
+            means are taken position by position.
         reference: prompts that means are taken over; None: the corrupted ones.
         direction: run that a score is an effect in. "denoise": positive where the clean edge raises the metric (found
             iteratively: in the circuit without it); "noise": positive where the corrupted edge does.

@@ -193,8 +193,9 @@ class Interchange(Brief, Question):
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             answers that come with the clean prompts. A metric that compares, such as the KL divergence, compares with
             the clean run.
-        replacement: what the edges outside a circuit carry: "resample", their sender's value in the corrupted run of
-            the same pair; "mean", its mean over the `reference` prompts, position by position; "zero", nothing.
+        replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
+            `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
+            means are taken position by position.
         reference: prompts that means are taken over; None: the corrupted ones.
 
     Returns:

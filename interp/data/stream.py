@@ -415,7 +415,7 @@ class PromptBatches(GivenBatches):
         return GivenBatches.cut(self.prompts, self.most)
 
     def in_order(self) -> GivenBatches:
-        """The rows in their order, as many at a time as `TOKENS` and `most` allow, for values that are written down."""
+        """The rows in their order, as many at a time as `TOKENS` and `most` allow, for values that are saved."""
         here = self.prompts.host().right_aligned()
         found, start, longest = [], 0, 0
         for i, n in enumerate([*here.lengths.tolist(), TOKENS]):

@@ -66,7 +66,7 @@ class Text:
         self._wants_special = special
 
     def __getstate__(self) -> dict[str, object]:
-        """State for another process: the tokenizer itself, since its files may not be there, and nothing looked up."""
+        """State for another process: the tokenizer itself, since its files may not be there, without caches."""
         given = {"_given": self._tokenizer, "_why": self._why, "_wants_special": self._wants_special}
         sizes = {"n_ctx": self.n_ctx, "d_vocab": self.d_vocab, "_d_vocab_out": self._d_vocab_out}
         return given | sizes | {"_ends": self._ends, "prepend_bos": self.prepend_bos}
@@ -109,7 +109,7 @@ class Text:
 
     @property
     def settings(self) -> tuple[int, int, int | None, bool, bool]:
-        """All settings besides the tokenizer that decide ids: those that `_begun`, `_checked` and `outputs` look at."""
+        """All settings besides the tokenizer that decide ids: those of `_begun`, `_checked` and `outputs`."""
         return self.n_ctx, self.d_vocab, self._d_vocab_out, self._special, self.prepend_bos
 
     @property
@@ -179,7 +179,7 @@ class Text:
         return self._checked(Batch.of(rows, pad_id=self.pad_id, side=side, bos=bos))
 
     def ids(self, text: str, *, prepend_bos: bool | None = None) -> list[int]:
-        """Ids of one text, with BOS exactly once if asked for and if the tokenizer has one.
+        """Ids of one text, with BOS exactly once if that is wanted and the tokenizer has one.
 
         For encoders: with all special tokens, or none with `prepend_bos=False`.
 

@@ -13,7 +13,7 @@ class Tokenizer(Protocol):
     pad_id: int
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text alone, no special token added."""
+        """Ids of the text without any special token."""
         ...
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -556,7 +556,7 @@ def _collected(
 
 
 def _moved(parts: dict[Part, Tensor], *more: Tensor) -> Float[Tensor, "c *n d"]:
-    """The parts and what follows them in one tensor; they are taken out of the dict, so that none is held twice."""
+    """The parts and what follows them in one tensor; they are taken out of the dict, so that none is there twice."""
     first = next(iter(parts.values()))
     found = first.new_empty(len(parts) + len(more), *first.shape)
     for row, part in zip(found, list(parts), strict=False):

@@ -143,7 +143,7 @@ class Paths(Question):
 class Orders(Question):
     """Logits by order of V-composition, with patterns and norm scales frozen at those of the pass.
 
-    The sum up to order k is the logits of run k + 1 of Elhage et al.'s term-importance reruns: run 1 adds nothing to
+    The sum up to order k is the logits of run k + 1 of Elhage et al.'s (2021) term-importance reruns: run 1 adds nothing to
     the stream, every later run adds what each layer's attention computed in the run before. So beta W_U + b_U (and, in
     post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of order 1.
 
@@ -163,9 +163,6 @@ class Orders(Question):
         ValueError: models with an MLP, cross-attention or a masked-LM head, or without logits, and edits under which
             the model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine).
         IncompleteSumError: the sum fails.
-
-    Source:
-        Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits".
 
     See also:
         `term_importance`: the loss by order. `paths`: single paths, for one answer.
@@ -217,9 +214,6 @@ class TermImportance(Question):
 
     Source:
         Elhage et al. 2021, "A Mathematical Framework for Transformer Circuits", term importance.
-
-    See also:
-        `orders`: the logits by order.
 
     Example:
         >>> small = interp.HookedTransformer.from_pretrained("groundtruth-induction")
@@ -303,10 +297,10 @@ def path_name(*parts: PartName) -> str:
     """The name of a path in results: `direct`, `L0H1`, `L0H1>L1H2`.
 
     Args:
-        parts: its parts, in order.
+        parts: the parts of the path, in order.
 
     Returns:
-        The name.
+        The parts' names, joined by ">".
     """
     return ">".join(str(Part.of(part)) for part in parts) or "direct"
 
