@@ -76,8 +76,8 @@ class Attribute(Question):
     """Direct logit attribution: how much each part adds to the answer's logit (minus the wrong answer's) at one token.
 
     The answer's logit is a sum over everything that was added to the stream, with the final norm frozen at its actual
-    scale. Logits are those before a soft cap. Several grains share one pass as `interp.run({"head":
-    Attribute(parts="head"), "neuron": Attribute(parts="neuron")}, model, data)` (1.09 times one of them). Decoders of
+    scale. Logits are those before a soft cap. Several grains share one pass (1.09 times one of them) as
+    `interp.run({"head": Attribute(parts="head"), "neuron": Attribute(parts="neuron")}, model, data)`. Decoders of
     encoder-decoders: a `HookedTransformer` of `model.model.decoder`, and `model.given(source, target)`.
 
     Args:

@@ -175,8 +175,8 @@ class SourceSplit:
         """Proximity of each source to the output: max(0, ||y_i||_1 - ||y_i - T_i(x_j)||_1), not normalised.
 
         y is the output, constant included (Ferrando et al. 2022; L1, since the space is anisotropic). Exactly 0 for
-        masked sources. Needs T_i(x_j) itself: b q k h d products per block, `CHUNK` numbers in memory at a time (`[b q
-        d]` for one source at the least).
+        masked sources. Needs T_i(x_j) itself: b q k h d products per block, `CHUNK` numbers in memory at a time
+        (`[b q d]` for one source at the least).
         """
         y, columns = self.output, []
         for first, moved in self._by_source():
