@@ -211,7 +211,7 @@ class AlignedCells:
     labels: Mapping[str, Sequence[int]]
     """The indices along each of these dims."""
     together: tuple[int, ...] | None
-    """The columns of every cell, where positions tell none apart; None = all."""
+    """The columns of every cell, where positions tell none apart; None: all."""
 
     @classmethod
     def of(

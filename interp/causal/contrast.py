@@ -37,7 +37,7 @@ class AlignedPairs(Protocol):
 
     @property
     def keep(self) -> Bool[Tensor, "n p"] | None:
-        """True at real tokens of both; None = no padding."""
+        """True at real tokens of both; None: no padding."""
         ...
 
     @property

@@ -116,7 +116,7 @@ class Compared:
     cells: int
     """Cells of each prompt."""
     prompts: int | None
-    """The first ones; None = all."""
+    """Number of prompts, the first ones; None: all."""
 
     def __str__(self) -> str:
         where = "each prompt" if self.prompts is None else f"each of the first {self.prompts} prompts"
@@ -142,7 +142,7 @@ class EffectTable:
     known: Bool[Tensor, "sender receiver"] | None = None
     """The edges of the graph that were measured."""
     compared: Compared | None = None
-    """How the estimates are compared with effects; None = not at all."""
+    """How the estimates are compared with effects; None: not at all."""
 
     @classmethod
     def of_edges(

@@ -366,7 +366,8 @@ class SteeringCurve(Question):
     Args:
         data: prompts, token ids, a batch, files or a stream of any size.
         directions: one `Subspace` per layer, as `Subspace.of_result` gives them,
-            `[Subspace.of_result(found, layer=i) for i in ...]`. They are added at the cells that they name, else at every position, BOS included.
+            `[Subspace.of_result(found, layer=i) for i in ...]`. They are added at the cells that they name, else at
+            every position, BOS included.
         strengths: multiples of each direction, 0 among them if you want the origin.
         metric: a `Metric`, or a function of the logits [b, v] at the last token; None is the logit difference of the
             data's answers. `interp.metrics.next_token_loss()` asks how the prompts themselves suffer.

@@ -178,9 +178,10 @@ def find_circuit(
     - greedy: from the logits backwards, again and again the largest edge into a node that is already in, until there
       are `edges` (`apply_greedy` of EAP-IG, Hanna et al. 2024), so that every edge leads to the logits.
     - iterative: from the whole model, again and again the exact effect of dropping each edge that is left, in the
-      circuit as it is by then (`interchange`); the quarter with the smallest goes, or less of it where they do together
-      what none of them does alone, until there are `edges`, or the smallest exceeds `threshold` (in the spirit of ACDC,
-      Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per edge and round: for small models.
+      circuit as it is by then (`interchange`); the quarter with the smallest goes, or less of it where they do
+      together what none of them does alone, until there are `edges`, or the smallest exceeds `threshold` (in the
+      spirit of ACDC, Conmy et al. 2023, arXiv:2304.14997). `method` is not used. It costs a pass per edge and round:
+      for small models.
 
     `interp.run([FindCircuit(...)], model, Pairs(...))` finds a circuit on data of any size, but for the iterative
     search.
@@ -200,8 +201,8 @@ def find_circuit(
             `notes` say why it has so many.
         search: "top_n", "threshold", "greedy" or "iterative", as above.
         replacement: values of the edges outside a circuit, wherever one is run: "resample", of the corrupted run,
-            "mean", over the `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
-            means are taken position by position.
+            "mean", over the `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of
+            the same pair; means are taken position by position.
         reference: prompts that means are taken over; None: the corrupted ones.
         direction: run that a score is an effect in. "denoise": positive where the clean edge raises the metric (found
             iteratively: in the circuit without it); "noise": positive where the corrupted edge does.

@@ -77,7 +77,7 @@ def _are_batches(data: object) -> TypeGuard[Sequence[Batch]]:
 
 
 def _together(text: Text, clean: Prompts, corrupt: Prompts) -> Batch:
-    """Prompts with their corrupted ones. Errors: those of `paired`."""
+    """Prompts with their corrupted ones in one batch; errors as in `paired`."""
     first, second = text.batch(clean), text.batch(corrupt)
     if len(first) != len(second):
         raise ValueError(

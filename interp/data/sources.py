@@ -220,7 +220,7 @@ class TextFile:
         return self.digest
 
     def rows(self, start: int, stop: int) -> Iterator[SourceRow | Rejected]:
-        """Rows start to stop - 1, as far as there are any. Errors: ValueError if the file has changed its size."""
+        """Rows start to stop - 1, as far as there are any; ValueError if the file has changed its size."""
         if start >= self.count:
             return
         with self.path.open("rb") as handle:
@@ -605,7 +605,7 @@ class InMemory:
 
     @classmethod
     def of(cls, data: str | Tensor | Batch | Sequence[object], field: str) -> InMemory:
-        """The rows of a text, of several, of token ids, or of batches. Errors: ValueError for none."""
+        """The rows of a text, of several, of token ids, or of batches; ValueError for none."""
         items: Sequence[object] | Tensor
         if isinstance(data, Tensor):
             if data.is_floating_point() or data.ndim not in (1, 2):
@@ -687,7 +687,7 @@ class Dataset:
 
     @classmethod
     def of(cls, data: HuggingFaceColumns, field: str) -> Dataset:
-        """The column `field`. Errors: ValueError if there is no such column, or no row."""
+        """The column `field`; ValueError if there is no such column, or no row."""
         known = list(data.features)
         if field not in known:
             raise ValueError(

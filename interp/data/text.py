@@ -148,8 +148,8 @@ class Text:
         Args:
             prompts: texts, token ids, or a batch.
             prepend_bos: whether texts begin with BOS; None: as the model's own default says
-                (`from_pretrained(..., default_prepend_bos=)`). A `Note` says it, once, where the model's own tokenizer would not prepend BOS,
-                or would add other special tokens.
+                (`from_pretrained(..., default_prepend_bos=)`). A `Note` says it, once, where the model's own tokenizer
+                would not prepend BOS, or would add other special tokens.
             side: where shorter prompts are padded.
 
         Raises:

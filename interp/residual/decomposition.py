@@ -221,7 +221,10 @@ def rounded_off(
     an order of its own. In float32 the parts are summed and `bound` is allowed, as for every other sum.
 
     Args:
-        places: layer and name of the sublayers that wrote to the stream. Errors: IncompleteSumError.
+        places: layer and name of the sublayers that wrote to the stream.
+
+    Raises:
+        IncompleteSumError: the rest is more than rounding.
     """
     replay = _Replay.of(cache, model, places)
     whole = wide(whole)
@@ -633,8 +636,10 @@ def logit_direction(
 ) -> tuple[Float[Tensor, "b d"], Float[Tensor, "b"]]:
     """The direction of a logit (difference) at the output of the final norm, and its constant beta W_U + b_U.
 
-    The factor on the logits is in both; a soft cap is not, so these are logits before the cap. Errors: ValueError
-    where the logits are not linear in the normed stream (a masked-LM head), or there are none.
+    The factor on the logits is in both; a soft cap is not, so these are logits before the cap.
+
+    Raises:
+        ValueError: logits that are not linear in the normed stream (a masked-LM head), or none.
     """
     if what := not_linear(model.config):
         raise ValueError(f"this model {what}: parts of its stream have no logits of their own")

@@ -86,8 +86,8 @@ class Paths(Question):
         data: prompts, token ids, a batch, files or a stream of any size.
         answer: token whose logit is split, one for all prompts or one each, as text or id; None: the answers of the
             data.
-        wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer`
-            that of the data.
+        wrong: token that the answer is contrasted with, given like `answer`; None: none, or without `answer` that of
+            the data.
 
     Returns:
         Dataset over `prompt` and `path`, in logits (before a soft cap). The coordinate `order` counts heads (-1: the
@@ -100,9 +100,7 @@ class Paths(Question):
         `attrs["completeness_error"]` is the largest relative difference between the sum and the model's own logits.
 
     Raises:
-        ValueError: models with an MLP, cross-attention or a masked-LM head, or without logits; edits under which the
-            model is no sum of paths (`Zero` and `Scale` of heads and changes of patterns are fine); answers that are
-            not one token.
+        ValueError: as in `orders`, and answers that are not one token.
         IncompleteSumError: the sum fails.
 
     Caveat:
@@ -143,9 +141,10 @@ class Paths(Question):
 class Orders(Question):
     """Logits by order of V-composition, with patterns and norm scales frozen at those of the pass.
 
-    The sum up to order k is the logits of run k + 1 of Elhage et al.'s (2021) term-importance reruns: run 1 adds nothing to
-    the stream, every later run adds what each layer's attention computed in the run before. So beta W_U + b_U (and, in
-    post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of order 1.
+    The sum up to order k is the logits of run k + 1 of Elhage et al.'s (2021) term-importance reruns: run 1 adds
+    nothing to the stream, every later run adds what each layer's attention computed in the run before. So beta W_U +
+    b_U (and, in post-norm models, the betas in the stream) are of order 0, b_V, b_O and the betas that heads read of
+    order 1.
 
     Args:
         data: prompts, token ids, a batch, files or a stream. Every logit of every order is kept: for prompts in
@@ -205,8 +204,7 @@ class TermImportance(Question):
         - `terms` [term]: how many chains they are.
 
     Raises:
-        ValueError: models with an MLP, cross-attention or a masked-LM head, or without logits; edits under which the
-            model is no sum of paths; a row that predicts no token.
+        ValueError: as in `orders`, and a row that predicts no token.
         IncompleteSumError: the sum fails.
 
     Caveat:
@@ -614,7 +612,7 @@ class Frozen:
     """A recorded pass: the stream entering the first block, every block as an affine map, and the final stream."""
 
     def __init__(self, model: Transformer, trace: Trace, layout: Layout | None = None) -> None:
-        """layout: of the recorded rows; None = no padding."""
+        """layout: layout of the recorded rows; None: no padding."""
         self.model, config = model, model.config
         check_expandable(model)
         seen = {read.site: wide(trace[read]) for read in frozen_reads(config)}

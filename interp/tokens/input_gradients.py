@@ -59,7 +59,7 @@ class GradientTimesInput:
     """Embedding . gradient of the answer's logit: how it changes per relative length of each embedding."""
 
     rules: Rules = ()
-    """Backward rules under which the gradient is taken, or a preset of them; none = the gradient as it is."""
+    """Backward rules under which the gradient is taken, or a preset of them; none: the gradient as it is."""
 
     def __post_init__(self) -> None:
         as_rules(self.rules)
