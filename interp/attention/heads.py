@@ -101,8 +101,8 @@ class Heads(Question):
         copies: function of a batch of your own rows that says which earlier tokens each token repeats [b q k] (keys
             before the query); None: those with the same id.
         random: how many models with random heads get the same scores, as the null of `p`. Each costs what the heads'
-            own scores cost. The random heads are `interp.weights.random_heads`: turned weights on this model's own
-            streams; a head without purpose, not even attention, from which every head departs.
+            own scores cost. Random heads are those of `interp.weights.random_heads`, turned weights on this model's
+            own streams, so the null is a head without purpose; from even attention every head departs.
 
     Returns:
         Dataset over `layer`, `head` and `score`, with the coordinate `unit`:

@@ -75,8 +75,9 @@ class CausalTrace(Question):
         data: prompts, token ids, a batch, files or a stream of any size.
         subject: the words to corrupt: a word that the prompt holds once, `Mention(word, index)`, or a range of tokens
             (BOS counts); one for all prompts, or one for each. A token that holds any part of the word belongs to it.
-        answer: answer of each prompt; None: the answers of the data. Facts whose answer is not the model's most
-            probable next token are dropped; `attrs["dropped"]` counts them, and `prompt` numbers those that are left.
+        answer: answer of each prompt; None: that of the metric or of the data. Facts whose answer is not the model's
+            most probable next token are dropped; `attrs["dropped"]` counts them, and `prompt` numbers those that are
+            left.
         kind: what is restored at one token: "state" the output of layer l, "mlp" or "attn" the outputs, as added to
             the stream, of a window of layers max(0, l - w/2) .. min(L, l + w/2) - 1.
         window: number w of MLPs or attentions restored at once; None: a fifth of the layers, at least one.

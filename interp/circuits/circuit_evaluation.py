@@ -67,7 +67,7 @@ class CircuitCurve(Brief, Question):
         replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
             `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
             means are taken position by position.
-        reference: prompts that means are taken over; None: the corrupted ones.
+        reference: prompts that means are taken over; None: the corrupted ones, for pairs in memory.
         seed: seed of the random circuits.
 
     Returns:
@@ -156,7 +156,7 @@ class EvaluateCircuit(Brief, Question):
         replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
             `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
             means are taken position by position.
-        reference: prompts that means are taken over; None: the corrupted ones.
+        reference: prompts that means are taken over; None: the corrupted ones, for pairs in memory.
         subsets: number of random subsets K of the circuit's nodes, each node in K with probability 1/2; all subsets,
             if there are no more than this.
         draws: number of random circuits of either kind; 0: none.

@@ -203,7 +203,7 @@ def find_circuit(
         replacement: values of the edges outside a circuit, wherever one is run: "resample", of the corrupted run,
             "mean", over the `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of
             the same pair; means are taken position by position.
-        reference: prompts that means are taken over; None: the corrupted ones.
+        reference: prompts that means are taken over; None: the corrupted ones, for pairs in memory.
         direction: run that a score is an effect in. "denoise": positive where the clean edge raises the metric (found
             iteratively: in the circuit without it); "noise": positive where the corrupted edge does.
         task: name of the task, noted in the record.

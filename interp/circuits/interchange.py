@@ -196,7 +196,7 @@ class Interchange(Brief, Question):
         replacement: values of the edges outside a circuit: "resample", of the corrupted run, "mean", over the
             `reference` prompts, or "zero". Resampled is the sender's value in the corrupted run of the same pair;
             means are taken position by position.
-        reference: prompts that means are taken over; None: the corrupted ones.
+        reference: prompts that means are taken over; None: the corrupted ones, for pairs in memory.
 
     Returns:
         Dataset over `circuit`, in the metric's unit:

@@ -142,7 +142,7 @@ class TokenAttribution(Question):
         - `initial`, `mlp`, `bias` [prompt], of alti_logit (relp: `bias`, the share of biases and positions): what
           belongs to no token.
         - `error` [prompt], of alti_logit and integrated_gradients: by how much the sum misses `total`, relative to the
-          largest term or to `total`.
+          largest term or to `total`. `attrs["completeness_error"]` is the largest, or that of the rules under relp.
 
     Raises:
         ValueError: a method without the answer it needs, cross-attention, packed rows, ALTI-Logit before the last
@@ -236,7 +236,7 @@ class LayerMixing(Question):
           of the others|| / (||sum of the others|| + ||own||) (Kobayashi et al. 2021), else the others' share.
 
     Raises:
-        ValueError: cross-attention, packed rows, and edits that the kernel cannot see.
+        ValueError: an unknown kernel, cross-attention, and edits that the kernel cannot see.
 
     See also:
         `token_attribution`: such matrices chained over the blocks.
