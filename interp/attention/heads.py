@@ -297,7 +297,7 @@ class _Rows:
 
     question: ByRow
     repeats: RepeatedTokens | None
-    """What makes them; None = they are the data of the run."""
+    """The task that makes the rows; None: they are the data of the run."""
 
     @classmethod
     def of(cls, asked: Heads, config: ModelConfig, *, has_data: bool) -> _Rows:

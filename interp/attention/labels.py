@@ -155,7 +155,7 @@ RULES: tuple[LabelRule, ...] = (
     LabelRule("first token", (PartOf("first_token", 0.5),)),
     LabelRule("local", (PartOf("local", 0.5), Odds("local", 2.0))),
 )
-"""By priority: where a head looks on repeats, what it does in sentences, what its weights do, where it rests."""
+"""The rules by priority: about attention on repeats, then sentences, then weights, then where heads rest."""
 
 
 def confidences(table: xr.Dataset) -> xr.DataArray:

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     pass
 
 AblatedKind = Literal["head", "cross_head", "mlp", "mlp_before", "attn", "neuron", "neuron_before", "resid"]
-"""What can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
+"""Parts that can be ablated one by one, in every layer; names of `model.parts.KINDS`."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -204,7 +204,7 @@ class AlignedCells:
     names: tuple[str, ...]
     """The site in each layer, as a pass visits it: a stream that leaves a block under the name of the next block's."""
     asked: tuple[str, ...]
-    """Its names as the caller gave them."""
+    """The site in each layer, as the caller named it."""
     layers: tuple[int, ...]
     dims: tuple[str, ...]
     """The dims that tell the cells of a layer apart."""
@@ -431,7 +431,7 @@ class Scores:
     swapped: tuple[str, ...]
     values: Float[Tensor, "n swapped layer cell score"]
     without: Float[Tensor, "n score"]
-    """The same pairs without an exchange."""
+    """Scores of the pairs without an exchange."""
 
 
 @dataclass(frozen=True, eq=False)

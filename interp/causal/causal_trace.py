@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 TracedKind = Literal["state", "mlp", "attn"]
-"""What is restored: the output of a block, of its MLP (its MLPs), or of its attention (as added to the stream)."""
+"""Restored outputs: those of a block, of its MLP (its MLPs), or of its attention (as added to the stream)."""
 Severed = Literal["mlp", "attn"]
 CELLS, TOKENS = ("layer", "role"), ("prompt", "layer", "pos")
 ESTIMATE = ("value", "low", "high")

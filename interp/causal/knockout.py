@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ColumnChoice = Sequence[int] | Bool[Tensor, "prompt p"]
-"""The same tokens of every prompt, negative from its end, or a mask that says which columns of each."""
+"""Tokens of every prompt, negative from its end, or a mask of the columns of each."""
 SightLayout = tuple[tuple[int, ...], tuple[int, ...]]
 """The columns of the queries and of the keys in one prompt."""
 DIMS = ("layer", "head", "query", "key")

@@ -44,7 +44,7 @@ class CircuitProtocol:
     search: str
     """How edges were picked by their scores."""
     replacement: str
-    """What the edges outside carry: "resample", "mean" or "zero"."""
+    """Values of the edges outside: "resample", "mean" or "zero"."""
     n: int
     """Number of pairs of prompts."""
     seed: int | None = None

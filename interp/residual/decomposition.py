@@ -243,9 +243,9 @@ class _Replay:
     """A stream added up again from the additions to it."""
 
     stream: Float[Tensor, "*b d"]
-    """In the model's dtype, every addition rounded as in the pass."""
+    """The sum in the model's dtype, every addition rounded as in the pass."""
     exact: Float[Tensor, "*b d"]
-    """In float32 at least."""
+    """The sum in float32 at least."""
     size: Float[Tensor, "*b d"]
     """The sum of the absolute terms."""
     largest: Float[Tensor, "*b d"]
