@@ -105,8 +105,10 @@ class MeasuredEffects:
 
 
 InterventionMeasure = Callable[[Transformer, Batch], Steps[MeasuredEffects]]
-"""From a model and some prompts (with their corrupted ones, where the question compares two runs), step by step, so
-that passes are shared with other questions."""
+"""Measurement of the effects on some prompts, step by step, so that passes are shared with other questions.
+
+The prompts bring their corrupted ones where the question compares two runs.
+"""
 
 
 @dataclass(frozen=True)

@@ -511,8 +511,10 @@ Prompts = Annotated[
         "a text, texts, token ids [pos] or [prompt, pos], what a tokenizer returns, or a Batch", no_prompts
     ),
 ]
-"""What every analysis accepts: a text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), what a
-tokenizer of transformers returns (`encoded`), a batch.
+"""Prompts that every analysis accepts.
+
+A text, texts, token ids `[pos]` or `[batch, pos]` (or lists of any length), the result of a tokenizer of transformers
+(`encoded`), a batch.
 """
 Answers = Annotated[
     str | int | np.integer | Sequence[str | int | np.integer | Tensor | Sequence[int]] | np.ndarray | Tensor,
